@@ -1,0 +1,1 @@
+"""fleetlearn's device room."""

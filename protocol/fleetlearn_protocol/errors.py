@@ -1,0 +1,69 @@
+"""One exception for everything that a peer, a file or a message can get wrong."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Why something was refused. The words travel on the wire and never change their meaning."""
+
+    # the message itself
+    BAD_MESSAGE = "bad-message"
+    """Not JSON, a missing field, a field of the wrong type or outside its bounds."""
+    UNKNOWN_TYPE = "unknown-type"
+    """The message's ``type`` is not one that this side receives."""
+    TOO_LARGE = "too-large"
+    """A message, chunk or update above its limit."""
+    BAD_VERSION = "bad-version"
+    """Another version of the protocol or of the bundle format."""
+    BAD_FRAME = "bad-frame"
+    """A binary frame whose header cannot be read."""
+    # its place in the conversation
+    OUT_OF_TURN = "out-of-turn"
+    """A message that the sender's state does not allow now."""
+    DUPLICATE = "duplicate"
+    """A second message of a kind of which the sender's state allows one."""
+    UNKNOWN_TASK = "unknown-task"
+    """No such task was given, or not to this device."""
+    STALE_ROUND = "stale-round"
+    """The task's round is over."""
+    NOT_WANTED = "not-wanted"
+    """The round is open, but the task's slot was given to somebody else."""
+    UNKNOWN_CONTENT = "unknown-content"
+    """Nothing with that hash is served here."""
+    # the bytes
+    WRONG_OFFSET = "wrong-offset"
+    """A chunk that does not begin where the last one ended, or a start beyond the end."""
+    WRONG_LENGTH = "wrong-length"
+    """More or fewer bytes than announced, or than the model has."""
+    WRONG_HASH = "wrong-hash"
+    """The bytes do not have the announced SHA-256."""
+    NOT_FINITE = "not-finite"
+    """NaN or infinity in a number or a vector."""
+    OUT_OF_RANGE = "out-of-range"
+    """A finite value so large that the exact sum cannot hold it."""
+    # the other side's condition
+    BUSY = "busy"
+    """At a limit; come back later."""
+    REPLACED = "replaced"
+    """The same device has connected again."""
+    ROUND_OVER = "round-over"
+    """The round reached its goal or its deadline without this task."""
+
+
+class FleetError(Exception):
+    """Something given was refused. ``code`` is for programs, ``text`` for people."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(f"{text} [{code.value}]")
+        self.code = code
+        self.text = text
+
+
+class ProtocolError(FleetError):
+    """A message or a frame that breaks the protocol (PROTOCOL.md)."""
+
+
+class BundleError(FleetError):
+    """A training bundle that is damaged, foreign, incomplete or too new."""

@@ -1,0 +1,67 @@
+"""Binary frames: bulk bytes travel as chunks, each one a WebSocket message with a 16-byte header.
+
+A chunk is a whole message rather than a fragment of a long one: browsers cannot fragment, control messages may pass
+between chunks, a transfer can resume at any chunk, and one chunk's bytes serve every connection (no field of the
+header depends on who receives it).
+
+Header, little-endian: u8 kind (1), u8 and u16 reserved (0), u32 transfer, u64 offset. The 16 bytes keep the payload
+aligned for float32. TRANSPORT measurements are in benchmarks/transfer.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+
+CHUNK_BYTES = 128 * 1024
+"""Payload of a full chunk. Larger costs a sender four times the CPU per byte (allocator), smaller the receiver."""
+HEADER = struct.Struct("<BBHIQ")
+MAX_FRAME_BYTES = HEADER.size + CHUNK_BYTES
+CHUNK_KIND = 1
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Chunk(NamedTuple):
+    """One piece of a transfer."""
+
+    transfer: int
+    offset: int
+    """Of the payload's first byte in the content."""
+    payload: memoryview
+
+
+def pack_chunk(transfer: int, offset: int, payload: Buffer) -> bytes:
+    """The chunk as one binary message. ``payload`` is 1 to CHUNK_BYTES bytes."""
+    if not 0 < len(payload) <= CHUNK_BYTES:
+        raise ValueError(f"a chunk of {len(payload)} bytes was given; it takes 1 to {CHUNK_BYTES}")
+    return HEADER.pack(CHUNK_KIND, 0, 0, transfer, offset) + payload
+
+
+def pack_chunks(transfer: int, content: Buffer, offset: int = 0) -> Iterator[bytes]:
+    """``content`` from ``offset`` on, as messages of one chunk each."""
+    view = memoryview(content).cast("B")
+    for start in range(offset, len(view), CHUNK_BYTES):
+        yield pack_chunk(transfer, start, view[start : start + CHUNK_BYTES])
+
+
+def unpack_chunk(message: Buffer) -> Chunk:
+    """Read a binary message. The payload is a view into it. Raises ProtocolError (bad-frame, too-large)."""
+    if len(message) <= HEADER.size:
+        raise ProtocolError(
+            Code.BAD_FRAME,
+            f"a binary frame of {len(message)} bytes was sent; a chunk has a header of {HEADER.size} and a payload",
+        )
+    if len(message) > MAX_FRAME_BYTES:
+        raise ProtocolError(Code.TOO_LARGE, f"a chunk of {len(message)} bytes was sent; the limit is {MAX_FRAME_BYTES}")
+    kind, flags, reserved, transfer, offset = HEADER.unpack_from(message)
+    if kind != CHUNK_KIND or flags or reserved:
+        raise ProtocolError(
+            Code.BAD_FRAME,
+            f"a binary frame begins with kind {kind}, flags {flags}, reserved {reserved}; "
+            f"this version knows kind {CHUNK_KIND} with zeros",
+        )
+    return Chunk(transfer, offset, memoryview(message)[HEADER.size :])

@@ -1,0 +1,257 @@
+"""The control messages: small tagged JSON objects in text frames. PROTOCOL.md is the specification.
+
+Every field is bounded here, so that a message that decodes is a message that can be handled: its strings are
+short, its numbers finite and in range. What only the conversation can judge (is it that device's turn, does that
+task exist) is judged by the engine and the session.
+
+Fields that a receiver does not know are ignored, so that a later version may add some.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_CONTROL_BYTES = 64 * 1024
+"""Largest control message, in bytes of UTF-8."""
+MAX_VECTOR_BYTES = 4 * 2**31
+"""Largest parameter vector, in bytes (2^31 float32)."""
+MAX_EXAMPLES = 2**31
+
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""A device or task: 1 to 64 characters that are safe in a file name."""
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+"""SHA-256 in lower-case hexadecimal."""
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
+"""A metric or hyper-parameter."""
+Text = Annotated[str, Meta(max_length=1000)]
+Label = Annotated[str, Meta(max_length=100)]
+Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""A finite number (JSON has neither NaN nor infinity, and 1e999 is out of bounds)."""
+Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
+Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
+Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
+Encoding = Literal["float32"]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=False, tag_field="type"):
+    """Base of all messages; ``type`` is the tag."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A finished update that the device still holds, unacknowledged."""
+
+    task: Identifier
+    round: RoundNumber
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """The round's model measured on the device's own data before training: sums, so that they can be added."""
+
+    examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
+    loss_sum: Number
+    metric_sums: Numbers = {}
+
+
+# --- device to coordinator ---
+
+
+class CheckIn(Message, frozen=True, tag="check-in"):
+    """The first message on every connection."""
+
+    protocol: Annotated[int, Meta(ge=0, le=10**6)]
+    device: Identifier
+    examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
+    """How many training examples the device has."""
+    runtime: Label = ""
+    software: Label = ""
+    held: Held | None = None
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """I am alive. ``task`` and ``steps`` say how far training is."""
+
+    task: Identifier | None = None
+    steps: Count = 0
+
+
+class Fetch(Message, frozen=True, tag="fetch"):
+    """Send me the content with this hash, from ``offset`` on."""
+
+    sha256: Digest
+    offset: Offset = 0
+
+
+class Report(Message, frozen=True, tag="report"):
+    """A task is done; this is what its update will be. The bytes follow once granted."""
+
+    task: Identifier
+    round: RoundNumber
+    sha256: Digest
+    size: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
+    """Bytes of the encoded update."""
+    examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
+    """n_k, the weight: training examples on the device, whether or not all of them were visited."""
+    steps: Annotated[int, Meta(ge=1, le=2**31)]
+    """Optimizer steps done."""
+    epochs: Annotated[float, Meta(ge=0, le=1e6)]
+    """Passes over the data done; a fraction where a pass was cut short."""
+    complete: bool
+    """False: partial work, the time budget ended before the epochs asked for."""
+    loss: Number
+    """Mean training loss over the examples of all steps done."""
+    metrics: Numbers = {}
+    """Mean training metrics over the same examples."""
+    seconds: Seconds = 0.0
+    """Wall-clock seconds spent training."""
+    encoding: Encoding = "float32"
+    evaluation: Evaluation | None = None
+
+
+class Uploaded(Message, frozen=True, tag="uploaded"):
+    """All bytes of the granted upload were sent."""
+
+    task: Identifier
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """The device gives its task back."""
+
+    task: Identifier
+    code: Literal["diverged", "out-of-time", "bad-bundle", "bad-data", "runtime-error", "stopping"]
+    text: Text = ""
+
+
+# --- coordinator to device ---
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """Checked in. Send a heartbeat at least every ``heartbeat`` seconds; wait for a task."""
+
+    coordinator: Label
+    heartbeat: Seconds
+    chunk_bytes: Annotated[int, Meta(ge=4, le=2**20, multiple_of=4)]
+    """Largest payload of a chunk, in bytes."""
+
+
+class Task(Message, frozen=True, tag="task"):
+    """A lease on one slot of the round: train the model and report before ``deadline`` seconds are over."""
+
+    task: Identifier
+    round: RoundNumber
+    bundle: Digest
+    """SHA-256 of the bundle's manifest.json."""
+    model: Digest
+    """SHA-256 of the round's parameter vector."""
+    model_bytes: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
+    hyper: Numbers
+    """Values of the bundle's hyper-parameters, such as lr and mu."""
+    epochs: Annotated[int, Meta(ge=1, le=10**6)]
+    batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
+    """Examples per step; 0 means all of the device's examples in one step."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    """Decides the order of the examples."""
+    deadline: Seconds
+    """Seconds from now until the round ends."""
+    time_budget: Seconds | None = None
+    """Seconds that training may take; after them report what was done. None: until the deadline allows."""
+    evaluate: bool = False
+    """Measure the round's model on the device's data before training."""
+    encoding: Encoding = "float32"
+
+
+class ComeBack(Message, frozen=True, tag="come-back"):
+    """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace steering)."""
+
+    after: Seconds
+    reason: Literal["no-task", "busy", "stopping", "finished"]
+
+
+class Content(Message, frozen=True, tag="content"):
+    """The chunks of what was fetched follow, under this transfer number."""
+
+    transfer: Transfer
+    sha256: Digest
+    size: Offset
+    """Bytes of the whole content."""
+    offset: Offset
+    """Where the first chunk begins."""
+
+
+class Grant(Message, frozen=True, tag="grant"):
+    """Upload now, from ``offset`` on, under this transfer number."""
+
+    task: Identifier
+    transfer: Transfer
+    offset: Offset
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """The update is safe on the coordinator; forget it."""
+
+    task: Identifier
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """The task is no longer wanted: stop working on it and forget it."""
+
+    task: Identifier
+    code: Code
+    text: Text = ""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """What you sent was not accepted, and changed nothing. ``task`` or ``sha256`` names what it was about."""
+
+    code: Code
+    text: Text
+    task: Identifier | None = None
+    sha256: Digest | None = None
+
+
+FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Failed
+FromCoordinator = Welcome | Task | ComeBack | Content | Grant | Accepted | Cancel | Refused
+
+Decoded = TypeVar("Decoded")
+
+_encoder = msgspec.json.Encoder()
+_from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
+_from_coordinator: msgspec.json.Decoder[FromCoordinator] = msgspec.json.Decoder(FromCoordinator)
+
+
+def encode(message: FromDevice | FromCoordinator) -> str:
+    """The message as the text of one frame."""
+    return _encoder.encode(message).decode()
+
+
+def decode_from_device(text: str | bytes) -> FromDevice:
+    """Read what a device sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
+    return _decode(text, _from_device)
+
+
+def decode_from_coordinator(text: str | bytes) -> FromCoordinator:
+    """Read what a coordinator sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
+    return _decode(text, _from_coordinator)
+
+
+def _decode(text: str | bytes, decoder: msgspec.json.Decoder[Decoded]) -> Decoded:
+    if len(text) > MAX_CONTROL_BYTES:
+        raise ProtocolError(
+            Code.TOO_LARGE,
+            f"a control message of {len(text)} bytes was sent; the limit is {MAX_CONTROL_BYTES}",
+        )
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        code = Code.UNKNOWN_TYPE if "`$.type`" in str(error) else Code.BAD_MESSAGE
+        raise ProtocolError(code, f"the message does not fit the protocol: {error}"[:1000]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(Code.BAD_MESSAGE, f"the message is not JSON: {error}"[:1000]) from None

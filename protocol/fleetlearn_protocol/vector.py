@@ -1,0 +1,79 @@
+"""The model as one flat vector: contiguous little-endian float32, tensors in manifest order, each a view into it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("fleetlearn keeps parameters as little-endian float32 views; this machine is big-endian")
+
+Vector = NDArray[np.float32]
+Buffer = bytes | bytearray | memoryview
+
+
+class Slot(Protocol):
+    """A tensor's place in the vector, as the manifest's parameter table has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def offset(self) -> int: ...
+
+
+def views(vector: Vector, table: Sequence[Slot]) -> dict[str, Vector]:
+    """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies."""
+    return {slot.name: vector[slot.offset : slot.offset + prod(slot.shape)].reshape(slot.shape) for slot in table}
+
+
+def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[Slot]) -> Vector:
+    """The tensors as one vector. Raises ValueError on a missing, surplus or wrongly shaped tensor."""
+    missing = [slot.name for slot in table if slot.name not in tensors]
+    surplus = sorted(set(tensors) - {slot.name for slot in table})
+    if missing or surplus:
+        raise ValueError(f"the tensors do not fit the parameter table: missing {missing}, not in it {surplus}")
+    vector = np.empty(sum(prod(slot.shape) for slot in table), np.float32)
+    for slot, view in zip(table, views(vector, table).values(), strict=True):
+        tensor = tensors[slot.name]
+        if tensor.shape != slot.shape:
+            raise ValueError(f"tensor {slot.name} has shape {tensor.shape}; the table says {slot.shape}")
+        view[...] = tensor
+    return vector
+
+
+def digest(content: Buffer | Vector) -> str:
+    """SHA-256 of the bytes, in lower-case hexadecimal."""
+    return hashlib.sha256(content.data if isinstance(content, np.ndarray) else content).hexdigest()
+
+
+def from_bytes(content: Buffer, length: int | None = None) -> Vector:
+    """A read-only or shared view of the bytes as float32. Raises ProtocolError (wrong-length, not-finite)."""
+    size = len(content)
+    if size % 4 or (length is not None and size != 4 * length):
+        expected = "a multiple of 4" if length is None else str(4 * length)
+        raise ProtocolError(Code.WRONG_LENGTH, f"a vector of {size} bytes was given; expected {expected}")
+    vector = np.frombuffer(content, "<f4")
+    check_finite(vector)
+    return vector
+
+
+def check_finite(vector: Vector) -> float:
+    """The largest magnitude in ``vector`` (0 when empty). Raises ProtocolError (not-finite), naming the first place."""
+    if not vector.size:
+        return 0.0
+    # NaN passes through both, so two passes without a temporary see everything.
+    largest = max(-float(vector.min()), float(vector.max()), key=lambda value: (value != value, value))
+    if not np.isfinite(largest):
+        place = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise ProtocolError(Code.NOT_FINITE, f"element {place} of the vector is {vector[place]}; it must be finite")
+    return largest
