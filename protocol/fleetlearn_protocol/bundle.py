@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
+import tempfile
 import zipfile
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
-from zlib import error as zlib_error
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 
-from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.manifest import (
     INFER,
     MANIFEST,
@@ -37,23 +39,28 @@ class Bundle(NamedTuple):
     def read(self, file: str) -> bytes:
         """The bytes of one file of the manifest (or manifest.json itself), checked. Raises BundleError."""
         if file == MANIFEST:
-            return _read(self.path, file)
-        entry = self.manifest.file(file)
-        content = _read(self.path, file)
-        if len(content) != entry.size:
-            raise BundleError(
-                Code.WRONG_LENGTH,
-                f"{self.path}: {file} has {len(content)} bytes; the manifest says {entry.size}",
-            )
-        if digest(content) != entry.sha256:
-            raise BundleError(Code.WRONG_HASH, f"{self.path}: {file} was changed: its SHA-256 is not the manifest's")
+            size, sha256 = None, self.sha256
+        else:
+            entry = self.manifest.file(file)
+            size, sha256 = entry.size, entry.sha256
+        content = _read(self.path, file, size)
+        if digest(content) != sha256:
+            raise BundleError(Code.WRONG_HASH, f"{self.path}: {file} was changed: it has another SHA-256 than it had")
         return content
 
     def parameters(self) -> Vector:
         """The initial global model, float32, shape (P,). Raises BundleError."""
         try:
-            return flatten(load_safetensors(self.read(PARAMETERS)), self.manifest.parameters)
-        except (SafetensorError, ValueError) as error:
+            tensors = load_safetensors(self.read(PARAMETERS))
+            for name, tensor in tensors.items():
+                if tensor.dtype != np.float32:
+                    raise ValueError(f"tensor {name} is of {tensor.dtype}; expected float32")
+            vector = flatten(tensors, self.manifest.parameters)
+            check_finite(vector)
+            return vector
+        except ProtocolError as error:
+            raise BundleError(error.code, f"{self.path}: {PARAMETERS}: {error.text}") from None
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise BundleError(Code.BAD_MESSAGE, f"{self.path}: {PARAMETERS} does not fit: {error}") from None
 
 
@@ -63,9 +70,7 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
     Raises BundleError: no such path, not a bundle, newer format, missing, truncated or changed file.
     """
     path = Path(path).expanduser()
-    content = _read(path, MANIFEST)
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise BundleError(Code.TOO_LARGE, f"{path}: {MANIFEST} has {len(content)} bytes; limit {MAX_MANIFEST_BYTES}")
+    content = _read(path, MANIFEST, None)
     try:
         bundle = Bundle(path, read_manifest(content), digest(content))
     except BundleError as error:
@@ -76,12 +81,20 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
 
 
 def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
-    """Write the bundle at ``path`` as one stored zip, the same bytes each time. Returns ``target``."""
-    bundle = open_bundle(path)
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for file in (MANIFEST, *sorted(bundle.manifest.files)):
-            archive.writestr(zipfile.ZipInfo(file), bundle.read(file))
-    return Path(target)
+    """Write the bundle at ``path`` as one stored zip, the same bytes each time. Returns ``target``.
+
+    ``target`` appears whole or not at all, and may be ``path``. Raises BundleError, OSError.
+    """
+    bundle, target = open_bundle(path, files=()), Path(target)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        packed = Path(folder, "packed")
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+            for file in (MANIFEST, *sorted(bundle.manifest.files)):
+                entry = zipfile.ZipInfo(file)
+                entry.create_system, entry.external_attr = 3, 0o100644 << 16  # on every system as on Unix
+                archive.writestr(entry, bundle.read(file))
+        packed.replace(target)
+    return target
 
 
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
@@ -95,23 +108,45 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
     check_finite(vector)
     content = bytearray(bundle.read(INFER))
     for row in manifest.parameters:
-        if row.infer_offset is None:
-            continue
-        raw = vector[row.offset : row.offset + int(np.prod(row.shape))].tobytes()
-        if row.infer_offset + len(raw) > len(content):
-            raise BundleError(Code.WRONG_LENGTH, f"parameter {row.name} would end behind the end of {INFER}")
-        content[row.infer_offset : row.infer_offset + len(raw)] = raw
+        if row.infer_offset is not None:
+            raw = vector[row.offset : row.offset + prod(row.shape)].tobytes()
+            content[row.infer_offset : row.infer_offset + len(raw)] = raw
     return bytes(content)
 
 
-def _read(path: Path, file: str) -> bytes:
+def _read(path: Path, file: str, size: int | None) -> bytes:
+    """The file's bytes, which must be ``size`` (None: a manifest's). Lengths are compared before anything is read."""
     try:
         if path.is_dir():
-            return (path / file).read_bytes()
+            if not (path / file).is_file():  # a pipe or a device would block, or never end
+                raise FileNotFoundError
+            with (path / file).open("rb") as stream:
+                return stream.read(_checked_size(path, file, os.fstat(stream.fileno()).st_size, size))
+        if not path.is_file():
+            raise FileNotFoundError
         with zipfile.ZipFile(path) as archive:
-            return archive.read(file)
-    except (FileNotFoundError, KeyError, NotADirectoryError):
-        what = f"{path} does not exist" if not path.exists() else f"{path} has no {file}: not a bundle, or damaged"
+            entry = archive.getinfo(file)
+            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+                raise BundleError(
+                    Code.BAD_MESSAGE,
+                    f"{path}: {file} is compressed or encrypted; a bundle's zip is stored (pack_bundle writes it)",
+                )
+            if entry.compress_size != entry.file_size or entry.file_size > path.stat().st_size:
+                raise zipfile.BadZipFile(f"{file} claims {entry.file_size} bytes")
+            with archive.open(entry) as stream:
+                return stream.read(_checked_size(path, file, entry.file_size, size))
+    except (FileNotFoundError, KeyError):
+        what = f"{path} has no {file}: not a bundle, or damaged" if path.exists() else f"{path} does not exist"
         raise BundleError(Code.UNKNOWN_CONTENT, what) from None
-    except (zipfile.BadZipFile, zlib_error, NotImplementedError) as error:
-        raise BundleError(Code.BAD_MESSAGE, f"{path} is neither a bundle's folder nor its zip: {error}") from None
+    except OSError as error:
+        raise BundleError(Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {error}") from None
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
+        raise BundleError(Code.BAD_MESSAGE, f"{path} is damaged, or neither a bundle's folder nor its zip: {error}") from None
+
+
+def _checked_size(path: Path, file: str, size: int, expected: int | None) -> int:
+    if expected is None and size > MAX_MANIFEST_BYTES:
+        raise BundleError(Code.TOO_LARGE, f"{path}: {file} has {size} bytes; the limit is {MAX_MANIFEST_BYTES}")
+    if expected is not None and size != expected:
+        raise BundleError(Code.WRONG_LENGTH, f"{path}: {file} has {size} bytes; the manifest says {expected}")
+    return size

@@ -52,13 +52,23 @@ class Code(StrEnum):
     """The round reached its goal or its deadline without this task."""
 
 
+MAX_TEXT = 1000
+"""Longest text for people in a message, in characters."""
+
+
+def clip(text: str) -> str:
+    """The text as a message may carry it: at most MAX_TEXT characters, no lone surrogates."""
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
 class FleetError(Exception):
-    """Something given was refused. ``code`` is for programs, ``text`` for people."""
+    """Something given was refused. ``code`` is for programs, ``text`` (clipped) for people."""
 
     def __init__(self, code: Code, text: str) -> None:
-        super().__init__(f"{text} [{code.value}]")
         self.code = code
-        self.text = text
+        self.text = clip(text)
+        super().__init__(f"{self.text} [{code.value}]")
 
 
 class ProtocolError(FleetError):

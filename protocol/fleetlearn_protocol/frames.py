@@ -5,7 +5,7 @@ between chunks, a transfer can resume at any chunk, and one chunk's bytes serve 
 header depends on who receives it).
 
 Header, little-endian: u8 kind (1), u8 and u16 reserved (0), u32 transfer, u64 offset. The 16 bytes keep the payload
-aligned for float32. TRANSPORT measurements are in benchmarks/transfer.py.
+aligned for float32.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ class Chunk(NamedTuple):
 
 
 def pack_chunk(transfer: int, offset: int, payload: Buffer) -> bytes:
-    """The chunk as one binary message. ``payload`` is 1 to CHUNK_BYTES bytes."""
-    if not 0 < len(payload) <= CHUNK_BYTES:
-        raise ValueError(f"a chunk of {len(payload)} bytes was given; it takes 1 to {CHUNK_BYTES}")
+    """The chunk as one binary message. ``payload`` is 1 to CHUNK_BYTES bytes. Raises ValueError."""
+    size = memoryview(payload).nbytes
+    if not 0 < size <= CHUNK_BYTES:
+        raise ValueError(f"a chunk of {size} bytes was given; it takes 1 to {CHUNK_BYTES}")
+    if not (0 <= transfer < 2**32 and 0 <= offset < 2**64):
+        raise ValueError(f"transfer {transfer} or offset {offset} does not fit the header (u32, u64)")
     return HEADER.pack(CHUNK_KIND, 0, 0, transfer, offset) + payload
 
 
 def pack_chunks(transfer: int, content: Buffer, offset: int = 0) -> Iterator[bytes]:
-    """``content`` from ``offset`` on, as messages of one chunk each."""
+    """``content`` from ``offset`` on, as messages of one chunk each; none where nothing is left to send."""
     view = memoryview(content).cast("B")
     for start in range(offset, len(view), CHUNK_BYTES):
         yield pack_chunk(transfer, start, view[start : start + CHUNK_BYTES])

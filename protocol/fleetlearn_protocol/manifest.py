@@ -14,9 +14,10 @@ ONNX graphs are in single-assignment form: an output cannot carry its input's na
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
-from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,7 +36,13 @@ ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 """The files below ``ort_training/``."""
 
 TensorName = Annotated[str, Meta(min_length=1, max_length=256)]
-Size = Annotated[int, Meta(ge=1, le=2**31)]
+FilePath = Annotated[str, Meta(max_length=200)]
+_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+"""A part of a file path: no name that begins or ends with a dot, and nothing that a file system reads otherwise."""
+MAX_ELEMENTS = 2**31
+Size = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=32)]
+Version = Annotated[int, Meta(ge=0, le=1000)]
 Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 
 
@@ -43,8 +50,10 @@ class Parameter(msgspec.Struct, frozen=True):
     """One row of the parameter table: a tensor that travels."""
 
     name: TensorName
-    shape: tuple[Size, ...]
-    offset: Annotated[int, Meta(ge=0, le=2**31)]
+    """As in ``param.NAME`` and in parameters.safetensors."""
+    shape: Shape
+    """Sizes of the axes; empty for a scalar."""
+    offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
     """Of its first element in the flat vector, in elements."""
     buffer: bool = False
     """Takes no gradient (BatchNorm's running statistics)."""
@@ -56,49 +65,71 @@ class Input(msgspec.Struct, frozen=True):
     """One array of a batch, or of the model's outputs; the first axis is the examples' and is not in ``shape``."""
 
     name: TensorName
+    """As in ``batch.NAME``, or infer.onnx's name of the output."""
     dtype: Literal["float32", "float64", "int64", "int32", "uint8", "bool"]
-    shape: tuple[Annotated[int, Meta(ge=0, le=2**31)], ...]
+    """Of its elements."""
+    shape: Shape
+    """Of one example."""
 
 
 class Hyper(msgspec.Struct, frozen=True):
     """A scalar float32 input of the step; ``default`` None means that the plan must give it."""
 
     name: Name
+    """As in ``hyper.NAME``."""
     default: Number | None = None
+    """Its value where the plan gives none."""
 
 
 class LocalStep(msgspec.Struct, frozen=True):
     """The update rule compiled into train.onnx."""
 
     optimizer: Literal["sgd"]
+    """The optimizer's name."""
     proximal: bool = False
     """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2."""
 
 
 class File(msgspec.Struct, frozen=True):
+    """What a file of the bundle must be."""
+
     sha256: Digest
+    """Of its bytes."""
     size: Bytes
+    """In bytes."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """The bundle's table of contents. ``read_manifest`` checks what types alone cannot say."""
 
     format: str
+    """`fleetlearn.bundle`."""
     version: int
+    """1."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
+    """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
+    """The parameter table, in the order of the flat vector, without gaps."""
     batch: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)]
+    """The arrays of a batch, in the order of the user's data."""
     outputs: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)]
+    """The outputs of infer.onnx."""
     hyper: Annotated[tuple[Hyper, ...], Meta(max_length=64)]
+    """The scalar inputs of the step."""
     step: LocalStep
+    """The update rule."""
     metrics: Annotated[tuple[Name, ...], Meta(max_length=64)]
-    files: Annotated[dict[str, File], Meta(max_length=64)]
-    """Path below the bundle's folder, with forward slashes -> hash and size."""
+    """What train.onnx and eval.onnx measure beside the loss."""
+    files: Annotated[dict[FilePath, File], Meta(max_length=64)]
+    """Path below the bundle's folder -> hash and size."""
     slots: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     """Optimizer state slots; each has one tensor for each parameter that is not a buffer."""
-    opset: int = 0
-    ir_version: int = 0
+    opset: Version = 0
+    """Of the ONNX operators in the graphs."""
+    ir_version: Version = 0
+    """Of the ONNX files."""
     made_by: Annotated[str, Meta(max_length=200)] = ""
+    """The exporter and its version, for people."""
 
     @property
     def size(self) -> int:
@@ -131,8 +162,9 @@ def read_manifest(content: bytes) -> Manifest:
     if len(content) > MAX_MANIFEST_BYTES:
         raise BundleError(Code.TOO_LARGE, f"a manifest of {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}")
     try:
+        content.decode()
         envelope = msgspec.json.decode(content, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is not a bundle's manifest: {error}") from None
     if envelope.format != FORMAT:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is of format {envelope.format!r}; expected {FORMAT!r}")
@@ -146,32 +178,53 @@ def read_manifest(content: bytes) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except msgspec.DecodeError as error:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is damaged: {error}") from None
-    for problem in _problems(manifest):
+    problem = next(_problems(manifest), None)
+    if problem is not None:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} contradicts itself: {problem}")
     return manifest
 
 
-def _problems(manifest: Manifest) -> list[str]:
-    found = []
+def _problems(manifest: Manifest) -> Iterator[str]:
+    for path in manifest.files:
+        if not all(map(_PLAIN.fullmatch, path.split("/"))):
+            yield f"file path {path!r} is not a plain path below the bundle"
     for what, names in (
         ("parameter", [row.name for row in manifest.parameters]),
         ("batch array", [row.name for row in manifest.batch]),
         ("output", [row.name for row in manifest.outputs]),
         ("hyper-parameter", [row.name for row in manifest.hyper]),
         ("metric", list(manifest.metrics)),
+        ("state slot", list(manifest.slots)),
+        # Some file systems do not tell upper case from lower.
+        ("file", [path.lower() for path in (MANIFEST, *manifest.files)]),
     ):
-        found += [f"{what} {name} is there twice" for name, after in pairwise(sorted(names)) if name == after]
-    place = 0
+        yield from (f"{what} {name} is there twice" for name, after in pairwise(sorted(names)) if name == after)
+    folders = {path[:end].lower() for path in manifest.files for end, mark in enumerate(path) if mark == "/"}
+    yield from (f"{path} is a file and a folder" for path in manifest.files if path.lower() in folders)
+    wanted = [TRAIN, EVAL, INFER, PARAMETERS]
+    if any(path.startswith("ort_training/") for path in manifest.files):
+        wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
+    yield from (f"{path} is missing" for path in wanted if path not in manifest.files)
+    yield from _table_problems(manifest)
+
+
+def _table_problems(manifest: Manifest) -> Iterator[str]:
+    end = 0
     for row in manifest.parameters:
-        if row.offset != place:
-            found.append(f"parameter {row.name} begins at element {row.offset}; the ones before it end at {place}")
-            break
-        place += prod(row.shape)
-    if place > 2**31:
-        found.append(f"the parameters have {place} elements; the limit is {2**31}")
-    for path in manifest.files:
-        pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in path or str(pure) != path or path == MANIFEST:
-            found.append(f"file path {path!r} is not a plain path below the bundle")
-    found += [f"{path} is missing" for path in (TRAIN, EVAL, INFER, PARAMETERS) if path not in manifest.files]
-    return found
+        if row.offset != end:
+            yield f"parameter {row.name} begins at element {row.offset}; the ones before it end at {end}"
+            return
+        end += prod(row.shape)
+        if end > MAX_ELEMENTS:
+            yield f"up to parameter {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+            return
+    places = [
+        (row.infer_offset, prod(row.shape), row.name) for row in manifest.parameters if row.infer_offset is not None
+    ]
+    free = 0
+    for begin, elements, name in sorted(places):
+        if begin < free:
+            yield f"the bytes of parameter {name} in {INFER} overlap another's"
+        free = begin + 4 * elements
+    if free > manifest.files[INFER].size:
+        yield f"the parameters' bytes end at {free} in {INFER}, which has {manifest.files[INFER].size}"

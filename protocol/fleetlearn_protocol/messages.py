@@ -9,19 +9,27 @@ Fields that a receiver does not know are ignored, so that a later version may ad
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 
 PROTOCOL_VERSION = 1
+PROTOCOL_NAME = "fleetlearn.v1"
+"""The WebSocket subprotocol (Sec-WebSocket-Protocol) that both sides name in the handshake."""
 MAX_CONTROL_BYTES = 64 * 1024
 """Largest control message, in bytes of UTF-8."""
 MAX_VECTOR_BYTES = 4 * 2**31
 """Largest parameter vector, in bytes (2^31 float32)."""
 MAX_EXAMPLES = 2**31
+MAX_EXACT = 2**53 - 1
+"""Largest integer in any message: a browser's numbers are doubles, and hold no larger one exactly."""
+MAX_REFUSALS = 32
+"""Refused messages after which the coordinator closes a connection."""
+SILENT_HEARTBEATS = 3
+"""Heartbeats of silence after which the coordinator ends a connection."""
 
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """A device or task: 1 to 64 characters that are safe in a file name."""
@@ -29,13 +37,13 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
 """A metric or hyper-parameter."""
-Text = Annotated[str, Meta(max_length=1000)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Label = Annotated[str, Meta(max_length=100)]
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A finite number (JSON has neither NaN nor infinity, and 1e999 is out of bounds)."""
 Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Count = Annotated[int, Meta(ge=0, le=MAX_EXACT)]
 RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
@@ -50,15 +58,20 @@ class Held(msgspec.Struct, frozen=True):
     """A finished update that the device still holds, unacknowledged."""
 
     task: Identifier
+    """The task that it is of."""
     round: RoundNumber
+    """The task's round."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
     """The round's model measured on the device's own data before training: sums, so that they can be added."""
 
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
+    """How many examples were measured."""
     loss_sum: Number
+    """Sum of their losses."""
     metric_sums: Numbers = {}
+    """Sum of each metric over them."""
 
 
 # --- device to coordinator ---
@@ -68,34 +81,46 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """The first message on every connection."""
 
     protocol: Annotated[int, Meta(ge=0, le=10**6)]
+    """Version of the protocol that the device speaks: 1."""
     device: Identifier
+    """Who it is; the same on every connection."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """How many training examples the device has."""
     runtime: Label = ""
+    """What trains there, for people: `onnxruntime 1.31.1`."""
     software: Label = ""
+    """The SDK and its version, for people: `fleetlearn-device 0.1.0`."""
     held: Held | None = None
+    """The finished update that it will report next, if it has one."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """I am alive. ``task`` and ``steps`` say how far training is."""
 
     task: Identifier | None = None
+    """The task being trained, if any."""
     steps: Count = 0
+    """Optimizer steps done of it."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
     """Send me the content with this hash, from ``offset`` on."""
 
     sha256: Digest
+    """What to send."""
     offset: Offset = 0
+    """Bytes that the device already has."""
 
 
 class Report(Message, frozen=True, tag="report"):
     """A task is done; this is what its update will be. The bytes follow once granted."""
 
     task: Identifier
+    """The task that was given."""
     round: RoundNumber
+    """The task's round."""
     sha256: Digest
+    """Of the encoded update."""
     size: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
     """Bytes of the encoded update."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
@@ -113,21 +138,27 @@ class Report(Message, frozen=True, tag="report"):
     seconds: Seconds = 0.0
     """Wall-clock seconds spent training."""
     encoding: Encoding = "float32"
+    """As the task asked."""
     evaluation: Evaluation | None = None
+    """Where the task asked for it."""
 
 
 class Uploaded(Message, frozen=True, tag="uploaded"):
     """All bytes of the granted upload were sent."""
 
     task: Identifier
+    """The task whose update it is."""
 
 
 class Failed(Message, frozen=True, tag="failed"):
     """The device gives its task back."""
 
     task: Identifier
+    """The task that was given."""
     code: Literal["diverged", "out-of-time", "bad-bundle", "bad-data", "runtime-error", "stopping"]
+    """Why, for programs."""
     text: Text = ""
+    """Why, for people."""
 
 
 # --- coordinator to device ---
@@ -137,7 +168,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """Checked in. Send a heartbeat at least every ``heartbeat`` seconds; wait for a task."""
 
     coordinator: Label
-    heartbeat: Seconds
+    """The coordinator's software and version, for people."""
+    heartbeat: Annotated[float, Meta(ge=0.01, le=86400.0)]
+    """Longest pause between two messages of the device, in seconds."""
     chunk_bytes: Annotated[int, Meta(ge=4, le=2**20, multiple_of=4)]
     """Largest payload of a chunk, in bytes."""
 
@@ -146,18 +179,22 @@ class Task(Message, frozen=True, tag="task"):
     """A lease on one slot of the round: train the model and report before ``deadline`` seconds are over."""
 
     task: Identifier
+    """Names this lease in every later message about it."""
     round: RoundNumber
+    """The round that it belongs to."""
     bundle: Digest
     """SHA-256 of the bundle's manifest.json."""
     model: Digest
     """SHA-256 of the round's parameter vector."""
-    model_bytes: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
+    model_bytes: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES, multiple_of=4)]
+    """Bytes of that vector: 4 for each parameter of the bundle."""
     hyper: Numbers
     """Values of the bundle's hyper-parameters, such as lr and mu."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]
+    """Passes over the device's examples."""
     batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
     """Examples per step; 0 means all of the device's examples in one step."""
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    seed: Count
     """Decides the order of the examples."""
     deadline: Seconds
     """Seconds from now until the round ends."""
@@ -166,20 +203,25 @@ class Task(Message, frozen=True, tag="task"):
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
     encoding: Encoding = "float32"
+    """How the update is to be encoded."""
 
 
 class ComeBack(Message, frozen=True, tag="come-back"):
     """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace steering)."""
 
     after: Seconds
+    """Seconds until the next check-in, to be spread at random by the device."""
     reason: Literal["no-task", "busy", "stopping", "finished"]
+    """Why, for programs."""
 
 
 class Content(Message, frozen=True, tag="content"):
     """The chunks of what was fetched follow, under this transfer number."""
 
     transfer: Transfer
+    """The number that its chunks carry."""
     sha256: Digest
+    """What was fetched."""
     size: Offset
     """Bytes of the whole content."""
     offset: Offset
@@ -190,31 +232,42 @@ class Grant(Message, frozen=True, tag="grant"):
     """Upload now, from ``offset`` on, under this transfer number."""
 
     task: Identifier
+    """Whose update."""
     transfer: Transfer
+    """The number that its chunks must carry."""
     offset: Offset
+    """Bytes that the coordinator already has."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
     """The update is safe on the coordinator; forget it."""
 
     task: Identifier
+    """Whose update."""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
     """The task is no longer wanted: stop working on it and forget it."""
 
     task: Identifier
+    """Which task."""
     code: Code
+    """Why, for programs."""
     text: Text = ""
+    """Why, for people."""
 
 
 class Refused(Message, frozen=True, tag="refused"):
     """What you sent was not accepted, and changed nothing. ``task`` or ``sha256`` names what it was about."""
 
     code: Code
+    """Why, for programs."""
     text: Text
+    """Why, for people."""
     task: Identifier | None = None
+    """The task of the refused message, where it had one."""
     sha256: Digest | None = None
+    """The content of a refused `fetch`."""
 
 
 FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Failed
@@ -222,36 +275,67 @@ FromCoordinator = Welcome | Task | ComeBack | Content | Grant | Accepted | Cance
 
 Decoded = TypeVar("Decoded")
 
+
+class _Tag(msgspec.Struct):
+    """What every message has."""
+
+    type: str
+
+
 _encoder = msgspec.json.Encoder()
+_tag: msgspec.json.Decoder[_Tag] = msgspec.json.Decoder(_Tag)
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _from_coordinator: msgspec.json.Decoder[FromCoordinator] = msgspec.json.Decoder(FromCoordinator)
+_device_tags = frozenset(kind.__struct_config__.tag for kind in get_args(FromDevice))
+_coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(FromCoordinator))
 
 
 def encode(message: FromDevice | FromCoordinator) -> str:
-    """The message as the text of one frame."""
-    return _encoder.encode(message).decode()
+    """The message as the text of one frame.
+
+    What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large), naming the field.
+    """
+    try:
+        content = _encoder.encode(message)
+    except (UnicodeError, TypeError) as error:
+        raise ProtocolError(Code.BAD_MESSAGE, f"{type(message).__name__} cannot be sent: {error}") from None
+    if isinstance(message, FromDevice):
+        decode_from_device(content)
+    else:
+        decode_from_coordinator(content)
+    return content.decode()
 
 
 def decode_from_device(text: str | bytes) -> FromDevice:
     """Read what a device sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
-    return _decode(text, _from_device)
+    return _decode(text, _from_device, _device_tags)
 
 
 def decode_from_coordinator(text: str | bytes) -> FromCoordinator:
     """Read what a coordinator sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
-    return _decode(text, _from_coordinator)
+    return _decode(text, _from_coordinator, _coordinator_tags)
 
 
-def _decode(text: str | bytes, decoder: msgspec.json.Decoder[Decoded]) -> Decoded:
-    if len(text) > MAX_CONTROL_BYTES:
-        raise ProtocolError(
-            Code.TOO_LARGE,
-            f"a control message of {len(text)} bytes was sent; the limit is {MAX_CONTROL_BYTES}",
-        )
+def _decode(text: str | bytes, decoder: msgspec.json.Decoder[Decoded], tags: frozenset[object]) -> Decoded:
     try:
-        return decoder.decode(text)
+        content = text.encode() if isinstance(text, str) else text
+        if len(content) > MAX_CONTROL_BYTES:
+            raise ProtocolError(
+                Code.TOO_LARGE,
+                f"a control message of {len(content)} bytes was sent; the limit is {MAX_CONTROL_BYTES}",
+            )
+        content.decode()  # msgspec does not look into the strings that it skips
+        try:
+            return decoder.decode(content)
+        except msgspec.ValidationError as error:
+            tag = _tag.decode(content).type
+            if tag not in tags:
+                raise ProtocolError(
+                    Code.UNKNOWN_TYPE,
+                    f"a message of type {tag[:64]!r} was sent; here go {', '.join(sorted(map(str, tags)))}",
+                ) from None
+            raise ProtocolError(Code.BAD_MESSAGE, f"{tag} does not fit the protocol: {error}") from None
     except msgspec.ValidationError as error:
-        code = Code.UNKNOWN_TYPE if "`$.type`" in str(error) else Code.BAD_MESSAGE
-        raise ProtocolError(code, f"the message does not fit the protocol: {error}"[:1000]) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(Code.BAD_MESSAGE, f"the message is not JSON: {error}"[:1000]) from None
+        raise ProtocolError(Code.BAD_MESSAGE, f"the message is not an object with a type: {error}") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ProtocolError(Code.BAD_MESSAGE, f"the message is not JSON: {error}") from None

@@ -32,7 +32,13 @@ class Slot(Protocol):
 
 
 def views(vector: Vector, table: Sequence[Slot]) -> dict[str, Vector]:
-    """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies."""
+    """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies.
+
+    Raises ValueError on a vector of another shape.
+    """
+    elements = sum(prod(slot.shape) for slot in table)
+    if vector.shape != (elements,):
+        raise ValueError(f"a vector of shape {vector.shape} was given; the parameter table has {elements} elements")
     return {slot.name: vector[slot.offset : slot.offset + prod(slot.shape)].reshape(slot.shape) for slot in table}
 
 
@@ -52,13 +58,18 @@ def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[Slot]) -
 
 
 def digest(content: Buffer | Vector) -> str:
-    """SHA-256 of the bytes, in lower-case hexadecimal."""
-    return hashlib.sha256(content.data if isinstance(content, np.ndarray) else content).hexdigest()
+    """SHA-256 of the bytes (an array's in C order), in lower-case hexadecimal."""
+    return hashlib.sha256(
+        np.ascontiguousarray(content).data if isinstance(content, np.ndarray) else content
+    ).hexdigest()
 
 
 def from_bytes(content: Buffer, length: int | None = None) -> Vector:
-    """A read-only or shared view of the bytes as float32. Raises ProtocolError (wrong-length, not-finite)."""
-    size = len(content)
+    """The bytes as float32, shape (size / 4,): a view, read-only where they are.
+
+    Raises ProtocolError (wrong-length: other than ``length`` elements; not-finite).
+    """
+    size = memoryview(content).nbytes
     if size % 4 or (length is not None and size != 4 * length):
         expected = "a multiple of 4" if length is None else str(4 * length)
         raise ProtocolError(Code.WRONG_LENGTH, f"a vector of {size} bytes was given; expected {expected}")
@@ -71,8 +82,8 @@ def check_finite(vector: Vector) -> float:
     """The largest magnitude in ``vector`` (0 when empty). Raises ProtocolError (not-finite), naming the first place."""
     if not vector.size:
         return 0.0
-    # NaN passes through both, so two passes without a temporary see everything.
-    largest = max(-float(vector.min()), float(vector.max()), key=lambda value: (value != value, value))
+    # NaN passes through min and max both, so two passes without a temporary see everything.
+    largest = max(-float(vector.min()), float(vector.max()))
     if not np.isfinite(largest):
         place = int(np.flatnonzero(~np.isfinite(vector))[0])
         raise ProtocolError(Code.NOT_FINITE, f"element {place} of the vector is {vector[place]}; it must be finite")
