@@ -141,7 +141,9 @@ def _read(path: Path, file: str, size: int | None) -> bytes:
     except OSError as error:
         raise BundleError(Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {error}") from None
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
-        raise BundleError(Code.BAD_MESSAGE, f"{path} is damaged, or neither a bundle's folder nor its zip: {error}") from None
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{path} is damaged, or neither a bundle's folder nor its zip: {error}"
+        ) from None
 
 
 def _checked_size(path: Path, file: str, size: int, expected: int | None) -> int:

@@ -34,11 +34,11 @@ class Slot(Protocol):
 def views(vector: Vector, table: Sequence[Slot]) -> dict[str, Vector]:
     """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies.
 
-    Raises ValueError on a vector of another shape.
+    ``table`` may be a part of the manifest's. Raises ValueError on a vector too short for it, or not flat.
     """
-    elements = sum(prod(slot.shape) for slot in table)
-    if vector.shape != (elements,):
-        raise ValueError(f"a vector of shape {vector.shape} was given; the parameter table has {elements} elements")
+    end = max((slot.offset + prod(slot.shape) for slot in table), default=0)
+    if vector.ndim != 1 or vector.size < end:
+        raise ValueError(f"a vector of shape {vector.shape} was given; the parameter table needs {end} elements")
     return {slot.name: vector[slot.offset : slot.offset + prod(slot.shape)].reshape(slot.shape) for slot in table}
 
 
