@@ -1,0 +1,186 @@
+"""Server optimizers: how the mean of a round's updates moves the model.
+
+Each is a pair of functions over numpy vectors, ``init(params) -> state`` and
+``apply(state, delta, params) -> (state, params)``, where delta is the weighted mean of (device's model - round's
+model). It points downhill already: the model moves along it, not against it.
+
+``sgd`` with lr 1 is Federated Averaging: McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
+``momentum`` is FedAvgM: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification" (2019), arXiv 1909.06335, section 4.2.
+``adagrad``, ``adam`` and ``yogi`` are FedAdagrad, FedAdam and FedYogi: Reddi et al., "Adaptive Federated
+Optimization" (2020), arXiv 2003.00295, Algorithm 2, in the version published at ICLR 2021: v follows the square of
+the round's mean Delta_t, and the model moves along the moving average m_t. (The first version on arXiv called both
+Delta_t.) There is no bias correction; v starts at tau^2 and m at 0. The mean is weighted by examples, as there.
+
+State is float32, as the model is. Each block is worked in float64 with element-wise operations alone (no BLAS), and
+rounded to float32 once: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+State = dict[str, Vector]
+"""Slot name -> float32, shape (P,)."""
+Block = NDArray[np.float64]
+Delta = NDArray[np.float64] | Vector
+
+BLOCK = 32768
+"""Elements at a time, so that the temporaries stay in the processor's cache."""
+
+
+class Optimizer(NamedTuple):
+    """A server optimizer with its hyper-parameters filled in."""
+
+    name: str
+    init: Callable[[Vector], State]
+    """params (float32, shape (P,)) -> the state before the first round."""
+    apply: Callable[[State, Delta, Vector], tuple[State, Vector]]
+    """state, delta (float64 or float32, shape (P,)), params -> the next state and params, in new memory.
+
+    Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the state would not stay
+    finite in float32.
+    """
+
+
+def sgd(lr: float = 1.0) -> Optimizer:
+    """x += lr * delta. With lr 1 it is FedAvg."""
+    _check("lr", lr, 0.0, 1e6)
+    return _blockwise("sgd", {}, lambda delta, state: lr * delta)
+
+
+def momentum(lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
+    """v = momentum * v + delta; x += lr * v. The steady step is lr / (1 - momentum) times delta."""
+    _check("lr", lr, 0.0, 1e6)
+    _check("momentum", momentum, 0.0, 1.0)
+
+    def step(delta: Block, state: dict[str, Block]) -> Block:
+        state["v"] = momentum * state["v"] + delta
+        return lr * state["v"]
+
+    return _blockwise("momentum", {"v": 0.0}, step)
+
+
+def adagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Optimizer:
+    """FedAdagrad. The paper's experiments have beta1 = 0."""
+
+    def second_moment(v: Block, square: Block) -> Block:
+        return v + square
+
+    return _adaptive("adagrad", lr, beta1, tau, second_moment)
+
+
+def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Optimizer:
+    """FedAdam."""
+    _check("beta2", beta2, 0.0, 1.0)
+
+    def second_moment(v: Block, square: Block) -> Block:
+        return beta2 * v + (1 - beta2) * square
+
+    return _adaptive("adam", lr, beta1, tau, second_moment)
+
+
+def yogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Optimizer:
+    """FedYogi: as FedAdam, but v moves by the size of the square, not by its distance to it."""
+    _check("beta2", beta2, 0.0, 1.0)
+
+    def second_moment(v: Block, square: Block) -> Block:
+        return v - (1 - beta2) * square * np.sign(v - square)
+
+    return _adaptive("yogi", lr, beta1, tau, second_moment)
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adagrad": adagrad,
+    "adam": adam,
+    "yogi": yogi,
+}
+
+
+def defaults(name: str) -> dict[str, float]:
+    """The hyper-parameters that the optimizer takes, with their defaults. Raises ValueError on an unknown name."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"there is no server optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
+    return {key: parameter.default for key, parameter in inspect.signature(OPTIMIZERS[name]).parameters.items()}
+
+
+def make(name: str, **hyper: float) -> Optimizer:
+    """The optimizer called ``name``. Raises ValueError on an unknown name, or a value that it does not take."""
+    if surplus := sorted(set(hyper) - set(defaults(name))):
+        raise ValueError(f"{name} takes {', '.join(defaults(name))}; not {', '.join(surplus)}")
+    return OPTIMIZERS[name](**hyper)
+
+
+def change_norm(before: Vector, after: Vector) -> float:
+    """The L2 norm of the model's change, in float64."""
+    squares = []
+    for start in range(0, len(before), BLOCK):
+        change = np.subtract(after[start : start + BLOCK], before[start : start + BLOCK], dtype=np.float64)
+        squares.append(float(np.add.reduce(change * change)))
+    return math.sqrt(math.fsum(squares))
+
+
+def _adaptive(
+    name: str, lr: float, beta1: float, tau: float, second_moment: Callable[[Block, Block], Block]
+) -> Optimizer:
+    _check("lr", lr, 0.0, 1e6)
+    _check("beta1", beta1, 0.0, 1.0)
+    if not 1e-12 <= tau <= 1e6:
+        raise ValueError(f"tau is {tau}; it takes 1e-12 to 1e6")
+
+    def step(delta: Block, state: dict[str, Block]) -> Block:
+        # The last lines of Algorithm 2, in its order.
+        state["m"] = beta1 * state["m"] + (1 - beta1) * delta
+        state["v"] = second_moment(state["v"], delta * delta)
+        return lr * state["m"] / (np.sqrt(state["v"]) + tau)
+
+    return _blockwise(name, {"m": 0.0, "v": tau * tau}, step)
+
+
+def _blockwise(name: str, initial: Mapping[str, float], step: Callable[[Block, dict[str, Block]], Block]) -> Optimizer:
+    """An optimizer from its rule for one block: ``step(delta, state)`` replaces the state's slots, returns the move."""
+
+    def init(params: Vector) -> State:
+        return {slot: np.full(params.shape, value, np.float32) for slot, value in initial.items()}
+
+    def apply(state: State, delta: Delta, params: Vector) -> tuple[State, Vector]:
+        shapes = {"delta": delta.shape, **{slot: state[slot].shape if slot in state else None for slot in initial}}
+        if set(state) != set(initial) or set(shapes.values()) != {params.shape}:
+            raise ValueError(f"{name} on a model of shape {params.shape} was given {shapes} and slots {sorted(state)}")
+        after = {slot: np.empty_like(values) for slot, values in state.items()}
+        moved = np.empty_like(params)
+        # What overflows is found below, and said in words.
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            for start in range(0, len(params), BLOCK):
+                place = slice(start, start + BLOCK)
+                block = {slot: values[place].astype(np.float64) for slot, values in state.items()}
+                moved[place] = params[place] + step(delta[place].astype(np.float64), block)
+                for slot, values in block.items():
+                    after[slot][place] = values
+        for what, result in {"the model": moved, **{f"its state {slot}": after[slot] for slot in after}}.items():
+            if not np.isfinite(result).all():
+                place_of = int(np.flatnonzero(~np.isfinite(result))[0])
+                raise FleetError(
+                    Code.NOT_FINITE,
+                    f"the server optimizer {name} would make element {place_of} of {what} {result[place_of]}. "
+                    "Training has diverged: lower the server's or the devices' learning rate.",
+                )
+        return after, moved
+
+    return Optimizer(name, init, apply)
+
+
+def _check(name: str, value: float, low: float, below: float) -> None:
+    if not low <= value < below:
+        raise ValueError(f"{name} is {value}; it takes {low:g} to below {below:g}")

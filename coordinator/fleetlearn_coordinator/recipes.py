@@ -1,0 +1,55 @@
+"""Recipes: names for combinations of a local step and a server optimizer. Data, not code: a plan may override it all.
+
+The values are where to start from, not the papers' tuned ones: those differ for each data set. ``lr`` on the devices
+has no default here, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Recipe(NamedTuple):
+    """A starting point that a plan names and overrides."""
+
+    epochs: int
+    """Passes over the device's data in a round."""
+    batch_size: int
+    """Examples per local step; 0: all of the device's in one."""
+    proximal: bool
+    """Whether mu is needed, and a bundle whose step adds mu * (w - anchor)."""
+    optimizer: str
+    """The server optimizer."""
+    hyper: Mapping[str, float]
+    """Its hyper-parameters, where they are not its defaults."""
+    source: str
+
+
+_MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
+_REDDI = "Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295, Algorithm 2"
+
+RECIPES: Mapping[str, Recipe] = {
+    "fedsgd": Recipe(1, 0, False, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, section 2: E = 1, B = all"),
+    "fedavg": Recipe(1, 20, False, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, Algorithm 1"),
+    "fedprox": Recipe(
+        1,
+        20,
+        True,
+        "sgd",
+        {"lr": 1.0},
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2",
+    ),
+    "fedavgm": Recipe(
+        1,
+        20,
+        False,
+        "momentum",
+        {"lr": 1.0, "momentum": 0.9},
+        "Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
+        "Classification, arXiv 1909.06335, section 4.2",
+    ),
+    "fedadagrad": Recipe(1, 20, False, "adagrad", {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}, _REDDI),
+    "fedadam": Recipe(1, 20, False, "adam", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+    "fedyogi": Recipe(1, 20, False, "yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+}

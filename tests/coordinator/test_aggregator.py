@@ -1,0 +1,216 @@
+"""The weighted mean: exact, so independent of order, and refusing what it could not add exactly."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.aggregator import BLOCK, MAX_UPDATES, MAX_WEIGHT, MAX_WEIGHTED, Sum
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.vector import Vector
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+
+Updates = list[tuple[Vector, int]]
+
+
+def some_updates(size: int, count: int, seed: int = 0) -> Updates:
+    """Elements of magnitudes 1e-30 to 1e6, both signs, some zeros; weights from 1 to the most that each allows."""
+    random = np.random.default_rng(seed)
+    updates: Updates = []
+    for index in range(count):
+        top = 6 if index % 2 else 0
+        vector = 10.0 ** random.uniform(-30, top, size) * random.choice([-1.0, 0.0, 1.0], size, p=[0.45, 0.1, 0.45])
+        vector = vector.astype(np.float32)
+        most = min(MAX_WEIGHT, int(MAX_WEIGHTED / float(np.abs(vector).max())))
+        updates.append((vector, int(most ** random.uniform(0, 1))))
+    return updates
+
+
+def added(size: int, updates: Updates) -> Sum:
+    total = aggregator.init(size)
+    for vector, weight in updates:
+        aggregator.add(total, vector, weight)
+    return total
+
+
+def bits(total: Sum) -> tuple[bytes, bytes, int, int]:
+    return total.hi.tobytes(), total.lo.tobytes(), total.weight, total.count
+
+
+def exact_mean(updates: Updates, element: int) -> Fraction:
+    weighted = sum((Fraction(float(vector[element])) * weight for vector, weight in updates), Fraction())
+    return weighted / sum(weight for _, weight in updates)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (1000, 25), (BLOCK + 3, 12)])
+def test_a_hundred_random_orders_give_the_same_bits(size: int, count: int) -> None:
+    updates = some_updates(size, count)
+    random = np.random.default_rng(1)
+    expected = added(size, updates)
+    for _ in range(100):
+        total = added(size, [updates[place] for place in random.permutation(count)])
+        assert bits(total) == bits(expected)
+        assert aggregator.mean(total).tobytes() == aggregator.mean(expected).tobytes()
+
+
+def test_a_plain_float64_sum_does_depend_on_order() -> None:
+    """What the above would not show if these updates were too easy."""
+    updates = some_updates(1000, 25)
+    forwards, backwards = np.zeros(1000), np.zeros(1000)
+    for vector, weight in updates:
+        forwards += vector.astype(np.float64) * weight
+    for vector, weight in updates[::-1]:
+        backwards += vector.astype(np.float64) * weight
+    assert not np.array_equal(forwards, backwards)
+
+
+def test_the_mean_is_the_exact_one_to_its_last_roundings() -> None:
+    updates = some_updates(300, 40, seed=3)
+    mean = aggregator.mean(added(300, updates))
+    for element in range(300):
+        exact = exact_mean(updates, element)
+        assert abs(Fraction(float(mean[element])) - exact) <= Fraction(1, 2**45) + abs(exact) * Fraction(1, 2**51)
+
+
+def test_a_mean_by_hand() -> None:
+    total = aggregator.init(3)
+    aggregator.add(total, np.array([1.0, 0.5, -2.0], np.float32), 1)
+    aggregator.add(total, np.array([4.0, 0.25, 2.0], np.float32), 2)
+    aggregator.add(total, np.array([-1.0, 0.0, 0.0], np.float32), 5)
+    # (1 + 8 - 5) / 8, (0.5 + 0.5) / 8, (-2 + 4) / 8
+    assert aggregator.mean(total).tolist() == [0.5, 0.125, 0.25]
+    assert (total.weight, total.count) == (8, 3)
+
+
+def test_the_mean_agrees_with_fsum_on_ordinary_updates() -> None:
+    random = np.random.default_rng(5)
+    vectors = [(random.standard_normal(500) * 1e-2).astype(np.float32) for _ in range(30)]
+    weights = [int(weight) for weight in random.integers(1, 2000, 30)]
+    mean = aggregator.mean(added(500, list(zip(vectors, weights, strict=True))))
+    for element in range(500):
+        exact = math.fsum(float(v[element]) * w for v, w in zip(vectors, weights, strict=True)) / sum(weights)
+        assert math.isclose(mean[element], exact, rel_tol=1e-15, abs_tol=2.0**-45)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_updates_in_any_order_and_over_a_restart(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 5))
+    element = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**20), max_value=2.0**20)
+    update = st.tuples(st.lists(element, min_size=size, max_size=size), st.integers(1, 256))
+    drawn = data.draw(st.lists(update, min_size=1, max_size=12))
+    updates = [(np.array(values, np.float32), weight) for values, weight in drawn]
+    expected = added(size, updates)
+
+    shuffled = data.draw(st.permutations(updates))
+    cut = data.draw(st.integers(0, len(shuffled)))
+    saved = save(aggregator.to_tensors(added(size, shuffled[:cut])))
+    total = aggregator.from_tensors(load(saved))
+    for vector, weight in shuffled[cut:]:
+        aggregator.add(total, vector, weight)
+
+    assert bits(total) == bits(expected)
+    for place, value in enumerate(aggregator.mean(total)):
+        exact = exact_mean(updates, place)
+        assert abs(Fraction(float(value)) - exact) <= Fraction(1, 2**45) + abs(exact) * Fraction(1, 2**51)
+
+
+def test_a_restored_sum_goes_on_to_the_same_bits_and_shares_no_memory() -> None:
+    updates = some_updates(BLOCK + 1, 10)
+    total = added(BLOCK + 1, updates[:4])
+    tensors = aggregator.to_tensors(total)
+    restored = aggregator.from_tensors(tensors)
+    assert bits(restored) == bits(total)
+    assert not np.shares_memory(restored.hi, tensors["hi"])
+    for vector, weight in updates[4:]:
+        aggregator.add(restored, vector, weight)
+    assert bits(restored) == bits(added(BLOCK + 1, updates))
+
+
+def test_the_last_of_the_most_updates_of_the_greatest_magnitude_is_added_exactly() -> None:
+    """The bounds of the module's docstring, reached: all 2^17 updates near 2^28, and the largest low parts."""
+    x = np.array([(2**24 - 1) * 2.0**-25, -(2**24 - 1) * 2.0**-25, 3 * 2.0**-38], np.float32)
+    weight = 2**29 - 1
+    products = [Fraction(float(value)) * weight for value in x]
+    assert products[0] == Fraction((2**24 - 1) * (2**29 - 1), 2**25)  # 53 significant bits, the largest below 2^28
+    one = added(3, [(x, weight)])
+    assert [Fraction(high) + Fraction(low) for high, low in zip(one.hi, one.lo, strict=True)] == products
+    assert [Fraction(low) for low in one.lo] != [0, 0, 0]
+
+    many = Sum(one.hi * (MAX_UPDATES - 1), one.lo * (MAX_UPDATES - 1), weight * (MAX_UPDATES - 1), MAX_UPDATES - 1)
+    aggregator.add(many, x, weight)
+    for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
+        assert [Fraction(value) for value in part] == [Fraction(value) * MAX_UPDATES for value in single]
+    assert aggregator.mean(many).tolist() == [float(value) for value in x]
+
+    before = bits(many)
+    with pytest.raises(ProtocolError, match="can hold no more") as refused:
+        aggregator.add(many, x, 1)
+    assert refused.value.code is Code.OUT_OF_RANGE
+    assert bits(many) == before
+
+
+@pytest.mark.parametrize(
+    ("update", "weight", "largest", "code", "text"),
+    [
+        (np.zeros(5, np.float32), 1, None, Code.WRONG_LENGTH, r"shape \(5,\) was given; expected float32 \(4,\)"),
+        (np.zeros(4, np.float64), 1, None, Code.WRONG_LENGTH, "float64"),
+        (np.array([0, 1, np.nan, 2], np.float32), 1, None, Code.NOT_FINITE, "element 2 of the vector is nan"),
+        (np.array([0, 1, 2, -np.inf], np.float32), 1, None, Code.NOT_FINITE, "element 3 of the vector is -inf"),
+        (np.array([0, 1, 2, -3], np.float32), 0, None, Code.OUT_OF_RANGE, "weight 0"),
+        (np.array([0, 1, 2, -3], np.float32), MAX_WEIGHT + 1, None, Code.OUT_OF_RANGE, "weight"),
+        (np.array([0, 1, 2, -2e8], np.float32), 2, None, Code.OUT_OF_RANGE, "largest element is 2e\\+08"),
+        (np.array([0, 0, 0, 1], np.float32), 2**28 + 1, None, Code.OUT_OF_RANGE, "lower the learning rate"),
+        (np.array([0, 0, 0, 1], np.float32), 1, math.nan, Code.OUT_OF_RANGE, "nan"),
+    ],
+)
+def test_what_is_refused_leaves_the_sum_as_it_was(
+    update: Vector, weight: int, largest: float | None, code: Code, text: str
+) -> None:
+    total = added(4, some_updates(4, 3))
+    before = bits(total)
+    with pytest.raises(ProtocolError, match=text) as refused:
+        aggregator.add(total, update, weight, largest)
+    assert refused.value.code is code
+    assert bits(total) == before
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    aggregator.check(MAX_WEIGHTED, 1)
+    aggregator.check(1.0, 2**28)
+    aggregator.check(0.0, MAX_WEIGHT)
+    with pytest.raises(ProtocolError):
+        aggregator.check(float(np.nextafter(np.float32(1), np.float32(2))), 2**28)
+
+
+def test_a_known_largest_element_changes_nothing() -> None:
+    updates = some_updates(50, 5)
+    total = aggregator.init(50)
+    for vector, weight in updates:
+        aggregator.add(total, vector, weight, float(np.abs(vector).max()))
+    assert bits(total) == bits(added(50, updates))
+
+
+def test_the_mean_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no updates"):
+        aggregator.mean(aggregator.init(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"hi": np.zeros(3, np.float32)}, "64 bits"),
+        ({"hi": np.zeros(4)}, "do not fit together"),
+        ({"more": np.zeros(3)}, "64 bits"),
+        ({"count": np.array([3], np.int64)}, "damaged"),
+        ({"weight": np.array([-1], np.int64)}, "damaged"),
+        ({"weight": np.array([1, 1], np.int64)}, "do not fit together"),
+    ],
+)
+def test_a_damaged_saved_sum_is_refused(change: dict[str, np.ndarray], text: str) -> None:
+    tensors = {**aggregator.to_tensors(added(3, [(np.ones(3, np.float32), 2)])), **change}
+    with pytest.raises(ValueError, match=text):
+        aggregator.from_tensors(tensors)
