@@ -1,0 +1,214 @@
+"""What PyTorch's backward pass uses and ONNX has no operator for, said in ONNX operators.
+
+Each function replaces one ATen operator while a program is decomposed. ``symbolic`` places an ONNX operator of the
+standard domain into the program; its result has the right shape and no values, so a decomposed program can only be
+exported, not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.onnx.ops import symbolic, symbolic_multi_out
+
+aten = torch.ops.aten
+Decompositions = dict[Any, Callable[..., Any]]
+Attributes = dict[str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]]
+
+
+def decompositions(graph: torch.fx.Graph) -> Decompositions:
+    """The replacements for a joint forward-backward graph."""
+    table: Decompositions = {
+        aten.convolution_backward.default: convolution_backward,
+        aten.empty_permuted.default: empty_permuted,
+    }
+    if _indices_only_for_backward(graph):
+        table[aten.max_pool2d_with_indices.default] = max_pool2d_with_indices
+        table[aten.max_pool2d_with_indices_backward.default] = max_pool2d_with_indices_backward
+    return table
+
+
+def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:
+    return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
+
+
+def _indices_only_for_backward(graph: torch.fx.Graph) -> bool:
+    """Whether max-pooling's indices stay inside the pooling operators, so that they may be counted in ONNX's way.
+
+    PyTorch counts inside one image's channel, ONNX over the whole array; converting costs a second pooling.
+    """
+    for node in graph.nodes:
+        if node.target is aten.max_pool2d_with_indices.default:
+            for item in node.users:
+                if item.args[1] == 1 and any(
+                    user.target is not aten.max_pool2d_with_indices_backward.default for user in item.users
+                ):
+                    return False
+    return True
+
+
+def _pair(value: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value) or list(default)
+    return values * 2 if len(values) == 1 else values
+
+
+def max_pool2d_with_indices(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """MaxPool with its indices counted over the whole array."""
+    kernel, pads, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
+    strides = _pair(stride, kernel)
+    shape = [*x.shape[:-2]]
+    for axis in range(2):
+        room = int(x.shape[axis - 2]) + 2 * pads[axis] - dilations[axis] * (kernel[axis] - 1) - 1
+        windows = (room + (strides[axis] - 1) * ceil_mode) // strides[axis] + 1
+        if ceil_mode and (windows - 1) * strides[axis] >= int(x.shape[axis - 2]) + pads[axis]:
+            windows -= 1  # a window that would begin behind the image and its left padding
+        shape.append(windows)
+    attributes: Attributes = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "pads": pads * 2,
+        "dilations": dilations,
+        "ceil_mode": int(ceil_mode),
+    }
+    values, indices = symbolic_multi_out(
+        "MaxPool", (x,), attributes, dtypes=(x.dtype, torch.int64), shapes=(shape, shape)
+    )
+    return values, indices
+
+
+def max_pool2d_with_indices_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """Send each output's gradient to where its maximum was; windows that overlap add up."""
+    kernel = _pair(kernel_size)
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
+    if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
+        shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])
+        attributes: Attributes = {"kernel_shape": kernel, "strides": _pair(stride, kernel)}
+        return symbolic("MaxUnpool", (grad, indices, shape), attributes, dtype=grad.dtype, shape=x.shape)
+    flat = torch.zeros_like(x).reshape(-1)
+    scattered = symbolic(
+        "ScatterElements",
+        (flat, indices.reshape(-1), grad.reshape(-1)),
+        {"axis": 0, "reduction": "add"},
+        dtype=grad.dtype,
+        shape=flat.shape,
+    )
+    return scattered.reshape(x.shape)
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution's input, weight and bias.
+
+    Input: the transposed convolution. Weight: the convolution of the input with the output's gradient, examples and
+    channels exchanged, stride and dilation exchanged, cropped to the kernel.
+    """
+    if transposed:
+        raise NotImplementedError("the gradient of a transposed convolution")
+    axes = list(range(2, x.dim()))
+    stride, padding, dilation = (list(values) * (len(axes) // len(values)) for values in (stride, padding, dilation))
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        lost = [
+            int(x.shape[axis])
+            - (
+                (int(grad.shape[axis]) - 1) * stride[i]
+                - 2 * padding[i]
+                + dilation[i] * (int(weight.shape[axis]) - 1)
+                + 1
+            )
+            for i, axis in enumerate(axes)
+        ]
+        grad_x = symbolic(
+            "ConvTranspose",
+            (grad, weight),
+            {
+                "strides": stride,
+                "pads": padding * 2,
+                "dilations": dilation,
+                "output_padding": lost,
+                "group": groups,
+                "kernel_shape": [int(weight.shape[axis]) for axis in axes],
+            },
+            dtype=grad.dtype,
+            shape=x.shape,
+        )
+    if output_mask[1]:
+        grad_weight = _weight_gradient(grad, x, weight, stride, padding, dilation, groups)
+    if output_mask[2]:
+        grad_bias = grad.sum([0, *axes])
+    return grad_x, grad_weight, grad_bias
+
+
+def _weight_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    examples, spatial = x.shape[0], list(range(2, x.dim()))
+    outputs, inputs = weight.shape[:2]
+    places = [int(x.shape[axis]) for axis in spatial]
+    grad_places = [int(grad.shape[axis]) for axis in spatial]
+    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the channels' blocks.
+    if groups == 1:
+        signal = x.transpose(0, 1)
+    else:
+        signal = x.reshape(examples, groups, inputs, *places).permute(2, 1, 0, *(axis + 1 for axis in spatial))
+        signal = signal.reshape(inputs, groups * examples, *places)
+    kernel = grad.transpose(0, 1)
+    sizes = [
+        (places[i] + 2 * padding[i] - stride[i] * (grad_places[i] - 1) - 1) // dilation[i] + 1
+        for i in range(len(spatial))
+    ]
+    out = symbolic(
+        "Conv",
+        (signal, kernel),
+        {
+            "strides": list(dilation),
+            "dilations": list(stride),
+            "pads": list(padding) * 2,
+            "group": groups,
+            "kernel_shape": grad_places,
+        },
+        dtype=x.dtype,
+        shape=[inputs, outputs, *sizes],
+    )
+    for axis in spatial:
+        if sizes[axis - 2] != weight.shape[axis]:
+            out = out.narrow(axis, 0, int(weight.shape[axis]))
+    assert prod(out.shape[2:]) == prod(weight.shape[2:])
+    return out.transpose(0, 1)

@@ -1,0 +1,128 @@
+"""ONNX Runtime's own training artifacts: the same model and loss through a second automatic differentiation."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import torch
+from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
+from torch import Tensor
+
+from fleetlearn_export.check import batches, compare, hand_step
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.trace import LossModule, Source
+
+OPSET = 17
+IR_VERSION = 10
+"""The newest that onnxruntime-training 1.19.2, the last one, reads; it writes its optimizer in onnx's newest."""
+LEARNING_RATE = 0.01
+
+
+class Artifacts(NamedTuple):
+    """The files of ``ort_training/``, or the reason why there are none."""
+
+    files: dict[str, bytes]
+    reason: str | None
+
+
+def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str]) -> Artifacts:
+    """Generate the artifacts and train a few steps with them against PyTorch. The model is in training mode.
+
+    The model handed to ONNX Runtime ends in the user's own loss, so both runtimes train the same thing. Its inputs
+    are ``batch.NAME``, its outputs ``loss`` and ``metric.NAME`` (means), its parameters named as in the manifest.
+    """
+    try:
+        from onnxruntime.training import artifacts
+    except ImportError as error:
+        return Artifacts({}, f"onnxruntime-training-cpu is not installed ({error})")
+    if buffers:
+        listed = ", ".join(sorted(buffers))
+        return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
+            with _quiet():
+                artifacts.generate_artifacts(
+                    _forward_model(source, values, Path(folder)),
+                    requires_grad=list(values),
+                    optimizer=artifacts.OptimType.SGD,
+                    artifact_directory=folder,
+                )
+            optimizer = onnx.load(Path(folder, "optimizer_model.onnx"))
+            optimizer.ir_version = IR_VERSION
+            onnx.save(optimizer, Path(folder, "optimizer_model.onnx"))
+            with _quiet():
+                _check(source, values, Path(folder))
+            return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
+    except Exception as error:
+        # Whatever the old exporter and the artifacts' builder cannot do, they say with exceptions of many kinds.
+        lines = str(error).strip().splitlines() or [""]
+        return Artifacts({}, f"{type(error).__name__}: {lines[0]}"[:500])
+
+
+def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> onnx.ModelProto:
+    """The loss as ONNX, by the exporter whose graphs ONNX Runtime's gradient builder understands."""
+    names = [f"batch.{name}" for name in source.batch]
+    file = folder / "forward.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's deprecation, the tracer's doubts: the result is checked
+        torch.onnx.export(
+            LossModule(source),
+            tuple(source.batch.values()),
+            str(file),
+            dynamo=False,
+            training=torch.onnx.TrainingMode.TRAINING,
+            do_constant_folding=False,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=["loss", *(f"metric.{name}" for name in source.metrics)],
+            dynamic_axes={name: {0: "n"} for name in names},
+        )
+    model = onnx.load(file)
+    renamed = {f"model.{name}": name for name in values}
+    for tensor in model.graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    missing = values.keys() - {tensor.name for tensor in model.graph.initializer}
+    if missing:
+        raise ExportError(f"the exported loss does not have the parameters {', '.join(sorted(missing))}")
+    return model
+
+
+def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:
+    from onnxruntime.training import api
+
+    state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+    module = api.Module(str(folder / "training_model.onnx"), state)
+    optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
+    optimizer.set_learning_rate(LEARNING_RATE)
+    hand = values
+    for batch in batches(source):
+        expected = hand_step(source, LocalStep("sgd"), hand, values, batch, {"lr": LEARNING_RATE})
+        outputs: Any = module(*(value.numpy() for value in batch.values()))
+        optimizer.step()
+        module.lazy_reset_grad()
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        hand = expected.parameters
+        rows = {f"parameter {name}": (state.parameters[name].data, hand[name]) for name in values}
+        compare(rows | {"the loss": (loss, expected.loss)}, "training with ONNX Runtime's artifacts")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the gradient builder's log, which it writes to the process's standard error whatever the log level."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
