@@ -1,0 +1,133 @@
+"""The command fleetlearn-coordinator: serve a plan, look at a run, take the model out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.logging import RichHandler
+    from rich.table import Table
+except ImportError as error:  # pragma: no cover
+    sys.exit(f"fleetlearn-coordinator needs the extra: pip install 'fleetlearn[coordinator]' ({error})")
+
+import msgspec
+from fleetlearn_protocol import open_bundle, write_inference_model
+from fleetlearn_protocol.errors import FleetError
+
+from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator.records import Status, read_model, read_status
+from fleetlearn_coordinator.service import serve as serve_plan
+
+app = typer.Typer(
+    help="Federated learning's coordinator.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
+
+
+@app.command()
+def serve(
+    plan: PlanFile,
+    stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Run the plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM stops it cleanly."""
+    _log(log_level)
+    with _errors():
+        result = serve_plan(Plan.load(plan), stay=stay)
+    Console(stderr=True).print(f"{result.reason}; the newest model is version {result.version}")
+
+
+@app.command()
+def status(
+    plan: PlanFile,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, all rounds.")] = False,
+    last: Annotated[int, typer.Option(help="How many rounds to show.", min=1)] = 10,
+) -> None:
+    """Show how far a run is. It may be running or not."""
+    with _errors():
+        found = read_status(Plan.load(plan).data_dir)
+    if json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        _show(found, last)
+
+
+@app.command("export-model")
+def export_model(
+    plan: PlanFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    version: Annotated[int | None, typer.Option(help="Which model. Default: the newest.")] = None,
+) -> None:
+    """Write the trained model as an ONNX file that any ONNX Runtime runs."""
+    with _errors():
+        settings = Plan.load(plan)
+        number, vector = read_model(settings.data_dir, version)
+        content = write_inference_model(open_bundle(settings.bundle), vector)
+        draft = output.with_name(output.name + ".draft")
+        draft.write_bytes(content)
+        draft.replace(output)
+    Console(stderr=True).print(f"wrote version {number} to {output} ({len(content)} bytes)")
+
+
+def _show(found: Status, last: int) -> None:
+    console = Console()
+    state = f"running at {found.address}" if found.running else "not running"
+    console.print(f"{found.finished or 'not finished'}; {state}; model version {found.version}")
+    if found.running:
+        shown = ("phase", "round", "connected", "leases", "accepted", "uploading")
+        console.print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
+    if not found.rounds:
+        return
+    metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))
+    table = Table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds")
+    for row in found.rounds[-last:]:
+        dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
+        values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
+        table.add_row(
+            str(row.number), row.outcome, str(row.summary["reports"]), dropped, *values,
+            f"{row.summary['change']:.3g}", f"{row.summary['seconds']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _log(level: str) -> None:
+    known = ("DEBUG", "INFO", "WARNING", "ERROR")
+    if level.upper() not in known:
+        raise typer.BadParameter(
+            f"{level!r} was given; one of {', '.join(known)} is expected", param_hint="--log-level"
+        )
+    if sys.stderr.isatty():
+        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fleetlearn")
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Expected errors as one line and exit status 1."""
+    try:
+        yield
+    except (FleetError, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,410 @@
+"""The round engine: events in, commands out. It opens no socket, reads no clock and starts no task.
+
+Time is handed to every event as seconds on one clock that never goes back; what to do next comes back as a list of
+commands, to be carried out in order. The websocket server and the simulator are two drivers of it.
+
+Synchronous rounds after Bonawitz et al., "Towards Federated Learning at Scale" (arXiv 1902.01046): more devices than
+the goal are selected, the round closes at the goal count or at its deadline, and below the minimum it is abandoned.
+A device's task is a lease: it ends by an accepted report, a failure, the device's loss, or the end of the round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+from sortedcontainers import SortedList
+
+
+class Settings(NamedTuple):
+    """What the engine needs of a plan. Durations are seconds."""
+
+    goal: int
+    """Reports that close the round."""
+    cohort: int
+    """Most slots of a round: leases that run plus reports accepted. goal x over-selection."""
+    minimum: int
+    """Fewest reports of a round that counts."""
+    deadline: float
+    """Length of a round."""
+    grace: float
+    """How long a lease outlives its device's connection."""
+    gather: float
+    """How long to wait for a full cohort once ``minimum`` devices are there."""
+    seed: int = 0
+    rounds: int | None = None
+    """Stop after this many committed rounds."""
+    metric: str | None = None
+    """Stop once this metric is at least ``target``, or at most where ``below``."""
+    target: float = 0.0
+    below: bool = False
+    epsilon: float = 0.0
+    """Stop once the L2 norm of the model's change is below this."""
+
+
+class Phase(StrEnum):
+    GATHERING = "gathering"
+    """No round is open; waiting for enough devices."""
+    OPEN = "open"
+    COMMITTING = "committing"
+    """The round is closed; the driver owes ``committed``."""
+    FINISHED = "finished"
+
+
+class Opened(NamedTuple):
+    """A round began."""
+
+    round: int
+
+
+class Assign(NamedTuple):
+    """Give the device its task: a new one, or again the one it holds, after it came back without its work."""
+
+    device: str
+    task: str
+    round: int
+    seed: int
+    deadline: float
+    """When the round ends, on the engine's clock."""
+    again: bool
+
+
+class Ended(NamedTuple):
+    """A lease ended without an accepted report."""
+
+    device: str
+    task: str
+    round: int
+    cause: str
+
+
+class Cancel(NamedTuple):
+    """Tell a connected device that its task is no longer wanted."""
+
+    device: str
+    task: str
+    code: Code
+    text: str
+
+
+class Commit(NamedTuple):
+    """Make the new model of the accepted reports, then call ``committed``."""
+
+    round: int
+    dropped: dict[str, int]
+    """How many of the round's leases ended without an accepted report, by cause."""
+
+
+class Abandon(NamedTuple):
+    """The round ended below its minimum; the model stays."""
+
+    round: int
+    dropped: dict[str, int]
+    text: str
+
+
+class Finish(NamedTuple):
+    """Training is over."""
+
+    reason: str
+
+
+Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
+
+LOST, LATE, SURPLUS = "lost", "late", "surplus"
+"""Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it."""
+RESTART_GRACE = 90.0
+"""Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A device's hold on one slot of the open round."""
+
+    task: str
+    device: str
+    connected: bool = True
+    reported: bool = False
+    expires: float | None = None
+    """While disconnected: when the slot comes back."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """The state of one training run. ``version`` counts committed rounds; ``round`` numbers all of them from 1."""
+
+    settings: Settings
+    version: int = 0
+    round: int = 0
+    phase: Phase = Phase.GATHERING
+    deadline: float = 0.0
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """Device -> its running lease."""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """Task -> device, of this round's accepted reports."""
+    dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Task -> (device, cause), of this round's leases that ended otherwise."""
+    idle: SortedList[str] = field(default_factory=SortedList)
+    """Connected devices that may be given a task. Sorted, so that who is picked does not depend on who came first."""
+    resting: set[str] = field(default_factory=set)
+    """Connected devices that had their turn in this round."""
+    _turns: set[str] = field(default_factory=set)
+    """Devices that had a lease in this round."""
+    _serial: int = 0
+    _gather_until: float | None = None
+    _graces: deque[tuple[float, str, str]] = field(default_factory=deque)
+    """(when, device, task) in order of time: leases that lose their device unless it returns."""
+
+    # --- what a driver may ask ---
+
+    def wake_at(self) -> float | None:
+        """When ``tick`` is next due, or None."""
+        times = [self._graces[0][0]] if self._graces else []
+        if self.phase is Phase.OPEN:
+            times.append(self.deadline)
+        if self.phase is Phase.GATHERING and self._gather_until is not None:
+            times.append(self._gather_until)
+        return min(times, default=None)
+
+    def causes(self) -> dict[str, int]:
+        """How many of this round's leases ended without an accepted report, by cause."""
+        return dict(Counter(cause for _, cause in self.dropped.values()))
+
+    # --- events ---
+
+    def restore(
+        self,
+        round: int,
+        leases: Iterable[tuple[str, str]],
+        accepted: Iterable[tuple[str, str]],
+        dropped: Iterable[tuple[str, str, str]],
+        now: float,
+    ) -> list[Command]:
+        """Go on with an open round after a restart: (task, device[, cause]) of its leases, as they were stored.
+
+        The round gets its whole time again, and each running lease RESTART_GRACE for its device to return.
+        """
+        self.round, self.phase, self.deadline = round, Phase.OPEN, now + self.settings.deadline
+        self.accepted = dict(accepted)
+        self.dropped = {task: (device, cause) for task, device, cause in dropped}
+        expires = now + max(self.settings.grace, RESTART_GRACE)
+        for task, device in leases:
+            self.leases[device] = Lease(task, device, connected=False, expires=expires)
+            self._graces.append((expires, device, task))
+        self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
+        self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
+        return self._advance(now)
+
+    def check_in(self, device: str, held: str | None, now: float) -> list[Command]:
+        """The device is connected; ``held`` is the task whose finished update it still has."""
+        if self.phase is Phase.FINISHED:
+            return []
+        lease = self.leases.get(device)
+        if lease is not None:
+            lease.connected, lease.expires = True, None
+            return [] if held == lease.task else [self._assign(lease, again=True)]
+        if held is not None and self._revive(device, held):
+            return []
+        if device in self._turns and self.phase is Phase.OPEN:
+            self.resting.add(device)
+        elif device not in self.idle:
+            self.idle.add(device)
+        return self._advance(now)
+
+    def disconnect(self, device: str, now: float) -> list[Command]:
+        """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
+        self.idle.discard(device)
+        self.resting.discard(device)
+        lease = self.leases.get(device)
+        if lease is not None and lease.connected:
+            lease.connected, lease.expires = False, now + self.settings.grace
+            self._await_return(lease)
+        return self._advance(now)
+
+    def announce(self, device: str, task: str, round: int) -> bool:
+        """The device offers the update of its task. True: wanted, let it upload. False: accepted long ago.
+
+        Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing.
+        """
+        if self.accepted.get(task) == device:
+            return False
+        self._lease(device, task, round).reported = True
+        return True
+
+    def wanted(self, device: str, task: str) -> bool:
+        """Whether an update that is on its way would still be accepted."""
+        lease = self.leases.get(device)
+        return self.phase is Phase.OPEN and lease is not None and lease.task == task
+
+    def accept(self, device: str, task: str, now: float) -> list[Command]:
+        """The device's update is safe. Call only where ``wanted``."""
+        if not self.wanted(device, task):
+            raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
+        self._release(self.leases[device])
+        self.accepted[task] = device
+        return self._advance(now)
+
+    def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
+        """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
+        lease = self.leases.get(device)
+        if lease is None or lease.task != task:
+            return []
+        return [self._drop(lease, cause), *self._advance(now)]
+
+    def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
+        """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's."""
+        if self.phase is not Phase.COMMITTING:
+            raise ValueError(f"no round is being committed ({self.phase})")
+        self.version += 1
+        reason = self._stop_reason(change, metrics)
+        self._next_round()
+        if reason is not None:
+            self.phase = Phase.FINISHED
+            return [Finish(reason)]
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Command]:
+        """Time has passed."""
+        commands: list[Command] = []
+        while self._graces and self._graces[0][0] <= now:
+            _, device, task = self._graces.popleft()
+            lease = self.leases.get(device)
+            if lease is not None and lease.task == task and lease.expires is not None:
+                if lease.expires <= now:
+                    commands.append(self._drop(lease, LOST))
+                else:  # it came back and left again meanwhile
+                    self._await_return(lease)
+        if self.phase is Phase.OPEN and now >= self.deadline:
+            return commands + self._close(now, by_deadline=True)
+        return commands + self._advance(now)
+
+    # --- the rules ---
+
+    def _advance(self, now: float) -> list[Command]:
+        """Whatever the state allows now: open a round, fill its slots, close it."""
+        commands: list[Command] = []
+        if self.phase is Phase.GATHERING and self._may_open(now):
+            self.round += 1
+            self.phase, self.deadline, self._gather_until = Phase.OPEN, now + self.settings.deadline, None
+            commands.append(Opened(self.round))
+        if self.phase is not Phase.OPEN:
+            return commands
+        if len(self.accepted) >= self.settings.goal:
+            return commands + self._close(now, by_deadline=False)
+        while self.idle and len(self.leases) + len(self.accepted) < self.settings.cohort:
+            commands.append(self._lease_out())
+        if not self.leases and len(self.accepted) >= self.settings.minimum:
+            return commands + self._close(now, by_deadline=False)  # nobody is left to wait for
+        return commands
+
+    def _may_open(self, now: float) -> bool:
+        ready = len(self.idle)
+        if ready >= self.settings.cohort:
+            return True
+        if ready < self.settings.minimum:
+            self._gather_until = None
+            return False
+        if self._gather_until is None:
+            self._gather_until = now + self.settings.gather
+        return now >= self._gather_until
+
+    def _lease_out(self) -> Assign:
+        """Pick an idle device. Which one follows from the seed, the round and the idle devices alone."""
+        self._serial += 1
+        place = _draw(self.settings.seed, self.round, f"pick {self._serial}") % len(self.idle)
+        device = self.idle.pop(place)
+        lease = Lease(f"t{self.round}-{self._serial}", device)
+        self.leases[device] = lease
+        self._turns.add(device)
+        return self._assign(lease, again=False)
+
+    def _assign(self, lease: Lease, *, again: bool) -> Assign:
+        lease.reported = False
+        # Not the serial: a device trains the same way in a round whichever slot it was given.
+        seed = _draw(self.settings.seed, self.round, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
+        return Assign(lease.device, lease.task, self.round, seed, self.deadline, again)
+
+    def _revive(self, device: str, task: str) -> bool:
+        """A lost device returns with its work done: it may have a slot back while one is free."""
+        free = len(self.leases) + len(self.accepted) < self.settings.cohort
+        if self.phase is not Phase.OPEN or not free or self.dropped.get(task) != (device, LOST):
+            return False
+        del self.dropped[task]
+        self.leases[device] = Lease(task, device)
+        return True
+
+    def _lease(self, device: str, task: str, round: int) -> Lease:
+        lease = self.leases.get(device)
+        if lease is not None and lease.task == task:
+            return lease
+        if task in self.dropped and self.dropped[task][0] == device:
+            raise ProtocolError(
+                Code.NOT_WANTED, f"task {task} ended ({self.dropped[task][1]}); its slot was given back"
+            )
+        if round != self.round or self.phase is not Phase.OPEN:
+            at = f"round {self.round} is {self.phase}" if self.round else "no round has begun"
+            raise ProtocolError(Code.STALE_ROUND, f"task {task} is of round {round}; {at}")
+        raise ProtocolError(Code.UNKNOWN_TASK, f"task {task} was not given to device {device} in round {round}")
+
+    def _await_return(self, lease: Lease) -> None:
+        assert lease.expires is not None
+        entry = (lease.expires, lease.device, lease.task)
+        if self._graces and entry < self._graces[-1]:  # only beside the longer graces of a restart
+            self._graces = deque(sorted([*self._graces, entry]))
+        else:
+            self._graces.append(entry)
+
+    def _release(self, lease: Lease) -> None:
+        del self.leases[lease.device]
+        if lease.connected:
+            self.resting.add(lease.device)
+
+    def _drop(self, lease: Lease, cause: str) -> Ended:
+        self._release(lease)
+        self.dropped[lease.task] = (lease.device, cause)
+        return Ended(lease.device, lease.task, self.round, cause)
+
+    def _close(self, now: float, *, by_deadline: bool) -> list[Command]:
+        commands: list[Command] = []
+        what = "its deadline has passed" if by_deadline else f"it has its {len(self.accepted)} reports"
+        for lease in list(self.leases.values()):
+            commands.append(self._drop(lease, LOST if not lease.connected else LATE if by_deadline else SURPLUS))
+            if lease.connected:
+                text = f"round {self.round} is over: {what}"
+                commands.append(Cancel(lease.device, lease.task, Code.ROUND_OVER, text))
+        if len(self.accepted) >= self.settings.minimum:
+            self.phase = Phase.COMMITTING
+            return [*commands, Commit(self.round, self.causes())]
+        text = f"{len(self.accepted)} reports at the deadline, {self.settings.minimum} are the minimum"
+        commands.append(Abandon(self.round, self.causes(), text))
+        self._next_round()
+        return commands + self._advance(now)
+
+    def _next_round(self) -> None:
+        self.phase = Phase.GATHERING
+        self.idle.update(self.resting)
+        for remembered in (self.resting, self._turns, self.accepted, self.dropped, self._graces):
+            remembered.clear()
+        self._serial = 0
+
+    def _stop_reason(self, change: float, metrics: Mapping[str, float]) -> str | None:
+        rule = self.settings
+        if rule.rounds is not None and self.version >= rule.rounds:
+            return f"{self.version} rounds done"
+        if change < rule.epsilon:
+            return f"the model's change, {change:.3g}, is below {rule.epsilon:.3g}"
+        if rule.metric is not None and rule.metric in metrics:
+            value = metrics[rule.metric]
+            if value <= rule.target if rule.below else value >= rule.target:
+                return f"{rule.metric} is {value:.6g}; the target is {rule.target:.6g}"
+        return None
+
+
+def _draw(seed: int, round: int, what: str) -> int:
+    """64 random bits that follow from the arguments alone, so that nothing needs to be stored to repeat them."""
+    return int.from_bytes(blake2b(f"{seed}/{round}/{what}".encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,231 @@
+"""A training run: the engine's commands carried out on the data directory and the model. No sockets, no clock.
+
+``Run`` keeps what the engine decides (leases, rounds) and what the devices sent (updates) in the store, adds updates
+to the round's sum as they arrive, and makes the new model when a round closes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from math import fsum
+from typing import Any, NamedTuple
+
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.vector import digest
+
+from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.engine import (
+    Abandon,
+    Assign,
+    Cancel,
+    Command,
+    Commit,
+    Ended,
+    Engine,
+    Finish,
+    Opened,
+    Phase,
+    Settings,
+)
+from fleetlearn_coordinator.optimizers import change_norm
+from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator.store import Store
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+
+class Clocks(NamedTuple):
+    """One moment on both clocks, in seconds."""
+
+    engine: float
+    """Never goes back; the engine's."""
+    wall: float
+    """Unix time, for the records."""
+
+
+def settings_of(plan: Plan) -> Settings:
+    """What the engine needs of a plan."""
+    return Settings(
+        goal=plan.round.goal,
+        cohort=plan.round.cohort,
+        minimum=plan.round.minimum,
+        deadline=plan.round.deadline,
+        grace=plan.round.grace,
+        gather=plan.round.gather,
+        seed=plan.seed,
+        rounds=plan.stop.rounds,
+        metric=plan.stop.metric,
+        target=plan.stop.target or 0.0,
+        below=plan.stop.direction == "below",
+        epsilon=plan.stop.epsilon or 0.0,
+    )
+
+
+class Run:
+    """One training run, new or continued from its data directory."""
+
+    def __init__(self, plan: Plan, bundle: Bundle, store: Store, now: Clocks) -> None:
+        self.plan, self.bundle, self.store = plan, bundle, store
+        plan.check_against(bundle.manifest)
+        self.hyper = plan.hyper(bundle.manifest)
+        self.optimizer = plan.optimizer()
+        self.reports: dict[str, Report] = {}
+        """Task -> accepted report of the open round."""
+        self.total = aggregator.init(bundle.manifest.size)
+        self.bytes_up = self.bytes_down = 0
+        """Payload of updates received and of content sent, since the last round closed."""
+        self._opened = now.wall
+        version = self._load_model(now)
+        self.engine = Engine(settings_of(plan), version=version, round=store.last_round())
+        self.finished: str | None = store.get("finished")
+        if self.finished is not None and self._plan_wants_more():
+            store.put("finished", None)
+            self.finished = None
+        if self.finished is not None:
+            self.engine.phase = Phase.FINISHED
+
+    def resume(self, now: Clocks) -> list[Command]:
+        """Take up the open round of an earlier process, if there is one. Call once."""
+        opened = self.store.recover(self.bundle.manifest.size)
+        if opened is None:
+            return []
+        self.total = opened.total
+        self.reports = {task: report for task, _, report in opened.reports}
+        logger.info(
+            "round %d goes on: %d reports are safe, %d tasks were out",
+            opened.number, len(opened.reports), len(opened.leases),
+        )  # fmt: skip
+        accepted = [(task, device) for task, device, _ in opened.reports]
+        commands = self.engine.restore(opened.number, opened.leases, accepted, opened.dropped, now.engine)
+        return self.carry_out(commands, now)
+
+    def _load_model(self, now: Clocks) -> int:
+        found = self.store.model()
+        if found is None:
+            vector = self.bundle.parameters()
+            found = 0, vector, self.optimizer.init(vector)
+            with self.store.transaction():
+                self.store.save_model(0, 0, vector, found[2], now.wall)
+        version, self.model, self.state = found
+        expected = set(self.optimizer.init(self.model))
+        if set(self.state) != expected:  # the plan's server optimizer was changed between two starts
+            logger.warning("the server optimizer is now %s: its state begins anew", self.optimizer.name)
+            self.state = self.optimizer.init(self.model)
+        self.model_digest = digest(self.model)
+        return version
+
+    def _plan_wants_more(self) -> bool:
+        return self.engine.version < self.plan.stop.rounds and str(self.finished).endswith("rounds done")
+
+    def accept(self, device: str, task: str, report: Report, slot: int, largest: float) -> None:
+        """Make a spooled and checked update count: durable first, then in the sum.
+
+        ``largest`` is its greatest magnitude. The caller then tells the device and calls ``engine.accept``.
+        """
+        weight = self.weight(report)
+        aggregator.check(largest, weight)
+        self.store.accept(task, report, weight, slot)
+        aggregator.add(self.total, self.store.read_slot(slot, report.size), weight, largest)
+        self.store.fold(self.total)
+        self.reports[task] = report
+
+    def weight(self, report: Report) -> int:
+        """The update's weight in the mean: its device's examples, up to the plan's cap."""
+        return min(report.examples, self.plan.round.max_weight)
+
+    def carry_out(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
+        """Record the commands and do the arithmetic; returns those that the network has to hear of, in order."""
+        heard: list[Command] = []
+        waiting = deque(commands)
+        with self.store.transaction():
+            while waiting:
+                command = waiting.popleft()
+                match command:
+                    case Opened(number):
+                        self._open(number, now)
+                    case Assign(device, task, number, again=again):
+                        if not again:
+                            self.store.assign(task, number, device)
+                        heard.append(command)
+                    case Ended(_, task, _, cause):
+                        self.store.end(task, cause)
+                    case Cancel():
+                        heard.append(command)
+                    case Commit(number, dropped):
+                        waiting.extend(self._commit(number, dropped, now))
+                    case Abandon(number, dropped, text):
+                        self._abandon(number, dropped, text, now)
+                    case Finish(reason):
+                        self.finished = reason
+                        self.store.put("finished", reason)
+                        logger.info("finished: %s", reason)
+                        heard.append(command)
+        return heard
+
+    def _open(self, number: int, now: Clocks) -> None:
+        self.store.open_round(number, now.wall)
+        self.total = aggregator.init(self.total.hi.size)
+        self.reports, self._opened = {}, now.wall
+
+    def _commit(self, number: int, dropped: dict[str, int], now: Clocks) -> list[Command]:
+        self.state, model = self.optimizer.apply(self.state, aggregator.mean(self.total), self.model)
+        change = change_norm(self.model, model)
+        summary = self._summary(dropped, change, now)
+        version = self.engine.version + 1
+        self.model, self.model_digest = model, self.store.save_model(version, number, model, self.state, now.wall)
+        self.store.close_round(number, "committed", summary, now.wall)
+        self.store.drop_old_models(version)
+        logger.info("round %d committed: %s", number, describe(summary))
+        return self.engine.committed(now.engine, change=change, metrics=summary["metrics"])
+
+    def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> None:
+        summary = self._summary(dropped, 0.0, now)
+        self.store.close_round(number, "abandoned", summary, now.wall)
+        logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
+
+    def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
+        """The round as it is kept and shown. ``metrics``: of the round's model before training where the devices
+        evaluated it, else of their training."""
+        train, evaluation = [], []
+        for report in self.reports.values():
+            weight = self.weight(report)
+            means = {"loss": report.loss, **report.metrics}
+            train.append((weight, {name: weight * value for name, value in means.items()}))
+            if (sums := report.evaluation) is not None:
+                evaluation.append((sums.examples, {"loss": sums.loss_sum, **sums.metric_sums}))
+        summary = {
+            "reports": len(self.reports),
+            "partial": sum(not report.complete for report in self.reports.values()),
+            "dropped": dropped,
+            "train": pooled(train),
+            "evaluation": pooled(evaluation),
+            "metrics": pooled(train) | pooled(evaluation),
+            "change": change,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": round(now.wall - self._opened, 6),
+        }
+        self.bytes_up = self.bytes_down = 0
+        return summary
+
+
+def pooled(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Means from (examples, name -> sum over them). fsum is exact: the rows' order does not matter."""
+    terms: dict[str, list[tuple[int, float]]] = {}
+    for examples, sums in rows:
+        for name, value in sums.items():
+            terms.setdefault(name, []).append((examples, value))
+    return {name: fsum(v for _, v in values) / sum(n for n, _ in values) for name, values in terms.items()}
+
+
+def describe(summary: Mapping[str, Any]) -> str:
+    """A round's summary in one line."""
+    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items()) or "no metrics"
+    return (
+        f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; {metrics}; "
+        f"change {summary['change']:.3g}; {summary['seconds']:.2f} s"
+    )

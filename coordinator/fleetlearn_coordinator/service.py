@@ -1,0 +1,124 @@
+"""A coordinator as a process: its data directory, its listener, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+from fleetlearn_protocol import open_bundle
+from websockets.asyncio.server import serve as listen
+
+from fleetlearn_coordinator import tuning
+from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator.run import Clocks, Run
+from fleetlearn_coordinator.server import CLOSE_TIMEOUT, Coordinator
+from fleetlearn_coordinator.store import Store
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+SWEEP = 1.0
+"""Seconds between looks at all connections, and between the records that ``status`` reads."""
+LARGEST_MESSAGE = 256 * 1024
+"""Bytes; above, the connection is closed (1009) before the message is read. Below, what is too large is refused."""
+
+
+class Result(NamedTuple):
+    """How a run ended, for now or for good."""
+
+    reason: str
+    finished: bool
+    """False: it was stopped and can be started again."""
+    version: int
+    """Of the newest model: the number of committed rounds."""
+
+
+def serve(plan: Plan, *, stay: bool = False) -> Result:
+    """Run the plan's training until it is finished, or SIGTERM or SIGINT ends it. Blocks.
+
+    ``stay``: once finished, go on telling devices so until a signal comes.
+
+    Raises PlanError, BundleError, StoreError (the data directory is in use or another bundle's), OSError (the
+    address cannot be listened on).
+    """
+    return asyncio.run(serve_async(plan, stay=stay))
+
+
+async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
+    """The same in a running event loop."""
+    tuning.keep_freed_memory()
+    tuning.raise_file_limit()
+    bundle = open_bundle(plan.bundle)
+    store = Store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
+    try:
+        return await _serve(
+            plan, Run(plan, bundle, store, Clocks(asyncio.get_running_loop().time(), time.time())), stay
+        )
+    finally:
+        store.close()
+
+
+async def _serve(plan: Plan, run: Run, stay: bool) -> Result:
+    coordinator = Coordinator(run)
+    stopped: asyncio.Future[str] = coordinator.loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
+            coordinator.loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
+    coordinator.start()
+    async with listen(
+        coordinator.converse,
+        plan.service.host,
+        plan.service.port,
+        backlog=tuning.BACKLOG,
+        compression=None,
+        max_size=LARGEST_MESSAGE,
+        max_queue=(2, 0),
+        ping_interval=None,
+        close_timeout=CLOSE_TIMEOUT,
+        server_header=None,
+    ) as server:
+        for listener in server.sockets:
+            tuning.tune_listener(listener)
+        host, port = next(iter(server.sockets)).getsockname()[:2]
+        run.store.put("address", f"ws://{host}:{port}")
+        logger.info("listening on ws://%s:%d, data in %s", host, port, plan.data_dir)
+        tuning.collect_garbage_rarely()
+        sweeper = coordinator.loop.create_task(_sweep(coordinator))
+        try:
+            ends: list[asyncio.Future[Any]] = [coordinator.done, stopped, sweeper]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if stay and coordinator.done.done() and not sweeper.done():
+                coordinator.done.result()
+                logger.info("finished; staying until a signal comes")
+                await stopped
+            if sweeper.done():
+                sweeper.result()
+            await coordinator.stop(stopped.result() if stopped.done() else "")
+            reason = coordinator.done.result()
+        finally:
+            sweeper.cancel()
+            _record(coordinator, ended=True)
+    logger.info("%s; the newest model is version %d", reason, run.engine.version)
+    return Result(reason, run.finished is not None, run.engine.version)
+
+
+def _stop(stopped: asyncio.Future[str], reason: str) -> None:
+    if not stopped.done():
+        stopped.set_result(reason)
+
+
+async def _sweep(coordinator: Coordinator) -> None:
+    while True:
+        coordinator.sweep()
+        _record(coordinator)
+        await asyncio.sleep(SWEEP)
+
+
+def _record(coordinator: Coordinator, *, ended: bool = False) -> None:
+    live = {**coordinator.live(), "pid": None if ended else os.getpid()}
+    coordinator.run.store.put("live", msgspec.json.encode(live).decode())

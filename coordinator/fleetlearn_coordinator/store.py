@@ -1,0 +1,322 @@
+"""The data directory: everything that must survive the coordinator's death, in SQLite (WAL) and plain files.
+
+An update's bytes are spooled to a *slot* file as they arrive. ``accept`` writes one row that makes slot and report
+count together; only then is the device told. Accepted updates are added to the round's running sum in memory, and
+every SLOTS_HELD of them the sum itself is written, in turns to two files, which frees their slots. So the disk holds
+at most that many updates however large the cohort is, and slot files are reused, which matters: the first write to a
+fresh 4 MiB file costs ten times as much CPU as writing it again (page allocation).
+
+``kill -9`` loses nothing that was accepted: written data outlives the process. ``durable="power"`` also fsyncs slot,
+sum and database before the device is told, so that a power cut loses nothing either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.vector import Vector, digest
+from safetensors.numpy import load_file, save_file
+
+from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.aggregator import Sum
+from fleetlearn_coordinator.optimizers import State
+
+DATABASE = "coordinator.sqlite3"
+SCHEMA_VERSION = 1
+SLOTS_HELD = 32
+"""Accepted updates kept as files before the sum is written and their slots are freed."""
+MODELS_KEPT = 3
+
+SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE models(version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL);
+CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT);
+CREATE TABLE tasks(
+    task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
+    state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
+    report BLOB, weight INTEGER, slot INTEGER, sha256 TEXT
+) WITHOUT ROWID;
+CREATE INDEX tasks_of_round ON tasks(round);
+"""
+
+
+class StoreError(FleetError):
+    """The data directory cannot be used."""
+
+
+class Open(NamedTuple):
+    """What is known of a round that was open when the coordinator ended."""
+
+    number: int
+    leases: list[tuple[str, str]]
+    """(task, device)"""
+    dropped: list[tuple[str, str, str]]
+    """(task, device, cause)"""
+    reports: list[tuple[str, str, Report]]
+    """(task, device, report) of the accepted ones"""
+    total: Sum
+
+
+class Store:
+    """One run's data directory, locked while open. All calls are quick and synchronous."""
+
+    def __init__(self, folder: Path, bundle: str, *, durable: str = "process") -> None:
+        """Open ``folder`` or make it. Raises StoreError: locked, another bundle's, made by a newer version."""
+        self.folder, self._power = folder, durable == "power"
+        for below in ("models", "uploads", "sums"):
+            (folder / below).mkdir(parents=True, exist_ok=True)
+        self._lock = lock(folder / "lock")
+        self._db = sqlite3.connect(folder / DATABASE, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if self._power else 'OFF'}")
+        if not self._db.execute("PRAGMA user_version").fetchone()[0]:
+            with self.transaction():
+                for statement in SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                self.put("bundle", bundle)
+        self._check(bundle)
+        self._slots: dict[int, int] = {}
+        """Slot -> open file descriptor."""
+        self._free: list[int] = []
+        self._held: dict[str, int] = {}
+        """Accepted task -> its slot, until the sum is written."""
+        self._sums = [os.open(folder / "sums" / name, os.O_RDWR | os.O_CREAT) for name in ("a", "b")]
+
+    def _check(self, bundle: str) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                Code.BAD_VERSION,
+                f"{self.folder} has a database of version {version}; this fleetlearn reads version {SCHEMA_VERSION}",
+            )
+        if self.get("bundle") != bundle:
+            raise StoreError(
+                Code.WRONG_HASH,
+                f"{self.folder} holds the run of another bundle ({str(self.get('bundle'))[:12]}..., the plan's is "
+                f"{bundle[:12]}...). Give the plan another data_dir, or remove that one.",
+            )
+
+    def close(self) -> None:
+        for descriptor in (*self._slots.values(), *self._sums):
+            os.close(descriptor)
+        self._db.close()
+        os.close(self._lock)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes within count together or not at all; nests into an outer one."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def get(self, key: str) -> Any:
+        row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return row and row[0]
+
+    def put(self, key: str, value: str | float | None) -> None:
+        """Keep a small value under a name."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
+
+    # --- models ---
+
+    def model(self) -> tuple[int, Vector, State] | None:
+        """The newest committed model: version, float32 vector (P,), optimizer state. None before the first."""
+        row = self._db.execute("SELECT version, sha256 FROM models ORDER BY version DESC LIMIT 1").fetchone()
+        if row is None:
+            return None
+        tensors = load_file(self.model_path(row[0]))
+        vector = tensors.pop("parameters")
+        if digest(vector) != row[1]:
+            raise StoreError(Code.WRONG_HASH, f"{self.model_path(row[0])} was changed after it was committed")
+        return row[0], vector, {name.removeprefix("state."): tensor for name, tensor in tensors.items()}
+
+    def model_path(self, version: int) -> Path:
+        return model_path(self.folder, version)
+
+    def save_model(self, version: int, round: int, vector: Vector, state: State, now: float) -> str:
+        """Write a model and make it the newest; returns its SHA-256. Call within the transaction of its round's end."""
+        path = self.model_path(version)
+        draft = path.with_suffix(".draft")
+        save_file({"parameters": vector, **{f"state.{name}": tensor for name, tensor in state.items()}}, draft)
+        if self._power:
+            sync(draft)
+        draft.replace(path)
+        if self._power:
+            sync(path.parent)
+        sha256 = digest(vector)
+        self._db.execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?)", (version, sha256, round, now))
+        return sha256
+
+    def drop_old_models(self, version: int) -> None:
+        """Remove the files of models older than the last MODELS_KEPT, the initial one excepted."""
+        if version > MODELS_KEPT:
+            self.model_path(version - MODELS_KEPT).unlink(missing_ok=True)
+
+    # --- rounds and leases ---
+
+    def open_round(self, number: int, now: float) -> None:
+        self._db.execute("INSERT INTO rounds(number, opened) VALUES(?, ?)", (number, now))
+        self.put("sum", None)
+
+    def assign(self, task: str, round: int, device: str) -> None:
+        """A new lease."""
+        self._db.execute(
+            "INSERT INTO tasks(task, round, device, state) VALUES(?, ?, ?, 'assigned')", (task, round, device)
+        )
+
+    def end(self, task: str, cause: str) -> None:
+        """A lease ended without an accepted report."""
+        self._db.execute("UPDATE tasks SET state=? WHERE task=?", (cause, task))
+
+    def close_round(self, number: int, outcome: str, summary: Mapping[str, Any], now: float) -> None:
+        """End a round as ``committed`` or ``abandoned``; the slots of its updates are free."""
+        self._db.execute(
+            "UPDATE rounds SET closed=?, outcome=?, summary=? WHERE number=?",
+            (now, outcome, msgspec.json.encode(summary).decode(), number),
+        )
+        self._db.execute("UPDATE tasks SET slot=NULL WHERE round=?", (number,))
+        self.put("sum", None)
+        self._free_held()
+
+    def last_round(self) -> int:
+        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
+
+    # --- updates ---
+
+    def take_slot(self) -> int:
+        """A slot to spool an update into; its file may hold old bytes."""
+        if not self._free:
+            self._add_slot()
+        return self._free.pop()
+
+    def free_slot(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def _free_held(self) -> None:
+        self._free += self._held.values()
+        self._held.clear()
+
+    def write_slot(self, slot: int, offset: int, content: bytes | memoryview) -> None:
+        os.pwrite(self._slots[slot], content, offset)
+
+    def read_slot(self, slot: int, size: int) -> Vector:
+        """The first ``size`` bytes as float32, mapped from the file."""
+        return np.memmap(self._slot_path(slot), "<f4", "r", shape=(size // 4,))
+
+    def accept(self, task: str, report: Report, weight: int, slot: int) -> None:
+        """From here on the update counts, whatever happens to this process."""
+        if self._power:
+            os.fsync(self._slots[slot])
+        self._db.execute(
+            "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, sha256=? WHERE task=?",
+            (msgspec.json.encode(report), weight, slot, report.sha256, task),
+        )
+        self._held[task] = slot
+
+    def fold(self, total: Sum) -> None:
+        """Write the sum of all accepted updates if SLOTS_HELD slots are held, and free these."""
+        if len(self._held) < SLOTS_HELD:
+            return
+        turn = 1 - int(self.get("sum") or 0)
+        place = 0
+        for tensor in aggregator.to_tensors(total).values():
+            place += os.pwrite(self._sums[turn], np.ascontiguousarray(tensor).data.cast("B"), place)
+        if self._power:
+            os.fsync(self._sums[turn])
+        with self.transaction():
+            self.put("sum", turn)
+            self._db.executemany("UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in self._held])
+        self._free_held()
+
+    def recover(self, size: int) -> Open | None:
+        """The open round, if there is one: its leases, and its sum (of vectors of ``size`` elements) made again."""
+        row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
+        if row is None:
+            return None
+        opened = Open(row[0], [], [], [], self._read_sum(size))
+        rows = self._db.execute(
+            "SELECT task, device, state, report, weight, slot FROM tasks WHERE round=? ORDER BY task", row
+        ).fetchall()
+        for task, device, state, report, weight, slot in rows:
+            if state == "assigned":
+                opened.leases.append((task, device))
+            elif state != "accepted":
+                opened.dropped.append((task, device, state))
+            else:
+                opened.reports.append((task, device, msgspec.json.decode(report, type=Report)))
+                if slot is not None:
+                    self._add_again(opened.total, task, opened.reports[-1][2], weight, slot)
+        return opened
+
+    def _add_again(self, total: Sum, task: str, report: Report, weight: int, slot: int) -> None:
+        while len(self._slots) <= slot:
+            self._add_slot()
+        self._free.remove(slot)
+        self._held[task] = slot
+        update = self.read_slot(slot, report.size)
+        if digest(np.ascontiguousarray(update)) != report.sha256:
+            raise StoreError(Code.WRONG_HASH, f"{self._slot_path(slot)}: the update of {task} is damaged")
+        aggregator.add(total, update, weight)
+
+    def _read_sum(self, size: int) -> Sum:
+        total = aggregator.init(size)
+        turn = self.get("sum")
+        if turn is None:
+            return total
+        place, tensors = 0, {}
+        for name, like in aggregator.to_tensors(total).items():
+            content = os.pread(self._sums[int(turn)], like.nbytes, place)
+            tensors[name] = np.frombuffer(content, like.dtype).reshape(like.shape)
+            place += like.nbytes
+        return aggregator.from_tensors(tensors)
+
+    def _add_slot(self) -> None:
+        slot = len(self._slots)
+        self._slots[slot] = os.open(self._slot_path(slot), os.O_RDWR | os.O_CREAT)
+        self._free.append(slot)
+
+    def _slot_path(self, slot: int) -> Path:
+        return self.folder / "uploads" / f"slot-{slot:04d}"
+
+
+def model_path(folder: Path, version: int) -> Path:
+    """Where the model of a version lies below a data directory."""
+    return folder / "models" / f"v{version:08d}.safetensors"
+
+
+def lock(path: Path) -> int:
+    """Hold ``path`` as long as the returned descriptor is open. Raises StoreError where another process does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise StoreError(Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first") from None
+    return descriptor
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
