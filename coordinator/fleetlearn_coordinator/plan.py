@@ -1,0 +1,355 @@
+"""A plan: everything that one training run is, in a TOML file. examples/plan.toml shows every key."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import msgspec.inspect
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
+from msgspec import Meta
+
+from fleetlearn_coordinator import optimizers
+from fleetlearn_coordinator.aggregator import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.recipes import RECIPES
+
+Positive = Annotated[int, Meta(ge=1, le=10**6)]
+Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
+Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+Rate = Annotated[float, Meta(gt=0, lt=1e6)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class PlanError(FleetError):
+    """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the plan's tables."""
+
+
+class Local(Section, frozen=True, kw_only=True):
+    """[local]: what a device does with a task."""
+
+    epochs: Positive
+    """Passes over the device's data. Default: the recipe's."""
+    batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
+    """Examples per step; 0: all of the device's in one. Default: the recipe's."""
+    lr: Rate | None = None
+    """Learning rate of the local step. Default: the bundle's; an error where it has none."""
+    mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
+    """Weight of the proximal term mu/2 * ||w - round's model||^2. Default: the bundle's for fedprox, else 0."""
+    time_budget: Duration | None = None
+    """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
+    evaluate: bool = True
+    """Whether devices measure the round's model on their own data before training."""
+    hyper: dict[Name, Number] = {}
+    """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
+
+
+class Round(Section, frozen=True, kw_only=True):
+    """[round]: who takes part, and for how long."""
+
+    goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
+    """Reports wanted; the round commits as soon as it has them."""
+    over_selection: Annotated[float, Meta(ge=1, le=100)] = 1.3
+    """Tasks given for each report wanted, since some devices will vanish."""
+    minimum: Annotated[int, Meta(ge=1)] = 1
+    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up."""
+    deadline: Duration = 600.0
+    """Seconds from the round's start to its end."""
+    grace: Wait = 10.0
+    """Seconds that a device's task outlives its connection, for it to come back."""
+    gather: Wait = 5.0
+    """Seconds to wait for a full cohort once ``minimum`` devices are there."""
+    max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
+    """Most examples that count as an update's weight, whatever a device claims to have."""
+
+    @property
+    def cohort(self) -> int:
+        """Tasks in a round: goal * over_selection, rounded up."""
+        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 10 * 1.1 is 11, not 12
+
+
+class Server(Section, frozen=True, kw_only=True):
+    """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
+
+    optimizer: str
+    lr: Rate | None = None
+    """Learning rate (the papers' eta)."""
+    momentum: Decay | None = None
+    """Of the optimizer momentum."""
+    beta1: Decay | None = None
+    """Decay of the mean update (adagrad, adam, yogi)."""
+    beta2: Decay | None = None
+    """Decay of its square (adam, yogi)."""
+    tau: Annotated[float, Meta(ge=1e-12, le=1e6)] | None = None
+    """Added to the square root of the second moment (adagrad, adam, yogi): larger is less adaptive."""
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """The hyper-parameters given to the optimizer."""
+        values = {key: getattr(self, key) for key in ("lr", "momentum", "beta1", "beta2", "tau")}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class Stop(Section, frozen=True, kw_only=True):
+    """[stop]: when training is over. Whichever comes first."""
+
+    rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
+    """Committed rounds."""
+    metric: Name | None = None
+    """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by examples."""
+    target: Number | None = None
+    """The metric's value at which to stop."""
+    direction: Literal["above", "below"] = "above"
+    """Whether to stop at or above the target, or at or below it. Default: below for the loss, else above."""
+    epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
+    """Stop when a round changes the model by less than this (L2 norm)."""
+
+
+class Service(Section, frozen=True, kw_only=True):
+    """[service]: the coordinator's process."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on; "0.0.0.0" for all of IPv4."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8765
+    """TCP port; 0: any that is free."""
+    heartbeat: Annotated[float, Meta(ge=0.01, le=86400)] = 15.0
+    """Seconds between a device's signs of life."""
+    uploads: Positive = 16
+    """Uploads granted at a time."""
+    downloads: Positive = 64
+    """Downloads served at a time."""
+    max_connections: Positive = 20_000
+    """Devices connected at a time; more are told to come back."""
+    durable: Literal["process", "power"] = "process"
+    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
+
+
+class Plan(Section, frozen=True, kw_only=True):
+    """A checked plan with its recipe filled in. ``Plan.load`` reads one."""
+
+    name: Identifier
+    """Of the run: letters, digits, ``._-``."""
+    bundle: Path
+    """The training bundle, relative to the plan file."""
+    recipe: str = "fedavg"
+    """Where the defaults of [local] and [server] come from."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Makes the choice of devices and the order of their examples repeatable."""
+    data_dir: Path
+    """Where the run is kept, relative to the plan file. Default: ``<name>.run`` beside it."""
+    local: Local
+    round: Round
+    server: Server
+    stop: Stop
+    service: Service
+    file: str
+    """Where the plan came from, for messages. Not a key of the file."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file. Raises PlanError."""
+        path = Path(path).expanduser()
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {error}") from None
+        return cls.parse(text, path.absolute().parent, file=str(path))
+
+    @classmethod
+    def parse(cls, text: str, base: Path, *, file: str = "plan") -> Plan:
+        """Read a plan from text; ``base`` is what its paths are relative to. Raises PlanError."""
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: this is not TOML: {error}") from None
+
+        def place(_: type, given: object) -> Path:
+            if not isinstance(given, str) or not given:
+                raise TypeError("Expected a path")
+            return (base / Path(given).expanduser()).absolute()
+
+        try:
+            _refuse_unknown(raw)
+            _fill(raw)
+            plan = msgspec.convert({**raw, "file": file}, cls, dec_hook=place)
+            for problem in _contradictions(plan):
+                raise ValueError(problem)
+        except msgspec.ValidationError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: {_explain(error, raw)}") from None
+        except ValueError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
+        return plan
+
+    def optimizer(self) -> optimizers.Optimizer:
+        """The server optimizer with its hyper-parameters."""
+        return optimizers.make(self.server.optimizer, **self.server.hyper)
+
+    def hyper(self, manifest: Manifest) -> dict[str, float]:
+        """A value for each hyper-parameter of the bundle's step. Raises PlanError where the two do not fit."""
+        named = {"lr": self.local.lr, "mu": self.local.mu}
+        given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
+        declared = {row.name: row.default for row in manifest.hyper}
+        if not manifest.step.proximal:
+            if RECIPES[self.recipe].proximal:
+                raise self._misfit(f"recipe {self.recipe} needs a step with a proximal term.", manifest)
+            if self.local.mu is not None:
+                raise self._misfit(f"local.mu = {self.local.mu} needs a step with a proximal term.", manifest)
+        for key in given:
+            if key not in declared:
+                where = f"local.{key}" if key in named else f"local.hyper.{key}"
+                raise self._misfit(
+                    f"{where} = {given[key]} is not a value that the step takes{_near(key, declared)}", manifest
+                )
+        if manifest.step.proximal and not RECIPES[self.recipe].proximal:
+            given.setdefault("mu", 0.0)
+        values = {key: given.get(key, default) for key, default in declared.items()}
+        for key, value in values.items():
+            if value is None:
+                where = f"local.{key}" if key in named else f"local.hyper.{key}"
+                raise self._misfit(f"{where} is missing: the step needs it, and the bundle has no default.", manifest)
+        return {key: value for key, value in values.items() if value is not None}
+
+    def check_against(self, manifest: Manifest) -> None:
+        """Raise PlanError where the plan and the bundle do not fit together."""
+        self.hyper(manifest)
+        known = ["loss", *manifest.metrics]
+        if self.stop.metric is not None and self.stop.metric not in known:
+            raise self._misfit(
+                f'stop.metric = "{self.stop.metric}" is not measured{_near(self.stop.metric, known)}', manifest
+            )
+
+    def _misfit(self, what: str, manifest: Manifest) -> PlanError:
+        step = "with" if manifest.step.proximal else "without"
+        takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
+        return PlanError(
+            Code.BAD_MESSAGE,
+            f"{self.file}: {what} Bundle {manifest.name}: its step is {manifest.step.optimizer} {step} a proximal term "
+            f"and takes {takes}; its metrics are {', '.join(['loss', *manifest.metrics])}.",
+        )
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "local": Local,
+    "round": Round,
+    "server": Server,
+    "stop": Stop,
+    "service": Service,
+}
+
+
+def _near(word: str, known: Iterable[str], prefix: str = "") -> str:
+    close = [prefix + name for name in difflib.get_close_matches(word, known, n=2, cutoff=0.6)]
+    return f"; did you mean {' or '.join(close)}?" if close else "."
+
+
+def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+    tables: list[tuple[str, type[Section], Any]] = [("", Plan, raw)]
+    tables += [(f"{name}.", kind, raw.get(name)) for name, kind in SECTIONS.items()]
+    everywhere = [f"{name}.{key}" for name, kind in SECTIONS.items() for key in kind.__struct_fields__]
+    for prefix, kind, table in tables:
+        known = [key for key in kind.__struct_fields__ if (prefix, key) != ("", "file")]
+        for key in table if isinstance(table, dict) else ():
+            if key not in known:
+                elsewhere = [name for name in everywhere if name.endswith(f".{key}")]
+                hint = _near(key, known, prefix)
+                if elsewhere:
+                    hint = f"; did you mean {' or '.join(elsewhere)}?"
+                raise ValueError(f"{prefix}{key} is not a key of a plan{hint} Allowed here: {', '.join(known)}.")
+
+
+def _fill(raw: dict[str, Any]) -> None:
+    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
+    name = raw.get("recipe", "fedavg")
+    if name not in list(RECIPES):  # a list, since what was given may not be hashable
+        raise ValueError(f"recipe = {name!r} is not known{_near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
+    recipe = RECIPES[name]
+    local, round_, server, stop, _ = (raw.setdefault(section, {}) for section in SECTIONS)
+    raw.setdefault("data_dir", f"{raw.get('name')}.run")
+    if isinstance(local, dict):
+        local.setdefault("epochs", recipe.epochs)
+        local.setdefault("batch_size", recipe.batch_size)
+    if isinstance(round_, dict) and isinstance(round_.get("goal"), int):
+        round_.setdefault("minimum", max(1, -(-round_["goal"] // 2)))
+    if isinstance(stop, dict):
+        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
+    if isinstance(server, dict):
+        chosen = server.setdefault("optimizer", recipe.optimizer)
+        if chosen not in list(optimizers.OPTIMIZERS):
+            hint = _near(str(chosen), optimizers.OPTIMIZERS)
+            allowed = ", ".join(optimizers.OPTIMIZERS)
+            raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
+        values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
+        for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
+            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
+        raw["server"] = values | server
+
+
+def _contradictions(plan: Plan) -> Iterable[str]:
+    round_, stop = plan.round, plan.stop
+    if round_.minimum > round_.goal:
+        yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    if round_.cohort > MAX_UPDATES:
+        yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
+    if round_.cohort > plan.service.max_connections:
+        yield (
+            f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
+            "(round.goal * round.over_selection); no round could be full"
+        )
+    if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
+        yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"
+    if plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0):
+        yield (
+            f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
+            'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
+        )
+    for key in {"lr", "mu"} & set(plan.local.hyper):
+        yield f"local.hyper.{key} has its own key: local.{key}"
+    if stop.target is not None and stop.metric is None:
+        yield f'stop.target = {stop.target} needs stop.metric, the name of a metric of the bundle or "loss"'
+    if stop.metric is not None and stop.target is None:
+        yield f'stop.metric = "{stop.metric}" needs stop.target, the value to stop at'
+    if stop.metric is not None and not plan.local.evaluate:
+        yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'
+
+
+def _explain(error: msgspec.ValidationError, raw: Mapping[str, Any]) -> str:
+    """msgspec's message ("Expected `int` >= 1 - at `$.round.goal`") with the key, what was given and the range."""
+    what, _, where = str(error).partition(" - at ")
+    found = re.search(r"\$\.?([\w.]*)", where)
+    key = found.group(1) if found else ""
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        return f"{key}.{missing.group(1)}".lstrip(".") + " is missing; a plan must have it"
+    given: Any = raw
+    for part in key.split("."):
+        given = given.get(part) if isinstance(given, dict) else None
+    section, _, name = key.rpartition(".")
+    types = get_type_hints(SECTIONS.get(section, Plan), include_extras=True)
+    allowed = _describe(msgspec.inspect.type_info(types[name])) if name in types else ""
+    what = what.replace("Expected `object`", "expected a table")
+    return f"{key} = {given!r} is refused: {f'it takes {allowed}' if allowed else what[0].lower() + what[1:]}"
+
+
+def _describe(info: msgspec.inspect.Type) -> str:
+    """The values that a key takes, in words; empty where msgspec's own message says it better."""
+    if isinstance(info, msgspec.inspect.UnionType):
+        return _describe(info.types[0])
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return " or ".join(f'"{value}"' for value in info.values)
+    if not isinstance(info, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+        return ""
+    words = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
+    bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+    return f"{'an integer' if isinstance(info, msgspec.inspect.IntType) else 'a number'}, {bounds}"
