@@ -78,7 +78,7 @@ class Round(Section, frozen=True, kw_only=True):
     @property
     def cohort(self) -> int:
         """Tasks in a round: goal * over_selection, rounded up."""
-        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 10 * 1.1 is 11, not 12
+        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
 
 
 class Server(Section, frozen=True, kw_only=True):

@@ -132,18 +132,21 @@ def test_a_restored_sum_goes_on_to_the_same_bits_and_shares_no_memory() -> None:
 
 def test_the_last_of_the_most_updates_of_the_greatest_magnitude_is_added_exactly() -> None:
     """The bounds of the module's docstring, reached: all 2^17 updates near 2^28, and the largest low parts."""
-    x = np.array([(2**24 - 1) * 2.0**-25, -(2**24 - 1) * 2.0**-25, 3 * 2.0**-38], np.float32)
+    x = np.array([(2**24 - 1) * 2.0**-25, -(2**24 - 2**17 + 1) * 2.0**-25, 3 * 2.0**-38], np.float32)
     weight = 2**29 - 1
     products = [Fraction(float(value)) * weight for value in x]
     assert products[0] == Fraction((2**24 - 1) * (2**29 - 1), 2**25)  # 53 significant bits, the largest below 2^28
     one = added(3, [(x, weight)])
     assert [Fraction(high) + Fraction(low) for high, low in zip(one.hi, one.lo, strict=True)] == products
-    assert [Fraction(low) for low in one.lo] != [0, 0, 0]
+    assert one.hi[1] * 2**8 % 2 == 1  # an odd multiple of the grid: no trailing zeros to spare
+    assert all(one.lo)
 
     many = Sum(one.hi * (MAX_UPDATES - 1), one.lo * (MAX_UPDATES - 1), weight * (MAX_UPDATES - 1), MAX_UPDATES - 1)
-    aggregator.add(many, x, weight)
-    for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
-        assert [Fraction(value) for value in part] == [Fraction(value) * MAX_UPDATES for value in single]
+    for count in (MAX_UPDATES - 1, MAX_UPDATES):
+        for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
+            assert [Fraction(value) for value in part] == [Fraction(value) * count for value in single]
+        if many.count < MAX_UPDATES:
+            aggregator.add(many, x, weight)
     assert aggregator.mean(many).tolist() == [float(value) for value in x]
 
     before = bits(many)

@@ -131,7 +131,7 @@ def test_a_relative_plan_file_gives_absolute_paths(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("goal", "over_selection", "cohort"),
-    [(10, "1.1", 11), (10, "1.3", 13), (3, "1.0", 3), (7, "1.3", 10), (1, "1.0001", 2)],
+    [(100, "1.1", 110), (10, "1.3", 13), (3, "1.0", 3), (7, "1.3", 10), (1, "1.0001", 2)],
 )
 def test_the_cohort_is_rounded_up_from_the_number_as_written(goal: int, over_selection: str, cohort: int) -> None:
     plan = parse(f'name = "a"\nbundle = "b"\n[round]\ngoal = {goal}\nover_selection = {over_selection}')
