@@ -20,6 +20,7 @@ CHUNK_BYTES = 128 * 1024
 """Payload of a full chunk. Larger costs a sender four times the CPU per byte (allocator), smaller the receiver."""
 HEADER = struct.Struct("<BBHIQ")
 MAX_FRAME_BYTES = HEADER.size + CHUNK_BYTES
+"""Largest binary message, in bytes."""
 CHUNK_KIND = 1
 
 Buffer = bytes | bytearray | memoryview

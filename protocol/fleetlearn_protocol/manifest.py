@@ -29,6 +29,7 @@ from fleetlearn_protocol.messages import Digest, Name, Number
 FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
+"""Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
 TRAIN, EVAL, INFER = "graphs/train.onnx", "graphs/eval.onnx", "graphs/infer.onnx"
 PARAMETERS = "parameters.safetensors"
@@ -40,6 +41,7 @@ FilePath = Annotated[str, Meta(max_length=200)]
 _PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 """A part of a file path: no name that begins or ends with a dot, and nothing that a file system reads otherwise."""
 MAX_ELEMENTS = 2**31
+"""Most elements of a parameter vector."""
 Size = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=32)]
 Version = Annotated[int, Meta(ge=0, le=1000)]
@@ -73,7 +75,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Hyper(msgspec.Struct, frozen=True):
-    """A scalar float32 input of the step; ``default`` None means that the plan must give it."""
+    """A scalar float32 input of the step; without a default the plan must give it."""
 
     name: Name
     """As in ``hyper.NAME``."""
@@ -100,7 +102,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The bundle's table of contents. ``read_manifest`` checks what types alone cannot say."""
+    """The bundle's table of contents."""
 
     format: str
     """`fleetlearn.bundle`."""

@@ -15,8 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
+from fleetlearn_protocol.frames import CHUNK_BYTES
 
 PROTOCOL_VERSION = 1
+"""What a device says in its check-in."""
 PROTOCOL_NAME = "fleetlearn.v1"
 """The WebSocket subprotocol (Sec-WebSocket-Protocol) that both sides name in the handshake."""
 MAX_CONTROL_BYTES = 64 * 1024
@@ -38,15 +40,21 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
 """A metric or hyper-parameter."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+"""For people: shown and logged, never parsed."""
 Label = Annotated[str, Meta(max_length=100)]
+"""A short text for people."""
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A finite number (JSON has neither NaN nor infinity, and 1e999 is out of bounds)."""
 Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+"""A duration, at most a leap year."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
+"""A place in a content or an update, in bytes."""
 Count = Annotated[int, Meta(ge=0, le=MAX_EXACT)]
+"""A non-negative integer that a browser holds exactly."""
 RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
+"""Numbers by name."""
 Encoding = Literal["float32"]
 
 
@@ -171,8 +179,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """The coordinator's software and version, for people."""
     heartbeat: Annotated[float, Meta(ge=0.01, le=86400.0)]
     """Longest pause between two messages of the device, in seconds."""
-    chunk_bytes: Annotated[int, Meta(ge=4, le=2**20, multiple_of=4)]
-    """Largest payload of a chunk, in bytes."""
+    chunk_bytes: Annotated[int, Meta(ge=4, le=CHUNK_BYTES, multiple_of=4)]
+    """Largest payload of a chunk that the device may send, in bytes."""
 
 
 class Task(Message, frozen=True, tag="task"):
@@ -199,7 +207,7 @@ class Task(Message, frozen=True, tag="task"):
     deadline: Seconds
     """Seconds from now until the round ends."""
     time_budget: Seconds | None = None
-    """Seconds that training may take; after them report what was done. None: until the deadline allows."""
+    """Seconds that training may take; after them report what was done. null: what the deadline allows."""
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
     encoding: Encoding = "float32"

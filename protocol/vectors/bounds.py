@@ -1,0 +1,108 @@
+"""Values at a field's bounds and just beyond them. Which they are is read off the field's type."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fleetlearn_protocol import messages as m
+from fleetlearn_protocol.errors import Code
+from msgspec import inspect as types
+
+
+def pattern(alias: Any) -> str:
+    kind = types.type_info(alias)
+    assert isinstance(kind, types.StrType)
+    assert kind.pattern is not None
+    return kind.pattern
+
+
+IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
+FITS = {
+    IDENTIFIER: ["0", "A._-" * 16],
+    DIGEST: ["0123456789abcdef" * 4],
+    NAME: ["_", "a.-_" * 32],
+}
+DOES_NOT_FIT = {
+    IDENTIFIER: ["", "-a", ".", "..", "a" * 65, "a b", "a/b", "a\n", "a\x00", "é", "a\u0661", "\u212a"],
+    DIGEST: ["", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "0" * 64 + "\n", "\uff10" * 64],
+    NAME: ["", "1a", "a b", "a" * 129, "a\n", "é"],
+}
+
+
+def inside(struct: types.StructType) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what, change) for each field at its bounds."""
+    for field in struct.fields:
+        for value in allowed(field.type):
+            yield f"{field.name} = {short(value)}", {field.name: value}
+
+
+def outside(struct: types.StructType) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what, change) for each field just beyond its bounds, and of other types."""
+    for field in struct.fields:
+        for value in forbidden(field.type):
+            yield f"{field.name} = {short(value)}", {field.name: value}
+
+
+def allowed(kind: types.Type) -> list[Any]:
+    match kind:
+        case types.UnionType(types=several):
+            return [value for one in several for value in allowed(one)]
+        case types.NoneType():
+            return [None]
+        case types.BoolType():
+            return [False, True]
+        case types.IntType(ge=int(low), le=int(high)):
+            return [low, high]
+        case types.FloatType(ge=low, le=high) if low is not None:
+            assert high is not None
+            return [float(low), float(high), 5e-324 if low <= 0 else math.nextafter(low, high)]
+        case types.StrType(pattern=str(wanted)):
+            return FITS[wanted]
+        case types.StrType(max_length=int(most)):
+            return ["", "x" * most, "a\nb\x00\u2028"]
+        case types.LiteralType(values=values):
+            return list(values)
+        case types.EnumType():
+            return [code.value for code in Code]
+        case types.DictType():
+            return [{}, {f"n{i}": 0.5 for i in range(64)}, {"_": 1e30, "type": -1e30}]
+        case types.StructType(fields=fields):
+            return [{f.name: allowed(f.type)[place] for f in fields} for place in (0, -1)]
+    raise TypeError(f"no values are known for {kind}")
+
+
+def forbidden(kind: types.Type) -> list[Any]:
+    match kind:
+        case types.UnionType(types=several):
+            return [value for one in several for value in forbidden(one) if value is not None]
+        case types.NoneType():
+            return []
+        case types.BoolType():
+            return [0, 1, "true", None]
+        case types.IntType(ge=int(low), le=int(high), multiple_of=step):
+            return [low - 1, high + 1, low + 0.5, 2**70, str(low), True, None, [low], *([low + 1] if step else [])]
+        case types.FloatType(ge=low, le=high) if low is not None:
+            assert high is not None
+            return [math.nextafter(low, -math.inf), math.nextafter(high, math.inf), "1", True, None, []]
+        case types.StrType(pattern=str(wanted)):
+            return [1, None, *DOES_NOT_FIT[wanted]]
+        case types.StrType(max_length=int(most)):
+            return [1, None, ["a"], "a" * (most + 1)]
+        case types.LiteralType() | types.EnumType():
+            return ["", "nope", "`$.type`", 0, None]
+        case types.DictType():
+            many = {f"n{i}": 0 for i in range(65)}
+            return [[], None, many, {"a": "1"}, {"a": None}, {"a": True}, {"a": 1.1e30}, {"1": 1}, {"": 1}, {"a\n": 1}]
+        case types.StructType(fields=fields):
+            good = {f.name: allowed(f.type)[0] for f in fields}
+            missing = [{k: v for k, v in good.items() if k != f.name} for f in fields if f.required]
+            return [[], "", *missing, *(good | {f.name: bad} for f in fields for bad in forbidden(f.type))]
+    raise TypeError(f"no values are known for {kind}")
+
+
+def short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

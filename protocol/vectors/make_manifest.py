@@ -1,0 +1,112 @@
+"""A bundle's manifest, and what a reader refuses of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fleetlearn_protocol import manifest as bundle
+from fleetlearn_protocol.vector import digest
+
+A, B = "a" * 64, "0123456789abcdef" * 4
+BAD_PATHS = (
+    *("", "/", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a/./b", "a//b", "a/", ".", "..", ".hidden", "~/x"),
+    *("a\\b", "..\\x", "\\\\host\\share", "C:/x", "C:x", "a:stream", "a.", "a ", " a", "$HOME", "%2e%2e/x"),
+    *("a\x00b", "a\nb", "\n", "é", "\u2215etc", "\u202ea", "x" * 201),
+)
+
+
+def manifest() -> dict[str, Any]:
+    files = {
+        bundle.TRAIN: bundle.File(A, 2000),
+        bundle.EVAL: bundle.File(B, 1000),
+        bundle.INFER: bundle.File("1" * 64, 500),
+        bundle.PARAMETERS: bundle.File("2" * 64, 200),
+    }
+    example = bundle.Manifest(
+        format="fleetlearn.bundle",
+        version=1,
+        name="softmax",
+        parameters=(
+            bundle.Parameter("linear.weight", (3, 4), 0, infer_offset=100),
+            bundle.Parameter("linear.bias", (3,), 12, infer_offset=148),
+            bundle.Parameter("norm.running_mean", (), 15, buffer=True),
+        ),
+        batch=(bundle.Input("x", "float32", (4,)), bundle.Input("y", "int64", ())),
+        outputs=(bundle.Input("logits", "float32", (3,)),),
+        hyper=(bundle.Hyper("lr", 0.1), bundle.Hyper("mu")),
+        step=bundle.LocalStep("sgd", proximal=True),
+        metrics=("accuracy",),
+        files=files,
+        slots=("momentum",),
+        opset=18,
+        ir_version=10,
+        made_by="fleetlearn-export 0.1.0",
+    )
+    content = bundle.write_manifest(example)
+    full: dict[str, Any] = msgspec.to_builtins(example)
+    rows, paths = full["parameters"], full["files"]
+    file = paths[bundle.EVAL]
+
+    def table(*changes: dict[str, Any]) -> dict[str, Any]:
+        return {"parameters": [row | change for row, change in zip(rows, changes, strict=False)]}
+
+    def added(*names: str) -> dict[str, Any]:
+        return {"files": paths | dict.fromkeys(names, file)}
+
+    changes: list[tuple[str, dict[str, Any], str]] = [
+        ("another format", {"format": "other.bundle"}, "bad-message"),
+        ("a newer version", {"version": 2}, "bad-version"),
+        ("an older version", {"version": 0}, "bad-version"),
+        ("an enormous version", {"version": 2**70}, "bad-version"),
+        ("no parameters", {"parameters": []}, "bad-message"),
+        ("a parameter twice", table({}, {"name": "linear.weight"}, {}), "bad-message"),
+        ("a gap", table({}, {"offset": 13}, {"offset": 16}), "bad-message"),
+        ("an overlap", table({}, {"offset": 11}, {"offset": 14}), "bad-message"),
+        ("not from 0", table({"offset": 1}, {"offset": 13}, {"offset": 16}), "bad-message"),
+        ("another order", {"parameters": rows[::-1]}, "bad-message"),
+        ("an axis of 0", table({"shape": [0, 4]}, {"offset": 0}, {"offset": 3}), "bad-message"),
+        ("a negative axis", table({"shape": [-3, -4]}, {}, {}), "bad-message"),
+        ("2^62 elements", table({"shape": [2**31, 2**31]}, {"offset": 2**31}), "bad-message"),
+        ("2^64 elements, 0 in 64 bits", table({"shape": [2**16] * 4}, {"offset": 0}), "bad-message"),
+        ("33 axes", table({"shape": [1] * 33}, {"offset": 1}), "bad-message"),
+        ("a hyper-parameter twice", {"hyper": [{"name": "lr"}, {"name": "lr"}]}, "bad-message"),
+        ("a metric twice", {"metrics": ["accuracy", "accuracy"]}, "bad-message"),
+        ("a slot twice", {"slots": ["m", "m"]}, "bad-message"),
+        ("a batch array twice", {"batch": [full["batch"][0]] * 2}, "bad-message"),
+        ("an output twice", {"outputs": full["outputs"] * 2}, "bad-message"),
+        ("an optimizer of another time", {"step": {"optimizer": "lion"}}, "bad-message"),
+        ("infer.onnx: beyond its end", table({}, {"infer_offset": 489}, {}), "bad-message"),
+        ("infer.onnx: two in one place", table({}, {"infer_offset": 147}, {}), "bad-message"),
+        ("a part of ort_training", added("ort_training/checkpoint"), "bad-message"),
+        ("a hash in capitals", {"files": paths | {bundle.EVAL: file | {"sha256": "A" * 64}}}, "bad-message"),
+        ("a negative length", {"files": paths | {bundle.EVAL: file | {"size": -1}}}, "bad-message"),
+        ("the manifest itself", added("manifest.json"), "bad-message"),
+        ("the manifest itself, in capitals", added("MANIFEST.JSON"), "bad-message"),
+        ("two files that differ in case", added("Graphs/train.onnx"), "bad-message"),
+        ("a file and a folder", added("graphs"), "bad-message"),
+        ("below a file", added("graphs/train.onnx/x"), "bad-message"),
+        ("65 files", added(*(f"f{i}" for i in range(61))), "bad-message"),
+        *(
+            (f"without {path}", {"files": {k: v for k, v in paths.items() if k != path}}, "bad-message")
+            for path in paths
+        ),
+        *((f"path {path!r}", added(path), "bad-message") for path in BAD_PATHS),
+    ]
+    invalid: list[dict[str, Any]] = [{"name": name, "change": change, "code": code} for name, change, code in changes]
+    invalid += [
+        {"name": f"without {field}", "without": field, "code": "bad-message"}
+        for field in full
+        if field not in ("slots", "opset", "ir_version", "made_by")
+    ]
+    invalid += [
+        {"name": "nothing", "text": "", "code": "bad-message"},
+        {"name": "an array", "text": "[]", "code": "bad-message"},
+        {"name": "cut short", "text": content.decode()[:-10], "code": "bad-message"},
+        {"name": "30,000 levels", "pieces": [['{"x":', 1], ["[", 30000]], "code": "bad-message"},
+        {"name": "not UTF-8", "hex": content.replace(b"softmax", b"\xff").hex(), "code": "bad-message"},
+    ]
+    return {
+        "valid": {"text": content.decode(), "sha256": digest(content), "elements": 16},
+        "invalid": invalid,
+    }

@@ -1,0 +1,129 @@
+"""The test vectors: made by their script, and read as another SDK reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fleetlearn_protocol.errors import BundleError, ProtocolError
+from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
+from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
+from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
+from fleetlearn_protocol.vector import digest, flatten, from_bytes, views
+
+FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
+DECODE = {"from-device": decode_from_device, "from-coordinator": decode_from_coordinator}
+Case = dict[str, Any]
+
+
+def load(name: str) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="ascii"))
+    return made
+
+
+MESSAGES, FRAMES, VECTOR, MANIFEST = map(load, ("messages", "frames", "vector", "manifest"))
+
+
+def content(case: Case) -> bytes:
+    """What a case gives: ``text``, ``hex``, or ``pieces`` of text, each with how often it stands there."""
+    if "hex" in case:
+        return bytes.fromhex(case["hex"])
+    return (case["text"] if "text" in case else "".join(piece * times for piece, times in case["pieces"])).encode()
+
+
+def repeated(pieces: list[tuple[str, int]]) -> bytes:
+    return b"".join(bytes.fromhex(piece) * times for piece, times in pieces)
+
+
+def named(cases: list[Case]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=[f"{case.get('direction', '')} {case['name']}" for case in cases])
+
+
+def test_the_files_are_what_their_script_makes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, FOLDER / "make.py", tmp_path], check=True, timeout=60)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_text() for path in FOLDER.glob("*.json")}
+
+
+@named(MESSAGES["valid"])
+def test_valid_message(case: Case) -> None:
+    fields = case.get("fields") or json.loads(case["text"])
+    message = DECODE[case["direction"]](case["text"])
+    assert {"type": type(message).__struct_config__.tag, **msgspec.to_builtins(message)} == fields
+    assert DECODE[case["direction"]](content(case)) == message
+    assert DECODE[case["direction"]](encode(message)) == message
+
+
+@named(MESSAGES["invalid"])
+def test_invalid_message(case: Case) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        DECODE[case["direction"]](content(case))
+    assert caught.value.code == case["code"]
+    assert 0 < len(caught.value.text) <= 1000
+
+
+def test_every_code_that_reading_a_message_can_raise_is_shown() -> None:
+    assert {case["code"] for case in MESSAGES["invalid"]} == {"bad-message", "unknown-type", "too-large"}
+
+
+@named(FRAMES["valid"])
+def test_valid_frame(case: Case) -> None:
+    payload = repeated(case["payload"])
+    frame = bytes.fromhex(case["header"]) + payload
+    assert unpack_chunk(frame) == (case["transfer"], case["offset"], payload)
+    assert pack_chunk(case["transfer"], case["offset"], payload) == frame
+
+
+@named(FRAMES["invalid"])
+def test_invalid_frame(case: Case) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        unpack_chunk(repeated(case["frame"]))
+    assert caught.value.code == case["code"]
+
+
+def test_vector() -> None:
+    table = [Parameter(row["name"], tuple(row["shape"]), row["offset"]) for row in VECTOR["table"]]
+    given = {name: np.array(values, np.float32) for name, values in VECTOR["tensors"].items()}
+    model, trained, update = (bytes.fromhex(VECTOR[name]["hex"]) for name in ("model", "trained", "update"))
+    assert flatten(given, table).tobytes() == model
+    assert {name: view.tolist() for name, view in views(from_bytes(model), table).items()} == {
+        name: values.tolist() for name, values in given.items()
+    }
+    assert (from_bytes(trained) - from_bytes(model)).tobytes() == update
+    for name in ("model", "trained", "update"):
+        assert digest(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["sha256"]
+
+
+@named(VECTOR["invalid"])
+def test_invalid_vector(case: Case) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        from_bytes(bytes.fromhex(case["hex"]), case["elements"])
+    assert caught.value.code == case["code"]
+
+
+def test_manifest() -> None:
+    valid = MANIFEST["valid"]
+    manifest = read_manifest(valid["text"].encode())
+    assert write_manifest(manifest).decode() == valid["text"]
+    assert digest(valid["text"].encode()) == valid["sha256"]
+    assert manifest.size == valid["elements"]
+
+
+@named(MANIFEST["invalid"])
+def test_invalid_manifest(case: Case) -> None:
+    if "change" not in case and "without" not in case:
+        given = content(case)
+    else:
+        fields = json.loads(MANIFEST["valid"]["text"]) | case.get("change", {})
+        fields.pop(case.get("without"), None)
+        given = json.dumps(fields).encode()
+    with pytest.raises(BundleError) as caught:
+        read_manifest(given)
+    assert caught.value.code == case["code"]
+    assert 0 < len(caught.value.text) <= 1000
