@@ -1,0 +1,128 @@
+"""What is handed to a runtime, checked against the bundle's manifest: batches, hyper-parameters, vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.manifest import Hyper, Input
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import ArrayLike, NDArray
+
+Arrays = tuple[NDArray[Any], ...]
+Batch = Sequence[ArrayLike] | Mapping[str, ArrayLike]
+"""Arrays in the manifest's order, or by the manifest's names. Their first axis is the examples'."""
+
+
+class DataError(ValueError):
+    """Data that do not fit the bundle's batch signature; the text says what was given and what was expected."""
+
+
+def describe(inputs: Sequence[Input]) -> str:
+    """The batch signature for people: ``x float32 (n, 1, 8, 8), y int64 (n,)``."""
+    return ", ".join(f"{row.name} {row.dtype} {_shape(row)}" for row in inputs)
+
+
+def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
+    """The batch as C-contiguous arrays of exactly the manifest's dtypes, in its order; no copy where they are so.
+
+    A dtype is converted where numpy calls that a cast of the same kind (float64 to float32, uint8 or int32 to int64,
+    integers to floats) and every value fits; labels given as floats are refused. Raises DataError.
+    """
+    if isinstance(batch, Mapping):
+        if set(batch) != {row.name for row in inputs}:
+            raise DataError(f"arrays {sorted(batch)} were given; expected {describe(inputs)}")
+        batch = [batch[row.name] for row in inputs]
+    elif isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Sequence):
+        raise DataError(f"a {type(batch).__name__} was given; expected a tuple of arrays: {describe(inputs)}")
+    if len(batch) != len(inputs):
+        raise DataError(f"{len(batch)} arrays were given; expected {len(inputs)}: {describe(inputs)}")
+    arrays = tuple(_check_array(array, row) for array, row in zip(batch, inputs, strict=True))
+    lengths = {row.name: len(array) for row, array in zip(inputs, arrays, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the arrays have different numbers of examples: {lengths}; their first axes must agree")
+    if not len(arrays[0]):
+        raise DataError(f"there are no examples; expected at least one in {describe(inputs)}")
+    return arrays
+
+
+def _check_array(given: ArrayLike, row: Input) -> NDArray[Any]:
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"numpy can make no array of {row.name}, a {type(given).__name__}: {error}") from None
+    if array.shape[1:] != row.shape or not array.ndim:
+        raise DataError(f"array {row.name} has shape {array.shape}; expected {_shape(row)}, n examples")
+    dtype = np.dtype(row.dtype)
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise DataError(
+            f"array {row.name} has dtype {array.dtype}; expected {dtype}, or one that numpy casts to it under the rule "
+            f"'same_kind'. If its values are right, convert it: {row.name}.astype('{dtype}')"
+        )
+    if dtype.kind in "iu" and array.size:
+        limits = np.iinfo(dtype)
+        low, high = int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise DataError(f"array {row.name} has values from {low} to {high}, which do not fit {dtype}")
+    try:
+        with np.errstate(over="raise"):
+            return np.ascontiguousarray(array, dtype)
+    except FloatingPointError:
+        raise DataError(f"array {row.name} has {array.dtype} values that are too large for {dtype}") from None
+
+
+def _shape(row: Input) -> str:
+    return f"({', '.join(['n', *map(str, row.shape)])}{',' if not row.shape else ''})"
+
+
+def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, float]:
+    """The value of each hyper-parameter, in the manifest's order; its default where it is not given.
+
+    Raises ValueError: a name that the bundle does not have, no value for one without default, not a finite float32.
+    """
+    unknown = sorted(set(given) - {row.name for row in rows})
+    if unknown:
+        raise ValueError(
+            f"hyper-parameters {unknown} are not the bundle's; it has {[row.name for row in rows]}. "
+            "Which there are was settled when it was exported"
+        )
+    values = {row.name: given.get(row.name, row.default) for row in rows}
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise ValueError(f"hyper-parameters {missing} were not given and have no default in the bundle")
+    checked = {}
+    for name, value in values.items():
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise ValueError(f"hyper-parameter {name} is {value!r}; expected a number") from None
+        if not isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
+            raise ValueError(f"hyper-parameter {name} is {number}; expected a finite float32")
+        checked[name] = number
+    return checked
+
+
+def copy_model(vector: Vector, anchor: Vector | None, *, into: Vector, anchor_into: Vector) -> None:
+    """Copy a model and its anchor (itself where None) in; any of the four may be the same array.
+
+    Raises ValueError unless both are float32 of the destination's shape; then nothing has changed.
+    """
+    check_vector(vector, into.size)
+    anchor = vector if anchor is None else check_vector(anchor, into.size, "the anchor")
+    if np.may_share_memory(vector, anchor_into):
+        vector = vector.copy()
+    anchor_into[:] = anchor
+    into[:] = vector
+
+
+def check_vector(vector: Vector, size: int, what: str = "the parameter vector") -> Vector:
+    """``vector`` itself. Raises ValueError unless it is a float32 array of shape (size,)."""
+    if not isinstance(vector, np.ndarray):
+        raise ValueError(f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape ({size},)")
+    if vector.dtype != np.float32 or vector.shape != (size,):
+        raise ValueError(f"{what} is {vector.dtype} of shape {vector.shape}; expected float32 of shape ({size},)")
+    return vector

@@ -1,0 +1,84 @@
+"""Importing ONNX Runtime: one distribution of it, and without what it would drag in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
+"""All of them install into the one folder ``onnxruntime``, so an environment can hold only one."""
+
+_TRAINING = "onnxruntime.training"
+
+
+class RuntimeUnavailableError(RuntimeError):
+    """This environment cannot run the runtime asked for; the text says what to install or remove."""
+
+
+def installed() -> list[str]:
+    """Those of ``DISTRIBUTIONS`` that this environment has."""
+    found = []
+    for name in DISTRIBUTIONS:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+@cache
+def import_onnxruntime() -> ModuleType:
+    """The package ``onnxruntime``. Raises RuntimeUnavailableError where it is missing or installed twice over.
+
+    The training build of onnxruntime imports its PyTorch front end (torch, onnx, sympy: more than a second, 200 MB)
+    with the package itself, and does without where that is not there. Here it is never there: nothing of it is used.
+    """
+    present = installed()
+    if len(present) > 1:
+        raise RuntimeUnavailableError(
+            f"{' and '.join(present)} are installed in one environment; they overwrite each other's files. Uninstall "
+            f"all of them, then install one (training builds serve both runtimes): pip uninstall {' '.join(present)}"
+        )
+    if "onnxruntime" not in sys.modules and _TRAINING not in sys.modules:
+        # None in sys.modules makes an import raise ModuleNotFoundError (The Python Language Reference, 5.3.1).
+        sys.modules[_TRAINING] = None  # type: ignore[assignment]
+        try:
+            return importlib.import_module("onnxruntime")
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise RuntimeUnavailableError("onnxruntime is not installed: pip install 'fleetlearn[device]'") from None
+        finally:
+            del sys.modules[_TRAINING]
+    return importlib.import_module("onnxruntime")
+
+
+def import_training_api() -> ModuleType:
+    """The package ``onnxruntime.training.api``. Raises RuntimeUnavailableError where it is not installed.
+
+    Its parent's ``__init__`` imports onnx and torch for making bundles; the API itself needs neither. So the parent
+    is replaced by an empty package while the API is imported, unless the program has imported the parent already.
+    """
+    onnxruntime = import_onnxruntime()
+    folder = Path(onnxruntime.__path__[0], "training")
+    if not (folder / "api" / "__init__.py").is_file():
+        raise RuntimeUnavailableError(
+            f"the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has {installed()}. "
+            "Install it in an environment of its own (x86-64, Python up to 3.12), or use the runtime 'onnx'"
+        )
+    if _TRAINING in sys.modules:
+        return importlib.import_module(f"{_TRAINING}.api")
+    bare = ModuleType(_TRAINING)
+    bare.__path__ = [str(folder)]
+    sys.modules[_TRAINING] = bare
+    try:
+        return importlib.import_module(f"{_TRAINING}.api")
+    finally:
+        del sys.modules[_TRAINING]
+        # The import system made it an attribute of its parent as well.
+        vars(onnxruntime).pop("training", None)

@@ -1,0 +1,90 @@
+"""Training a bundle's model, one optimizer step at a time, on either of two runtimes."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, Protocol
+
+from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.manifest import EVAL, PARAMETERS, TRAIN, Manifest
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.checks import Batch
+
+Kind = Literal["auto", "onnx", "ort-training"]
+KINDS = ("auto", "onnx", "ort-training")
+
+
+class Runtime(Protocol):
+    """A bundle's model in training. The first model is the bundle's own; ``load`` sets a round's."""
+
+    @property
+    def kind(self) -> str:
+        """``onnx`` or ``ort-training``."""
+
+    @property
+    def version(self) -> str:
+        """Of ONNX Runtime."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def parameters(self) -> Vector:
+        """The model now: float32, shape (P,), in manifest order. Read-only, and valid until the next ``step`` or
+        ``load``, which reuse its memory; copy it to keep it."""
+
+    @property
+    def anchor(self) -> Vector:
+        """The round's global model, which the proximal term pulls towards: float32, shape (P,). Read-only."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean metrics of the last step's batch, measured before its update."""
+
+    def load(self, vector: Vector, *, anchor: Vector | None = None) -> None:
+        """Copy a model in: float32, shape (P,). It is the anchor too, unless another is given.
+
+        Raises ValueError on another dtype or shape; then nothing has changed.
+        """
+
+    def step(self, batch: Batch, **hyper: float) -> float:
+        """One optimizer step. Returns the batch's mean loss, before the update and without the proximal penalty.
+
+        The step is w <- w - lr * (g + mu * (w - anchor)), so the objective is loss + mu/2 * ||w - anchor||^2 (Li et
+        al. 2020, "Federated Optimization in Heterogeneous Networks", arXiv 1812.06127, equation 2: the factor 1/2
+        is the paper's). Hyper-parameters not given take the manifest's defaults.
+
+        Raises DataError (a ValueError), ValueError on a hyper-parameter, StepError; then nothing has changed.
+        """
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        """Examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
+
+
+def open_runtime(bundle: str | os.PathLike[str] | Bundle, kind: Kind = "auto", threads: int = 1) -> Runtime:
+    """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
+
+    ``onnx`` runs graphs/train.onnx on any ONNX Runtime; ``ort-training`` runs ort_training/ on
+    onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
+    measures metrics in the step itself, and gives the same numbers.
+
+    Raises ValueError (kind, threads), BundleError (damaged, or without ort_training/), RuntimeUnavailableError.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")
+    if threads < 1:
+        raise ValueError(f"{threads} threads; expected at least 1")
+    # A module for each kind, so that opening one imports nothing for the other.
+    if kind == "ort-training":
+        from fleetlearn_device.runtime_ort_training import OrtTrainingRuntime
+
+        if not isinstance(bundle, Bundle):
+            bundle = open_bundle(bundle, files=[EVAL, PARAMETERS])
+        return OrtTrainingRuntime(bundle, threads)
+    from fleetlearn_device.runtime_onnx import OnnxRuntime
+
+    if not isinstance(bundle, Bundle):
+        bundle = open_bundle(bundle, files=[TRAIN, EVAL, PARAMETERS])
+    return OnnxRuntime(bundle, threads)

@@ -1,0 +1,195 @@
+"""The runtime ``onnx``: graphs/train.onnx, standard operators only, on any ONNX Runtime's InferenceSession."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.bundle import Bundle
+from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.manifest import EVAL, TRAIN
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector, views
+from numpy.typing import NDArray
+
+from fleetlearn_device.checks import Arrays, Batch, check_batch, check_hyper, copy_model
+from fleetlearn_device.ort import import_onnxruntime
+
+
+class StepError(RuntimeError):
+    """ONNX Runtime could not run a graph on a batch that fits the signature, such as a label out of range."""
+
+
+class OnnxRuntime:
+    """Two flat buffers, parameters read from one and written to the other, which change places after each step.
+
+    ONNX Runtime reads and writes the buffers' own memory: an OrtValue made from a numpy array on the CPU borrows it,
+    so a tensor is a view into the vector. The arrays must outlive the bindings; they are attributes for that reason.
+    """
+
+    kind = "onnx"
+
+    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        manifest = self.manifest = bundle.manifest
+        self.version: str = import_onnxruntime().__version__
+        self._bundle, self._threads = bundle, threads
+        self._evaluator: Evaluator | None = None
+        first = bundle.parameters()
+        self._parameters, self._next, self._anchor = first, first.copy(), first.copy()
+        # Scalars are views into one array too: bound once, their values are set before each step.
+        self._hyper = np.zeros(len(manifest.hyper), np.float32)
+        self._results = np.zeros(1 + len(manifest.metrics), np.float32)
+        self._batch: Arrays = ()
+        self.metrics: dict[str, float] = {}
+
+        anchored = manifest.parameters if manifest.step.proximal else ()
+        fixed = {f"anchor.{name}": array for name, array in views(self._anchor, anchored).items()}
+        fixed |= {f"hyper.{row.name}": _scalar(self._hyper, i) for i, row in enumerate(manifest.hyper)}
+        outputs = ["loss", *(f"metric.{name}" for name in manifest.metrics)]
+        results = {name: _scalar(self._results, i) for i, name in enumerate(outputs)}
+        self._session = make_session(
+            bundle,
+            TRAIN,
+            threads,
+            [
+                *(f"param.{row.name}" for row in manifest.parameters),
+                *fixed,
+                *(f"batch.{row.name}" for row in manifest.batch),
+            ],
+            [*(f"next.param.{row.name}" for row in manifest.parameters), *results],
+        )
+        self._binding, self._next_binding = (
+            self._bind(read, write, fixed, results)
+            for read, write in ((self._parameters, self._next), (self._next, self._parameters))
+        )
+
+    def _bind(self, read: Vector, write: Vector, fixed: dict[str, Vector], results: dict[str, Vector]) -> Any:
+        """The step from one buffer to the other, with all but the batch bound."""
+        binding = self._session.io_binding()
+        table = self.manifest.parameters
+        inputs = fixed | {f"param.{name}": array for name, array in views(read, table).items()}
+        outputs = results | {f"next.param.{name}": array for name, array in views(write, table).items()}
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, borrow(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, borrow(array))
+        return binding
+
+    @property
+    def parameters(self) -> Vector:
+        return read_only(self._parameters)
+
+    @property
+    def anchor(self) -> Vector:
+        return read_only(self._anchor)
+
+    def load(self, vector: Vector, *, anchor: Vector | None = None) -> None:
+        copy_model(vector, anchor, into=self._parameters, anchor_into=self._anchor)
+        self.metrics = {}
+
+    def step(self, batch: Batch, **hyper: float) -> float:
+        arrays = check_batch(batch, self.manifest.batch)
+        self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
+        for row, array in zip(self.manifest.batch, arrays, strict=True):
+            self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
+        self._batch = arrays
+        run(self._session, self._binding, TRAIN, arrays)
+        self._parameters, self._next = self._next, self._parameters
+        self._binding, self._next_binding = self._next_binding, self._binding
+        loss, *metrics = self._results.tolist()
+        self.metrics = dict(zip(self.manifest.metrics, metrics, strict=True))
+        return float(loss)
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self._bundle, self._threads)
+        return self._evaluator.evaluate(self._parameters, batch)
+
+
+class Evaluator:
+    """graphs/eval.onnx: sums over a batch. Both runtimes use it."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        self._manifest = bundle.manifest
+        self._outputs = ["examples", "loss_sum", *(f"metric_sum.{name}" for name in self._manifest.metrics)]
+        parameters = [f"param.{row.name}" for row in self._manifest.parameters]
+        batch = [f"batch.{row.name}" for row in self._manifest.batch]
+        self._session = make_session(bundle, EVAL, threads, [*parameters, *batch], self._outputs)
+
+    def evaluate(self, vector: Vector, batch: Batch) -> Evaluation:
+        """The sums that the model ``vector`` (float32, shape (P,)) gives. Raises DataError, StepError."""
+        arrays = check_batch(batch, self._manifest.batch)
+        binding = self._session.io_binding()
+        for name, array in views(vector, self._manifest.parameters).items():
+            binding.bind_ortvalue_input(f"param.{name}", borrow(array))
+        for row, array in zip(self._manifest.batch, arrays, strict=True):
+            binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
+        for name in self._outputs:
+            binding.bind_output(name)
+        run(self._session, binding, EVAL, arrays)
+        examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
+        return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
+
+
+def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str]) -> Any:
+    """An InferenceSession for a graph of the bundle. Raises BundleError: it cannot be loaded, or has other names."""
+    onnxruntime = import_onnxruntime()
+    # From the path, ONNX Runtime reads the file itself and no copy of it stays in memory.
+    source = str(bundle.path / file) if bundle.path.is_dir() else bundle.read(file)
+    try:
+        session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # Each of ONNX Runtime's exceptions derives from Exception itself.
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{bundle.path}: ONNX Runtime {onnxruntime.__version__} cannot load {file}: {error}"
+        ) from error
+    for what, found, expected in (
+        ("inputs", session.get_inputs(), inputs),
+        ("outputs", session.get_outputs(), outputs),
+    ):
+        differing = {value.name for value in found} ^ set(expected)
+        if differing:
+            raise BundleError(
+                Code.BAD_MESSAGE,
+                f"{bundle.path}: {file} and the manifest differ in these {what}: {sorted(differing)}",
+            )
+    return session
+
+
+def session_options(threads: int) -> Any:
+    """onnxruntime.SessionOptions: one operator at a time, with this many threads, which sleep when they wait."""
+    options = import_onnxruntime().SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # What goes wrong is raised; without this it is printed as well.
+    options.log_severity_level = 4
+    # Spinning threads take a device's other cores, and its battery, to save microseconds.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def run(session: Any, binding: Any, file: str, arrays: Arrays) -> None:
+    """Run a bound graph. Raises StepError with ONNX Runtime's own words."""
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:
+        shapes = [array.shape for array in arrays]
+        raise StepError(f"ONNX Runtime could not run {file} on a batch of shapes {shapes}: {error}") from error
+
+
+def borrow(array: NDArray[Any]) -> Any:
+    """An OrtValue in the array's own memory, which is not kept alive by it: the caller keeps the array."""
+    return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
+
+
+def read_only(vector: Vector) -> Vector:
+    """A view of the vector that cannot be written to."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view
+
+
+def _scalar(values: Vector, place: int) -> Vector:
+    """A view with no axes: ONNX Runtime refuses numpy's own scalars."""
+    return values[place : place + 1].reshape(())

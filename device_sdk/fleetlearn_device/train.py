@@ -1,0 +1,192 @@
+"""A task's training on the device: E epochs of steps within a time budget, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector, check_finite
+
+from fleetlearn_device.checks import Batch, DataError, check_batch, check_hyper
+from fleetlearn_device.data import Data, as_data
+from fleetlearn_device.runtime import Runtime
+
+LARGEST = 1e30
+"""The largest magnitude of a number in the protocol."""
+EVALUATION_BATCH = 256
+"""Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding."""
+
+
+class TrainingError(Exception):
+    """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
+
+    code = "runtime-error"
+
+
+class DivergedError(TrainingError):
+    """The loss or the model is no longer finite."""
+
+    code = "diverged"
+
+
+class OutOfTimeError(TrainingError):
+    """The time budget was used up before the first step."""
+
+    code = "out-of-time"
+
+
+class StoppedError(TrainingError):
+    """``should_stop`` said so; what was done is dropped."""
+
+    code = "stopping"
+
+
+class Outcome(NamedTuple):
+    """What training came to. Partial work is reported as what it is: ``complete`` is False, the counts are true."""
+
+    update: Vector
+    """The parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    examples: int
+    """n_k: how many examples the device has."""
+    steps: int
+    epochs: float
+    """Passes done; a fraction where the last was cut short."""
+    seen: int
+    """Examples visited, each as often as it was."""
+    complete: bool
+    loss: float
+    """Mean over the examples of all steps, each measured before its step."""
+    metrics: dict[str, float]
+    """Means over the same examples."""
+    seconds: float
+    """Wall-clock time, evaluation included."""
+    evaluation: Evaluation | None
+    """Of the model before training, on all data."""
+
+
+def train(
+    runtime: Runtime,
+    data: Data | Batch | Iterable[Batch],
+    *,
+    hyper: Mapping[str, float],
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    time_budget: float | None = None,
+    evaluate: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    on_step: Callable[[int, float], None] | None = None,
+) -> Outcome:
+    """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
+
+    Args:
+        data: Arrays, or Data (``as_data`` makes them of other things).
+        hyper: Values by name, such as lr and mu; the manifest's defaults stand in for others.
+        batch_size: Examples in a step; 0 is all in one. Batches of the user's own keep their sizes.
+        seed: With the epoch's number, decides the order of the examples.
+        time_budget: Seconds from the call on. A step is begun only where one as long as the mean so far would still
+            fit; the first is always begun. None: no limit.
+        evaluate: Measure the loaded model on all data first.
+        should_stop: Asked before each step.
+        clock: Seconds, rising.
+        on_step: Called after each step with the number of steps done and the step's loss.
+
+    Raises TrainingError (diverged, out of time, stopped), DataError, ValueError on a hyper-parameter or argument,
+    StepError.
+    """
+    start = clock()
+    manifest = runtime.manifest
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}; expected at least 1")
+    if time_budget is not None and not time_budget > 0:
+        raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
+    values = check_hyper(hyper, manifest.hyper)
+    data = as_data(data).fit(manifest.batch)
+    evaluation = evaluate_data(runtime, data, batch_size=batch_size, should_stop=should_stop) if evaluate else None
+
+    steps = seen = passes = seen_in_pass = 0
+    loss_sum = 0.0
+    metric_sums: dict[str, float] = {}
+    complete = True
+    now = began = clock()
+    for epoch, batch, count in _passes(data, epochs, batch_size, seed, runtime):
+        if should_stop():
+            raise StoppedError(f"training was stopped after step {steps}")
+        if steps and time_budget is not None and now - start + (now - began) / steps > time_budget:
+            complete = False
+            break
+        if epoch > passes:
+            passes, seen_in_pass = epoch, 0
+        loss = runtime.step(batch, **values)
+        steps, seen, seen_in_pass = steps + 1, seen + count, seen_in_pass + count
+        if not abs(loss) <= LARGEST:
+            raise DivergedError(f"step {steps}'s loss is {loss}: a smaller lr may help, or the data hold such values")
+        loss_sum += loss * count
+        for name, value in runtime.metrics.items():
+            metric_sums[name] = metric_sums.get(name, 0.0) + value * count
+        now = clock()
+        if on_step is not None:
+            on_step(steps, loss)
+    update: Vector = runtime.parameters - runtime.anchor
+    try:
+        check_finite(update)
+    except ProtocolError as error:
+        raise DivergedError(f"the update after step {steps} is not finite: {error.text}") from None
+    return Outcome(
+        update=update,
+        examples=data.examples,
+        steps=steps,
+        epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),
+        seen=seen,
+        complete=complete,
+        loss=loss_sum / seen,
+        metrics={name: value / seen for name, value in metric_sums.items()},
+        seconds=clock() - start,
+        evaluation=evaluation,
+    )
+
+
+def evaluate_data(
+    runtime: Runtime,
+    data: Data | Batch | Iterable[Batch],
+    *,
+    batch_size: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
+
+    Raises StoppedError, DivergedError (the model gives a loss that is not finite), DataError, StepError.
+    """
+    data = as_data(data).fit(runtime.manifest.batch)
+    examples, loss_sum = 0, 0.0
+    metric_sums = dict.fromkeys(runtime.manifest.metrics, 0.0)
+    for batch in data.batches(min(batch_size or EVALUATION_BATCH, EVALUATION_BATCH), None):
+        if should_stop():
+            raise StoppedError("evaluation was stopped")
+        part = runtime.evaluate(batch)
+        examples, loss_sum = examples + part.examples, loss_sum + part.loss_sum
+        for name, value in part.metric_sums.items():
+            metric_sums[name] += value
+    if not examples:
+        raise DataError("a pass over the data gave no batch; expected at least one")
+    if not all(abs(value) <= LARGEST for value in (loss_sum, *metric_sums.values())):
+        raise DivergedError(f"before training, the model's summed loss is {loss_sum} and metrics are {metric_sums}")
+    return Evaluation(examples, loss_sum, metric_sums)
+
+
+def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
+    """(epoch from 0, batch, its examples) for each step. Raises DataError where a pass yields nothing, or too much."""
+    for epoch in range(epochs):
+        seen = 0
+        for batch in data.batches(batch_size, seed, epoch):
+            arrays = check_batch(batch, runtime.manifest.batch)
+            seen += len(arrays[0])
+            if seen > data.examples:
+                raise DataError(f"a pass over the data gives more than the {data.examples} examples it is said to have")
+            yield epoch, arrays, len(arrays[0])
+        if not seen:
+            raise DataError(f"pass {epoch + 1} over the data gave no batch; expected {data.examples} examples")

@@ -1,0 +1,75 @@
+"""Real bundles of three models over the handwritten digits, exported once for the whole run."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_export import LocalStep, export_bundle
+from numpy.typing import NDArray
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
+STOCK = ROOT / ".venv" / "device" / "bin" / "python"
+"""Python of the environment that holds the device extra alone, with the stock ONNX Runtime."""
+
+
+class Case(NamedTuple):
+    """A bundle, and what it was made of."""
+
+    path: Path
+    model: nn.Module
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+
+def _model(name: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        match name:
+            case "cnn":
+                return DIGITS["model"]()
+            case "mlp":
+                return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+            case _:
+                return nn.Linear(64, 10)
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """By name: ``softmax`` (regression), ``mlp``, ``cnn``, and ``plain`` (softmax without proximal term)."""
+
+    @cache
+    def case(name: str) -> Case:
+        x, y = DIGITS["data"]()[:2]
+        x = x if name == "cnn" else x.reshape(len(x), 64)
+        model = _model(name)
+        path = tmp_path_factory.mktemp(name) / f"{name}.bundle"
+        exported = export_bundle(
+            model,
+            DIGITS["loss"],
+            (torch.from_numpy(x[:4]), torch.from_numpy(y[:4])),
+            path,
+            step=LocalStep("sgd", proximal=name != "plain"),
+            metrics={"accuracy": DIGITS["accuracy"]},
+        )
+        assert exported.without_ort_training is None
+        return Case(path, model, x, y)
+
+    return case
+
+
+@pytest.fixture
+def stock_python() -> Path:
+    if not STOCK.exists():
+        pytest.skip(
+            f"{STOCK.relative_to(ROOT)} is missing; `make setup` makes the environment of the device extra alone"
+        )
+    return STOCK
