@@ -99,6 +99,8 @@ class Close:
     reason: str
     after: float | None = None
     """Connect again after about so many seconds. None: after a back-off."""
+    code: int = 1000
+    """The WebSocket's closing code: 1002 where the coordinator broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,9 +141,6 @@ class Session:
         self._chunk_bytes = CHUNK_BYTES
         self._wanted: list[Wanted] = []
         self._fetched: Counter[str] = Counter()
-        self._incoming: Wanted | None = None
-        """What was asked for on this connection and has not come to its end. It may outlive its task: a connection
-        has one fetch at a time, so it is awaited, and stored, before the next."""
         self._content: Content | None = None
         self._place = 0
         self._transfer = 0
@@ -190,7 +187,7 @@ class Session:
         try:
             return self._handle(decode_from_coordinator(text), now)
         except ProtocolError as error:
-            return self._fault(f"the coordinator broke the protocol: {error}")
+            return self._fault(f"the coordinator broke the protocol: {error}", code=1002)
 
     def received_chunk(self, frame: Buffer, now: float) -> Commands:
         """A binary frame arrived."""
@@ -201,9 +198,10 @@ class Session:
             if self.link is Link.CHECKING_IN:
                 raise ProtocolError(Code.OUT_OF_TURN, "a chunk came before the welcome")
             chunk = unpack_chunk(frame)
-            wanted, content = self._incoming, self._content
-            if wanted is None or content is None or chunk.transfer != content.transfer:
-                return []
+            content = self._content
+            if self.work is not Work.FETCHING or content is None or chunk.transfer != content.transfer:
+                return []  # the rest of an earlier fetch, whose task was cancelled
+            wanted = self._wanted[0]
             if chunk.offset != self._place:
                 text = f"a chunk of {wanted.name} begins at {chunk.offset}; expected {self._place}"
                 raise ProtocolError(Code.WRONG_OFFSET, text)
@@ -211,10 +209,10 @@ class Session:
                 text = f"a chunk of {wanted.name} ends behind its {content.size} bytes"
                 raise ProtocolError(Code.WRONG_LENGTH, text)
         except ProtocolError as error:
-            return self._fault(f"the coordinator broke the protocol: {error}")
+            return self._fault(f"the coordinator broke the protocol: {error}", code=1002)
         self._place += len(chunk.payload)
         store = StoreChunk(wanted, chunk.offset, chunk.payload)
-        return [store, *self._arrived()] if self._place == content.size else [store]
+        return [store, *self._finish()] if self._place == content.size else [store]
 
     # Answers to commands
 
@@ -389,24 +387,19 @@ class Session:
         return [*commands, Note(text), *self._go_on()]
 
     def _begin(self, content: Content) -> Commands:
-        wanted = self._incoming
-        if wanted is None or content.sha256 != wanted.sha256:
+        # The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
+        if self.work is not Work.FETCHING or content.sha256 != self._wanted[0].sha256:
             return [Note(f"content {content.sha256} is not awaited; ignored")]
-        if self._content is not None:
-            raise ProtocolError(Code.DUPLICATE, f"content {wanted.name} was announced twice")
+        wanted = self._wanted[0]
         if content.offset != wanted.have:
-            text = f"content {wanted.name} begins at {content.offset}; {wanted.have} was asked for"
-            raise ProtocolError(Code.WRONG_OFFSET, text)
+            return [Note(f"{wanted.name} from byte {content.offset} is ignored; {wanted.have} was asked for")]
         if content.size > wanted.limit or (wanted.size is not None and content.size != wanted.size):
             expected = f"at most {wanted.limit}" if wanted.size is None else wanted.size
-            text = f"{wanted.name} has {content.size} bytes; expected {expected}"
-            if self.work is Work.FETCHING:
-                return self._give_up("bad-bundle", text)
-            raise ProtocolError(Code.WRONG_LENGTH, text)
+            return self._give_up("bad-bundle", f"{wanted.name} has {content.size} bytes; expected {expected}")
         if content.offset > content.size:
-            raise ProtocolError(Code.WRONG_OFFSET, f"content {wanted.name} begins behind its end")
+            raise ProtocolError(Code.WRONG_OFFSET, f"{wanted.name} begins at {content.offset}, behind its end")
         self._content, self._place = content, content.offset
-        return self._arrived() if content.offset == content.size else []
+        return self._finish() if content.offset == content.size else []
 
     def _upload(self, grant: Grant) -> Commands:
         self._check_turn(grant, grant.task)
@@ -430,12 +423,9 @@ class Session:
                 self.stopping = True
             return self._fault(f"the check-in is refused: {said}")
         if refused.sha256 is not None:
-            wanted = self._incoming
-            if wanted is None or refused.sha256 != wanted.sha256:
+            if self.work is not Work.FETCHING or refused.sha256 != self._wanted[0].sha256:
                 return self._ignore(refused, refused.sha256)
-            self._incoming = self._content = None
-            if self.work is not Work.FETCHING:
-                return self._go_on()
+            wanted = self._wanted[0]
             if refused.code is Code.WRONG_OFFSET and wanted.have:
                 self._wanted[0] = replace(wanted, have=0)
                 return [Note(f"{wanted.name} is fetched from its beginning: {said}", True), *self._fetch(now)]
@@ -466,17 +456,12 @@ class Session:
         if self.link is not Link.ONLINE:
             self.work = Work.LOCATING  # the next welcome asks again
             return []
-        self.work, self._heard, self._incoming = Work.FETCHING, now, wanted
+        self.work, self._heard, self._content = Work.FETCHING, now, None
         size = "" if wanted.size is None else f" of {wanted.size}"
         return [
             Note(f"fetching {wanted.name} ({wanted.sha256[:12]}) from byte {wanted.have}{size}"),
             Send(Fetch(wanted.sha256, wanted.have)),
         ]
-
-    def _arrived(self) -> Commands:
-        """The incoming content has all its bytes."""
-        self._incoming = self._content = None
-        return self._finish() if self.work is Work.FETCHING else self._go_on()
 
     def _finish(self) -> Commands:
         self.work = Work.STORING
@@ -503,23 +488,22 @@ class Session:
         return [note, *told, *self._forget(), *self._fault(f"task {task} failed")]
 
     def _go_on(self) -> Commands:
-        """A training or a fetch ended that was not wanted any more; a task may have waited for that."""
-        waits = self.work is Work.LOCATING and self.task is not None and self._incoming is None
-        return [Locate(self.task)] if waits and self.task is not None else []
+        """Look up what is lacking, if a task waits for that."""
+        return [Locate(self.task)] if self.work is Work.LOCATING and self.task is not None else []
 
     def _tell(self, message: FromDevice) -> Commands:
         return [Send(message)] if self.link is Link.ONLINE else []
 
-    def _fault(self, reason: str) -> Commands:
+    def _fault(self, reason: str, code: int = 1000) -> Commands:
         self.faults += 1
-        return self._close(reason)
+        return self._close(reason, code=code)
 
-    def _close(self, reason: str, after: float | None = None) -> Commands:
+    def _close(self, reason: str, after: float | None = None, code: int = 1000) -> Commands:
         if self.link in (Link.OFFLINE, Link.CLOSING):
             return []
         self._park()
         self.link = Link.CLOSING
-        return [Close(reason, after)]
+        return [Close(reason, after, code)]
 
     def _park(self) -> None:
         """Without a connection, a fetch begins again at its partial content, an upload at its report."""
@@ -527,10 +511,9 @@ class Session:
             self.work = Work.LOCATING
         elif self.work in (Work.UPLOADING, Work.UPLOADED):
             self.work = Work.HOLDING
-        self._incoming = self._content = None
 
     def _waiting(self) -> bool:
-        return self.link is Link.CHECKING_IN or self._incoming is not None or self.work is Work.UPLOADED
+        return self.link is Link.CHECKING_IN or self.work in (Work.FETCHING, Work.UPLOADED)
 
     def _check_turn(self, message: Accepted | Grant, task: str) -> None:
         if task == self.current and self.work not in FINISHED:

@@ -127,8 +127,8 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
         {
             "idle": "Locate > locating",
             "locating": "Locate > locating",
-            "fetching": "> locating",  # a connection has one fetch at a time: the lookup waits for its end
-            "receiving": "> locating",
+            "fetching": "Locate > locating",
+            "receiving": "Locate > locating",
             "storing": "Locate > locating",
             "training": "StopTraining Locate > locating",
             "saving": "Locate > locating",
@@ -138,13 +138,13 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
         },
     ),
     "come back": (ComeBack(5.0, "no-task"), {"*": FAULT}),
-    "its content": (Content(3, SHA, len(MODEL), 0), {"fetching": "> fetching", "receiving": FAULT, "*": "-"}),
+    "its content": (Content(3, SHA, len(MODEL), 0), {"fetching": "> fetching", "receiving": "> fetching", "*": "-"}),
     "another content": (Content(4, "d" * 64, 8, 0), {"*": "-"}),
     "content of another size": (
         Content(3, SHA, 44, 0),
-        {"fetching": "Send Close > idle", "receiving": FAULT, "*": "-"},
+        {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
     ),
-    "content from elsewhere": (Content(3, SHA, len(MODEL), 8), {"fetching": FAULT, "receiving": FAULT, "*": "-"}),
+    "content from elsewhere": (Content(3, SHA, len(MODEL), 8), {"*": "-"}),
     "its first chunk": (pack_chunk(3, 0, MODEL[:8]), {"receiving": "StoreChunk > fetching", "*": "-"}),
     "its only chunk": (pack_chunk(3, 0, MODEL), {"receiving": "StoreChunk FinishContent > storing", "*": "-"}),
     "a chunk too far": (pack_chunk(3, 8, MODEL[8:]), {"receiving": FAULT, "*": "-"}),
@@ -338,21 +338,34 @@ def test_a_fetch_that_was_not_begun_waits_for_the_connection() -> None:
     assert acts(tell(session, WELCOME))[-1] == Locate(task())
 
 
-def test_a_content_whose_task_was_cancelled_is_awaited_and_stored_before_the_next_fetch() -> None:
+def test_a_later_fetch_replaces_that_of_a_cancelled_task() -> None:
     session = brought_to("receiving")
+    session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
     assert acts(tell(session, Cancel("A", Code.ROUND_OVER))) == []
-    assert acts(tell(session, task("B"))) == []
-    assert session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:16])]
+    assert acts(tell(session, task("B"))) == [Locate(task("B"))]
+    partial = Wanted(SHA, "the model", WANTED.place, 40, 40, have=16)
+    assert acts(session.located("B", [partial], 1.0)) == [Send(Fetch(SHA, 16))]
+    # What was under way carries the same transfer number, which belongs to the content.
+    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:24]), 1.0) == []
+    assert acts(tell(session, Content(3, SHA, 40, 0))) == []
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == []
+    assert acts(tell(session, Content(3, SHA, 40, 16))) == []
     last = session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 1.0)
-    assert last == [StoreChunk(WANTED, 16, memoryview(MODEL)[16:]), Locate(task("B"))]
-    whole = Wanted(SHA, "the model", WANTED.place, 40, 40, have=40)
-    assert session.located("B", [whole], 1.0) == [FinishContent(whole)]  # without fetching it again
+    assert last == [StoreChunk(partial, 16, memoryview(MODEL)[16:]), FinishContent(partial)]
 
 
-def test_a_refused_fetch_whose_task_was_cancelled_makes_room_for_the_next() -> None:
-    session = brought_to("fetching")
-    tell(session, task("B"))
-    assert acts(tell(session, Refused(Code.UNKNOWN_CONTENT, "old", None, SHA))) == [Locate(task("B"))]
+def test_a_content_announced_again_begins_again() -> None:
+    session = brought_to("receiving")
+    session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
+    assert tell(session, Content(3, SHA, 40, 0)) == []
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:8])]
+
+
+def test_broken_protocol_closes_with_its_own_code() -> None:
+    close = brought_to("idle").received("{", 0.0)[-1]
+    assert isinstance(close, Close)
+    assert close.code == 1002
+    assert "bad-message" in close.reason
 
 
 def test_a_content_is_fetched_twice_and_not_three_times() -> None:
