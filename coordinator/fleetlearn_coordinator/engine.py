@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.messages import MAX_EXACT
 from sortedcontainers import SortedList
 
 

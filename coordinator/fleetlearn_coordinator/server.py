@@ -19,7 +19,9 @@ from typing import Any
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, MAX_FRAME_BYTES, unpack_chunk
 from fleetlearn_protocol.messages import (
+    MAX_REFUSALS,
     PROTOCOL_VERSION,
+    SILENT_HEARTBEATS,
     Accepted,
     CheckIn,
     ComeBack,
@@ -48,14 +50,10 @@ from fleetlearn_coordinator.transfer import Contents, Upload, Uploads
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
-PATIENCE = 3
-"""Heartbeats that a device may miss before its connection is ended."""
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
-MAX_REFUSALS = 32
-"""Refused messages after which a connection is closed."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that a closing handshake may take."""
 
@@ -417,7 +415,7 @@ class Coordinator:
     def sweep(self) -> None:
         """End the connections that are silent, do not read, or do not go on with a granted upload."""
         now = self.loop.time()
-        silence = PATIENCE * self.service.heartbeat
+        silence = SILENT_HEARTBEATS * self.service.heartbeat
         for peer in list(self.connections):
             upload = peer.upload
             if now - peer.seen > silence:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.server import serve as listen
+from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator import tuning
 from fleetlearn_coordinator.plan import Plan
@@ -75,6 +77,7 @@ async def _serve(plan: Plan, run: Run, stay: bool) -> Result:
         plan.service.host,
         plan.service.port,
         backlog=tuning.BACKLOG,
+        subprotocols=[Subprotocol(PROTOCOL_NAME)],
         compression=None,
         max_size=LARGEST_MESSAGE,
         max_queue=(2, 0),

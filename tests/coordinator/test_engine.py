@@ -1,0 +1,455 @@
+"""The engine: rounds worked by hand, then any order of events under Hypothesis."""
+
+from __future__ import annotations
+
+import pytest
+from fleetlearn_coordinator.engine import (
+    LATE,
+    LOST,
+    RESTART_GRACE,
+    SURPLUS,
+    Abandon,
+    Assign,
+    Cancel,
+    Command,
+    Commit,
+    Ended,
+    Engine,
+    Finish,
+    Opened,
+    Phase,
+    Settings,
+)
+from fleetlearn_protocol import Code, ProtocolError
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
+
+
+def started(devices: str = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, Assign]]:
+    """An engine whose first round is open with these devices; device -> its task."""
+    engine = Engine(rules)
+    commands = [command for device in devices for command in engine.check_in(device, None, 0.0)]
+    commands += engine.tick(rules.gather)
+    return engine, {command.device: command for command in commands if isinstance(command, Assign)}
+
+
+def of_type(commands: list[Command], kind: type) -> list[Command]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_a_round_opens_as_soon_as_the_cohort_is_there() -> None:
+    engine = Engine(SETTINGS)
+    assert engine.check_in("a", None, 1.0) == []
+    assert engine.check_in("b", None, 2.0) == []
+    commands = engine.check_in("c", None, 3.0)
+    assert commands[0] == Opened(1)
+    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == ["a", "b", "c"]
+    assert engine.deadline == 63.0
+
+
+def test_a_smaller_round_opens_when_gathering_took_long_enough() -> None:
+    engine = Engine(SETTINGS)
+    engine.check_in("a", None, 1.0)
+    assert engine.wake_at() == 5.0
+    assert engine.tick(4.9) == []
+    assert engine.tick(5.0)[0] == Opened(1)
+
+
+def test_gathering_starts_again_when_too_few_are_left() -> None:
+    engine = Engine(SETTINGS)
+    engine.check_in("a", None, 1.0)
+    engine.disconnect("a", 2.0)
+    assert engine.wake_at() is None
+    engine.check_in("b", None, 9.0)
+    assert engine.wake_at() == 13.0
+
+
+def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    commands = engine.accept("b", tasks["b"].task, 11.0)
+    assert commands == [
+        Ended("c", tasks["c"].task, 1, SURPLUS),
+        Cancel("c", tasks["c"].task, Code.ROUND_OVER, "round 1 is over: it has its 2 reports"),
+        Commit(1, {SURPLUS: 1}),
+    ]
+    assert engine.phase is Phase.COMMITTING
+    after = engine.committed(11.0, change=1.0, metrics={})
+    assert after[0] == Opened(2)
+    assert len(of_type(after, Assign)) == 3
+    assert engine.version == 1
+
+
+def test_the_deadline_commits_what_is_there() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    engine.disconnect("b", 62.0)
+    commands = engine.tick(64.0)
+    assert {(command.device, command.cause) for command in commands if isinstance(command, Ended)} == {
+        ("b", LOST),
+        ("c", LATE),
+    }
+    assert commands[-1] == Commit(1, {LOST: 1, LATE: 1})
+
+
+def test_below_the_minimum_the_round_is_abandoned_and_the_next_opens() -> None:
+    engine, _ = started(rules=SETTINGS._replace(minimum=2))
+    commands = engine.tick(64.0)
+    assert of_type(commands, Abandon) == [Abandon(1, {LATE: 3}, "0 reports at the deadline, 2 are the minimum")]
+    assert engine.version == 0
+    assert engine.round == 2
+    assert engine.phase is Phase.OPEN
+
+
+def test_a_lost_device_gives_its_slot_to_another() -> None:
+    engine, _ = started("abcd")
+    spare = next(iter(engine.idle))
+    lost = next(iter(engine.leases))
+    task = engine.leases[lost].task
+    engine.disconnect(lost, 10.0)
+    assert engine.tick(14.9) == []
+    ended, assign = engine.tick(15.0)
+    assert ended == Ended(lost, task, 1, LOST)
+    assert isinstance(assign, Assign)
+    assert assign.device == spare
+
+
+def test_a_device_that_returns_in_time_keeps_its_task() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    (again,) = engine.check_in("a", None, 12.0)
+    assert again == tasks["a"]._replace(again=True)
+    engine.tick(16.0)
+    assert "a" in engine.leases
+    engine.disconnect("a", 17.0)
+    assert engine.check_in("a", tasks["a"].task, 18.0) == []  # it has its work and reports it now
+
+
+def test_grace_counts_from_the_last_disconnection() -> None:
+    engine, _ = started()
+    engine.disconnect("a", 10.0)
+    engine.check_in("a", None, 12.0)
+    engine.disconnect("a", 13.0)
+    assert engine.tick(15.0) == []
+    assert of_type(engine.tick(18.0), Ended)
+
+
+def test_a_lost_device_with_its_work_done_gets_a_free_slot_back() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    assert engine.causes() == {LOST: 1}
+    assert engine.check_in("a", tasks["a"].task, 20.0) == []
+    assert engine.announce("a", tasks["a"].task, 1)
+    engine.accept("a", tasks["a"].task, 21.0)
+    assert engine.causes() == {}
+
+
+def test_a_lost_device_is_not_wanted_once_its_slot_is_taken() -> None:
+    engine, tasks = started("abcd")
+    lost = next(iter(engine.leases))
+    engine.disconnect(lost, 10.0)
+    engine.tick(15.0)
+    engine.check_in(lost, tasks[lost].task, 20.0)
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce(lost, tasks[lost].task, 1)
+    assert caught.value.code is Code.NOT_WANTED
+
+
+def test_a_device_has_one_turn_in_a_round() -> None:
+    engine, tasks = started()
+    engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
+    assert "a" not in engine.leases
+    assert "a" in engine.resting
+    engine.disconnect("a", 11.0)
+    assert engine.check_in("a", None, 12.0) == []
+    assert engine.causes() == {"failed: diverged": 1}
+
+
+def test_the_round_closes_when_nobody_is_left_to_wait_for() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    engine.end("b", tasks["b"].task, "failed: bad-data", 10.0)
+    commands = engine.end("c", tasks["c"].task, "failed: bad-data", 10.0)
+    assert commands[-1] == Commit(1, {"failed: bad-data": 2})
+
+
+@pytest.mark.parametrize(
+    ("device", "task", "round", "code"),
+    [
+        ("a", "t1-99", 1, Code.UNKNOWN_TASK),
+        ("x", "t1-1", 1, Code.UNKNOWN_TASK),
+        ("a", "t0-1", 0, Code.STALE_ROUND),
+        ("a", "t9-1", 9, Code.STALE_ROUND),
+    ],
+)
+def test_reports_that_are_refused(device: str, task: str, round: int, code: Code) -> None:
+    engine, _ = started()
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce(device, task, round)
+    assert caught.value.code is code
+
+
+def test_a_report_counts_once() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    assert engine.announce("a", tasks["a"].task, 1) is False
+    assert not engine.wanted("a", tasks["a"].task)
+    with pytest.raises(ValueError, match="not wanted"):
+        engine.accept("a", tasks["a"].task, 11.0)
+
+
+def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:
+    def cohort(devices: str, seed: int) -> list[tuple[str, int]]:
+        """Everybody waits before the round opens, so that all of them are candidates."""
+        engine = Engine(SETTINGS._replace(seed=seed, minimum=len(devices), cohort=len(devices)))
+        for device in devices[:-1]:
+            engine.check_in(device, None, 0.0)
+        engine.settings = SETTINGS._replace(seed=seed)
+        return [(c.device, c.seed) for c in engine.check_in(devices[-1], None, 0.0) if isinstance(c, Assign)]
+
+    assert cohort("abcdefgh", 1) == cohort("hgfedcba", 1)
+    assert len({tuple(cohort("abcdefgh", seed)) for seed in range(20)}) > 10
+    assert all(0 <= seed < 2**53 for _, seed in cohort("abcdefgh", 1))
+
+
+def test_every_device_is_selected_about_equally_often() -> None:
+    """Chi-square with 9 degrees of freedom: 27.9 is its 99.9 % point."""
+    counts = dict.fromkeys("abcdefghij", 0)
+    engine = Engine(SETTINGS._replace(goal=3, cohort=3, minimum=3))
+    commands = [command for device in counts for command in engine.check_in(device, None, 0.0)]
+    for _ in range(1000):
+        chosen = [(command.device, command.task) for command in commands if isinstance(command, Assign)]
+        for device, task in chosen:
+            counts[device] += 1
+            engine.accept(device, task, 0.0)
+        commands = engine.committed(0.0, change=1.0, metrics={})
+    assert sum((count - 300) ** 2 / 300 for count in counts.values()) < 27.9
+
+
+@pytest.mark.parametrize(
+    ("rules", "change", "metrics", "reason"),
+    [
+        (SETTINGS._replace(rounds=1), 1.0, {}, "1 rounds done"),
+        (SETTINGS._replace(epsilon=0.5), 0.25, {}, "the model's change, 0.25, is below 0.5"),
+        (
+            SETTINGS._replace(metric="accuracy", target=0.9),
+            1.0,
+            {"accuracy": 0.9},
+            "accuracy is 0.9; the target is 0.9",
+        ),
+        (
+            SETTINGS._replace(metric="loss", target=0.2, below=True),
+            1.0,
+            {"loss": 0.1},
+            "loss is 0.1; the target is 0.2",
+        ),
+        (SETTINGS._replace(metric="loss", target=0.2, below=True), 1.0, {"loss": 0.3}, None),
+        (SETTINGS._replace(metric="accuracy", target=0.9), 1.0, {"loss": 0.9}, None),
+    ],
+)
+def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], reason: str | None) -> None:
+    engine, tasks = started(rules=rules)
+    engine.accept("a", tasks["a"].task, 1.0)
+    engine.accept("b", tasks["b"].task, 1.0)
+    commands = engine.committed(1.0, change=change, metrics=metrics)
+    assert [command.reason for command in commands if isinstance(command, Finish)] == ([reason] if reason else [])
+    if reason:
+        assert engine.check_in("z", None, 2.0) == []
+        assert engine.wake_at() is None
+
+
+def test_a_restart_goes_on_with_the_round() -> None:
+    engine = Engine(SETTINGS, version=4, round=5)
+    commands = engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [("t5-3", "c")], [("t5-4", "d", LOST)], now=1000.0)
+    assert commands == []
+    assert engine.deadline == 1060.0
+    assert engine.check_in("a", "t5-1", 1001.0) == []
+    (again,) = engine.check_in("b", None, 1002.0)
+    assert isinstance(again, Assign)
+    assert again.task == "t5-2"
+    assert engine.announce("c", "t5-3", 5) is False  # accepted before the restart
+    assert engine.check_in("d", None, 1003.0) == []  # it had its turn
+    assert engine.accept("a", "t5-1", 1004.0)[-1] == Commit(5, {LOST: 1, SURPLUS: 1})
+
+
+def test_a_restart_gives_devices_time_to_return() -> None:
+    engine = Engine(SETTINGS._replace(deadline=600.0), round=5)
+    engine.restore(5, [("t5-1", "a")], [], [], now=0.0)
+    assert engine.tick(RESTART_GRACE - 1) == []
+    assert engine.tick(RESTART_GRACE) == [Ended("a", "t5-1", 5, LOST)]
+
+
+def test_a_restart_with_the_goal_reached_commits_at_once() -> None:
+    engine = Engine(SETTINGS, round=5)
+    assert engine.restore(5, [], [("t5-1", "a"), ("t5-2", "b")], [], now=0.0) == [Commit(5, {})]
+
+
+DEVICES = st.sampled_from([f"d{number}" for number in range(7)])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Devices, losses, duplicates, time and restarts in any order, against a record made of the commands alone."""
+
+    tasks = Bundle("tasks")
+    """(device, task, round) of every lease ever given, for late and repeated reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = Settings(goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3)
+        self.engine = Engine(self.rules)
+        self.now = 0.0
+        self.connected: set[str] = set()
+        self.open: int | None = None
+        self.running: dict[str, str] = {}
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.counted: dict[str, str] = {}
+        self.given: list[tuple[str, str, int]] = []
+        self.versions = 0
+
+    def do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Opened(number):
+                    assert self.open is None, "two rounds are open"
+                    assert not self.running
+                    self.open, self.counted, self.ended = number, {}, {}
+                case Assign(device, task, number, again=again):
+                    assert device in self.connected
+                    assert number == self.open
+                    assert (self.running.get(task) == device) if again else (task not in self.running)
+                    self.running[task] = device
+                    self.given.append((device, task, number))
+                case Ended(device, task, number, cause):
+                    assert number == self.open
+                    assert self.running.pop(task) == device
+                    self.ended[task] = (device, cause)
+                case Cancel(device, task):
+                    assert device in self.connected
+                    assert task in self.ended
+                case Commit(number):
+                    assert number == self.open
+                    assert not self.running, "a lease outlived its round"
+                    assert len(self.counted) >= self.rules.minimum
+                    self.open = None
+                    self.versions += 1
+                    self.do(self.engine.committed(self.now, change=1.0, metrics={}))
+                case Abandon(number):
+                    assert number == self.open
+                    assert not self.running
+                    assert len(self.counted) < self.rules.minimum
+                    self.open = None
+
+    @rule(device=DEVICES)
+    def check_in(self, device: str) -> None:
+        self.connected.add(device)
+        self.do(self.engine.check_in(device, None, self.now))
+
+    @rule(target=tasks, data=st.data())
+    @precondition(lambda self: self.given)
+    def remember(self, data: st.DataObject) -> tuple[str, str, int]:
+        return data.draw(st.sampled_from(self.given[-12:]))
+
+    @rule(given=tasks)
+    def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
+        device, task, _ = given
+        self.connected.add(device)
+        revived = task in self.ended
+        self.do(self.engine.check_in(device, task, self.now))
+        if revived and device in self.engine.leases and self.engine.leases[device].task == task:
+            assert self.ended.pop(task) == (device, LOST)
+            self.running[task] = device
+
+    @rule(device=DEVICES)
+    def disconnect(self, device: str) -> None:
+        self.connected.discard(device)
+        self.do(self.engine.disconnect(device, self.now))
+
+    @rule(given=tasks)
+    def report(self, given: tuple[str, str, int]) -> None:
+        """Announced and uploaded, by a device that is connected: wanted, refused or counted already."""
+        device, task, number = given
+        if device not in self.connected:
+            return
+        try:
+            wanted = self.engine.announce(device, task, number)
+        except ProtocolError:
+            assert task not in self.running
+            assert task not in self.counted
+            return
+        if not wanted:
+            assert self.counted[task] == device
+            return
+        assert self.running.pop(task) == device
+        assert task not in self.counted, "a report counted twice"
+        self.counted[task] = device
+        self.do(self.engine.accept(device, task, self.now))
+
+    @rule(given=consumes(tasks))
+    def fail(self, given: tuple[str, str, int]) -> None:
+        self.do(self.engine.end(given[0], given[1], "failed: diverged", self.now))
+
+    @rule(seconds=st.floats(0.0, 12.0))
+    def time_passes(self, seconds: float) -> None:
+        """As a driver would: waking at each moment that the engine names."""
+        until = self.now + seconds
+        while (wake := self.engine.wake_at()) is not None and wake <= until:
+            self.now = max(self.now, wake)
+            self.do(self.engine.tick(self.now))
+        self.now = until
+
+    @rule()
+    def restart(self) -> None:
+        """The process dies; another one knows what the commands said, and nobody is connected."""
+        version, number = self.versions, self.engine.round
+        self.engine = Engine(self.rules, version=version, round=number)
+        self.connected.clear()
+        if self.open is not None:
+            leases = [(task, device) for task, device in self.running.items()]
+            dropped = [(task, device, cause) for task, (device, cause) in self.ended.items()]
+            self.do(self.engine.restore(self.open, leases, list(self.counted.items()), dropped, self.now))
+
+    @invariant()
+    def leases_are_what_the_commands_said(self) -> None:
+        assert {lease.task: device for device, lease in self.engine.leases.items()} == self.running
+        assert self.engine.accepted == (self.counted if self.open is not None else {})
+
+    @invariant()
+    def the_cohort_is_bounded(self) -> None:
+        assert len(self.running) + len(self.engine.accepted) <= self.rules.cohort
+        assert len(set(self.running.values())) == len(self.running), "a device with two leases"
+
+    @invariant()
+    def a_round_ends_by_its_deadline(self) -> None:
+        if self.open is not None:
+            assert self.engine.deadline <= self.now + self.rules.deadline
+            wake = self.engine.wake_at()
+            assert wake is not None
+            assert wake <= self.engine.deadline
+
+    @invariant()
+    def every_connected_device_is_in_one_place(self) -> None:
+        idle, resting = set(self.engine.idle), self.engine.resting
+        assert len(idle) == len(self.engine.idle)
+        leased = {device for device, lease in self.engine.leases.items() if lease.connected}
+        assert not idle & resting
+        assert not leased & (idle | resting)
+        assert idle | resting | leased == self.connected
+
+    @invariant()
+    def no_slot_is_free_while_a_device_waits(self) -> None:
+        if self.open is not None and self.engine.idle:
+            assert len(self.running) + len(self.counted) == self.rules.cohort
+
+    @invariant()
+    def versions_count_commits(self) -> None:
+        assert self.engine.version == self.versions
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestAnyOrder = AnyOrder.TestCase
