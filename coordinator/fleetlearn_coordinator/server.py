@@ -86,6 +86,7 @@ class Coordinator:
         """Device -> its connection, of those that checked in."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
+        self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._timer: asyncio.TimerHandle | None = None
@@ -136,9 +137,9 @@ class Coordinator:
         try:
             self._carry_out(self.engine.tick(self.loop.time()))
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the process rather than go on half-done. Disk has the truth."""
         if not self.done.done():
             self.done.set_exception(error)
@@ -189,7 +190,7 @@ class Coordinator:
         except ConnectionClosed:
             pass
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self.connections.discard(peer)
             if not self.done.done():

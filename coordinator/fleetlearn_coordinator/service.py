@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import time
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 from fleetlearn_protocol import open_bundle
@@ -53,61 +54,62 @@ def serve(plan: Plan, *, stay: bool = False) -> Result:
 
 async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
     """The same in a running event loop."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
+            loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
     tuning.keep_freed_memory()
     tuning.raise_file_limit()
+    async with running(plan) as coordinator:
+        tuning.collect_garbage_rarely()
+        await asyncio.wait({coordinator.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stay and coordinator.done.done() and coordinator.done.exception() is None:
+            logger.info("finished; staying until a signal comes")
+            await stopped
+        await coordinator.stop(stopped.result() if stopped.done() else "")
+        reason = coordinator.done.result()
+    run = coordinator.run
+    logger.info("%s; the newest model is version %d", reason, run.engine.version)
+    return Result(reason, run.finished is not None, run.engine.version)
+
+
+@asynccontextmanager
+async def running(plan: Plan) -> AsyncIterator[Coordinator]:
+    """A coordinator that listens, its data directory open, until the block is left."""
     bundle = open_bundle(plan.bundle)
     store = Store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
     try:
-        return await _serve(
-            plan, Run(plan, bundle, store, Clocks(asyncio.get_running_loop().time(), time.time())), stay
-        )
+        now = Clocks(asyncio.get_running_loop().time(), time.time())
+        coordinator = Coordinator(Run(plan, bundle, store, now))
+        coordinator.start()
+        async with listen(
+            coordinator.converse,
+            plan.service.host,
+            plan.service.port,
+            backlog=tuning.BACKLOG,
+            subprotocols=[Subprotocol(PROTOCOL_NAME)],
+            compression=None,
+            max_size=LARGEST_MESSAGE,
+            max_queue=(2, 0),
+            ping_interval=None,
+            close_timeout=CLOSE_TIMEOUT,
+            server_header=None,
+        ) as server:
+            for listener in server.sockets:
+                tuning.tune_listener(listener)
+            host, port = next(iter(server.sockets)).getsockname()[:2]
+            coordinator.address = f"ws://{host}:{port}"
+            store.put("address", coordinator.address)
+            logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
+            sweeper = coordinator.loop.create_task(_sweep(coordinator))
+            try:
+                yield coordinator
+            finally:
+                sweeper.cancel()
+                _record(coordinator, ended=True)
     finally:
         store.close()
-
-
-async def _serve(plan: Plan, run: Run, stay: bool) -> Result:
-    coordinator = Coordinator(run)
-    stopped: asyncio.Future[str] = coordinator.loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
-            coordinator.loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
-    coordinator.start()
-    async with listen(
-        coordinator.converse,
-        plan.service.host,
-        plan.service.port,
-        backlog=tuning.BACKLOG,
-        subprotocols=[Subprotocol(PROTOCOL_NAME)],
-        compression=None,
-        max_size=LARGEST_MESSAGE,
-        max_queue=(2, 0),
-        ping_interval=None,
-        close_timeout=CLOSE_TIMEOUT,
-        server_header=None,
-    ) as server:
-        for listener in server.sockets:
-            tuning.tune_listener(listener)
-        host, port = next(iter(server.sockets)).getsockname()[:2]
-        run.store.put("address", f"ws://{host}:{port}")
-        logger.info("listening on ws://%s:%d, data in %s", host, port, plan.data_dir)
-        tuning.collect_garbage_rarely()
-        sweeper = coordinator.loop.create_task(_sweep(coordinator))
-        try:
-            ends: list[asyncio.Future[Any]] = [coordinator.done, stopped, sweeper]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if stay and coordinator.done.done() and not sweeper.done():
-                coordinator.done.result()
-                logger.info("finished; staying until a signal comes")
-                await stopped
-            if sweeper.done():
-                sweeper.result()
-            await coordinator.stop(stopped.result() if stopped.done() else "")
-            reason = coordinator.done.result()
-        finally:
-            sweeper.cancel()
-            _record(coordinator, ended=True)
-    logger.info("%s; the newest model is version %d", reason, run.engine.version)
-    return Result(reason, run.finished is not None, run.engine.version)
 
 
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:
@@ -117,8 +119,12 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
 
 async def _sweep(coordinator: Coordinator) -> None:
     while True:
-        coordinator.sweep()
-        _record(coordinator)
+        try:
+            coordinator.sweep()
+            _record(coordinator)
+        except Exception as error:
+            coordinator.fail(error)
+            return
         await asyncio.sleep(SWEEP)
 
 

@@ -1,0 +1,25 @@
+"""Fixtures of the coordinator's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetlearn_coordinator import Plan
+from peers import PlanMaker, plan_text, write_bundle
+
+
+@pytest.fixture(scope="session")
+def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("bundle") / "test.bundle")
+
+
+@pytest.fixture
+def make_plan(tmp_path: Path, bundle_path: Path) -> PlanMaker:
+    """A plan on this test's data directory; each call gives one on the same directory."""
+
+    def make(recipe: str = "fedavg", **settings: Any) -> Plan:
+        return Plan.parse(plan_text(bundle_path, tmp_path / "run", recipe, **settings), tmp_path)
+
+    return make

@@ -1,0 +1,213 @@
+"""For tests: a coordinator in the test's own event loop, and a device that speaks the protocol by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.service import running
+from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    FORMAT,
+    FORMAT_VERSION,
+    INFER,
+    MANIFEST,
+    PARAMETERS,
+    TRAIN,
+    File,
+    Hyper,
+    Input,
+    LocalStep,
+    Manifest,
+    Parameter,
+    write_manifest,
+)
+from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
+    Accepted,
+    CheckIn,
+    Content,
+    Evaluation,
+    Fetch,
+    FromCoordinator,
+    FromDevice,
+    Grant,
+    Held,
+    Report,
+    Task,
+    Uploaded,
+    Welcome,
+    decode_from_coordinator,
+    encode,
+)
+from fleetlearn_protocol.vector import Vector, digest
+from safetensors.numpy import save
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+SIZE = 70_000
+"""Elements of the model: 280,000 bytes, two full chunks and a part of one."""
+
+
+def write_bundle(folder: Path, size: int = SIZE) -> Path:
+    """A bundle as the coordinator sees one: it runs no graph, so the graphs are bytes like any others."""
+    vector = np.linspace(-1, 1, size, dtype=np.float32)
+    contents = {
+        TRAIN: b"train" * 50_000,
+        EVAL: b"eval",
+        INFER: b"head" + vector.tobytes() + b"tail",
+        PARAMETERS: save({"w": vector}),
+    }
+    manifest = Manifest(
+        format=FORMAT,
+        version=FORMAT_VERSION,
+        name="test",
+        parameters=(Parameter("w", (size,), 0, infer_offset=4),),
+        batch=(Input("x", "float32", (4,)), Input("y", "int64", ())),
+        outputs=(Input("output", "float32", (3,)),),
+        hyper=(Hyper("lr", 0.1), Hyper("mu", 0.0)),
+        step=LocalStep("sgd", proximal=True),
+        metrics=("accuracy",),
+        files={path: File(digest(content), len(content)) for path, content in contents.items()},
+    )
+    for path, content in {**contents, MANIFEST: write_manifest(manifest)}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+PlanMaker = Callable[..., Plan]
+
+
+def plan_text(bundle: Path, data_dir: Path, recipe: str = "fedavg", **settings: Any) -> str:
+    """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on."""
+    tables: dict[str, dict[str, Any]] = {
+        "round": {"goal": 2, "over_selection": 1, "minimum": 1, "deadline": 30.0, "grace": 5.0, "gather": 0.05},
+        "service": {"port": 0},
+        "stop": {"rounds": 1000},
+    }
+    for key, value in settings.items():
+        table, name = key.split("__")
+        tables.setdefault(table, {})[name] = value
+    lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
+    for table, values in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join(lines)
+
+
+class Peer:
+    """A device that does what it is told to, in the order that the test wants."""
+
+    def __init__(self, name: str, connection: ClientConnection) -> None:
+        self.name, self.connection = name, connection
+        self.chunks: list[Chunk] = []
+
+    async def send(self, message: FromDevice | str | bytes) -> None:
+        await self.connection.send(message if isinstance(message, str | bytes) else encode(message))
+
+    async def receive(self) -> FromCoordinator:
+        """The next control message; chunks before it are kept in ``chunks``."""
+        async with asyncio.timeout(10):
+            while isinstance(message := await self.connection.recv(), bytes):
+                self.chunks.append(unpack_chunk(message))
+        return decode_from_coordinator(message)
+
+    async def expect(self, kind: type[Any]) -> Any:
+        message = await self.receive()
+        assert isinstance(message, kind), f"{message} came; {kind.__name__} was expected"
+        return message
+
+    async def closed(self) -> int | None:
+        """Wait for the end of the connection; its closing code."""
+        async with asyncio.timeout(10):
+            await self.connection.wait_closed()
+        return self.connection.close_code
+
+    async def check_in(self, held: Held | None = None) -> None:
+        await self.send(CheckIn(1, self.name, 10, held=held))
+        await self.expect(Welcome)
+
+    async def task(self) -> Task:
+        return await self.expect(Task)  # type: ignore[no-any-return]
+
+    async def fetch(self, sha256: str, offset: int = 0) -> bytes:
+        await self.send(Fetch(sha256, offset))
+        content: Content = await self.expect(Content)
+        received = bytearray()
+        async with asyncio.timeout(10):
+            while offset + len(received) < content.size:
+                chunk = unpack_chunk(await self.connection.recv(decode=False))
+                assert (chunk.transfer, chunk.offset) == (content.transfer, offset + len(received))
+                received += chunk.payload
+        return bytes(received)
+
+    async def upload(self, task: Task, update: Vector, /, **fields: Any) -> Any:
+        """Report, be granted, send everything; returns the coordinator's answer."""
+        await self.send(report_of(task, update, **fields))
+        grant: Grant = await self.expect(Grant)
+        await self.send_update(grant, update)
+        return await self.receive()
+
+    async def send_update(self, grant: Grant, update: Vector) -> None:
+        for chunk in pack_chunks(grant.transfer, update.tobytes(), grant.offset):
+            await self.send(chunk)
+        await self.send(Uploaded(grant.task))
+
+    async def do_round(self, update: Vector, **fields: Any) -> Task:
+        task = await self.task()
+        assert isinstance(await self.upload(task, update, **fields), Accepted)
+        return task
+
+
+def report_of(task: Task, update: Vector, /, **fields: Any) -> Report:
+    values: dict[str, Any] = {
+        "task": task.task,
+        "round": task.round,
+        "sha256": digest(update),
+        "size": update.nbytes,
+        "examples": 10,
+        "steps": 5,
+        "epochs": 1.0,
+        "complete": True,
+        "loss": 0.5,
+        "evaluation": Evaluation(10, 7.0, {"accuracy": 5.0}),
+    }
+    return Report(**(values | fields))
+
+
+Connect = Callable[..., Awaitable[Peer]]
+
+
+@asynccontextmanager
+async def fleet(plan: Plan) -> Any:
+    """A running coordinator, and a function that connects a device to it (``check_in=False``: no further)."""
+    async with running(plan) as coordinator:
+        connections: list[ClientConnection] = []
+
+        async def join(name: str, *, check_in: bool = True, held: Held | None = None) -> Peer:
+            connection = await connect(
+                coordinator.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+            )
+            connections.append(connection)
+            peer = Peer(name, connection)
+            if check_in:
+                await peer.check_in(held)
+            return peer
+
+        try:
+            yield coordinator, join
+        finally:
+            for connection in connections:
+                connection.transport.abort()
+
+
+def update_of(value: float, size: int = SIZE) -> Vector:
+    return np.full(size, value, np.float32)
