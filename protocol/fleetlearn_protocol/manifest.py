@@ -86,7 +86,7 @@ class Hyper(msgspec.Struct, frozen=True):
 class LocalStep(msgspec.Struct, frozen=True):
     """The update rule compiled into train.onnx."""
 
-    optimizer: Literal["sgd"]
+    optimizer: Literal["sgd"] = "sgd"
     """The optimizer's name."""
     proximal: bool = False
     """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2."""

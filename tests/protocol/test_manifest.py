@@ -1,0 +1,170 @@
+"""What the vectors cannot say of the manifest. They hold the cases of what is refused."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    INFER,
+    MAX_MANIFEST_BYTES,
+    ORT_TRAINING,
+    PARAMETERS,
+    TRAIN,
+    File,
+    Hyper,
+    Input,
+    LocalStep,
+    Manifest,
+    Parameter,
+    read_manifest,
+    write_manifest,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+FILES = {path: File("0" * 64, 100) for path in (TRAIN, EVAL, INFER, PARAMETERS)}
+MANIFEST = Manifest(
+    format="fleetlearn.bundle",
+    version=1,
+    name="m",
+    parameters=(Parameter("w", (2, 3), 0, infer_offset=4), Parameter("s", (), 6)),
+    batch=(Input("x", "float32", (3,)),),
+    outputs=(Input("y", "float32", ()),),
+    hyper=(Hyper("lr"),),
+    step=LocalStep("sgd"),
+    metrics=(),
+    files=FILES,
+)
+replace = msgspec.structs.replace
+
+
+def refused(manifest: Manifest) -> BundleError:
+    with pytest.raises(BundleError) as caught:
+        read_manifest(write_manifest(manifest))
+    return caught.value
+
+
+def test_round_trip_and_the_same_bytes_each_time() -> None:
+    content = write_manifest(MANIFEST)
+    assert read_manifest(content) == MANIFEST
+    assert write_manifest(read_manifest(content)) == content
+    assert write_manifest(replace(MANIFEST, files=dict(reversed(FILES.items())))) == content
+    assert content.endswith(b"}\n")
+
+
+def test_size_counts_scalars_as_one() -> None:
+    assert MANIFEST.size == 7
+
+
+def test_has_ort_training() -> None:
+    assert not MANIFEST.has_ort_training
+    both = replace(MANIFEST, files=FILES | {f"ort_training/{name}": File("1" * 64, 1) for name in ORT_TRAINING})
+    assert read_manifest(write_manifest(both)).has_ort_training
+
+
+def test_file() -> None:
+    assert MANIFEST.file(TRAIN) == FILES[TRAIN]
+    with pytest.raises(BundleError, match="bundle m has no ort_training/checkpoint; it has") as caught:
+        MANIFEST.file("ort_training/checkpoint")
+    assert caught.value.code is Code.UNKNOWN_CONTENT
+
+
+def test_unknown_fields_are_ignored() -> None:
+    content = write_manifest(MANIFEST).replace(b'"format"', b'"later": [{"x": null}], "format"')
+    assert read_manifest(content) == MANIFEST
+
+
+@pytest.mark.parametrize(("version", "advice"), [(0, "Export the model again"), (2, "Update fleetlearn")])
+def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int, advice: str) -> None:
+    with pytest.raises(BundleError, match=f"reads version 1. {advice}") as caught:
+        read_manifest(b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version)
+    assert caught.value.code is Code.BAD_VERSION
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        (replace(MANIFEST, format="zip"), "is of format 'zip'; expected 'fleetlearn.bundle'"),
+        (
+            replace(MANIFEST, parameters=(Parameter("a", (2,), 0), Parameter("b", (2,), 3))),
+            "parameter b begins at element 3; the ones before it end at 2",
+        ),
+        (
+            replace(MANIFEST, parameters=(Parameter("a", (2,), 0), Parameter("a", (2,), 2))),
+            "parameter a is there twice",
+        ),
+        (replace(MANIFEST, files=FILES | {"../x": FILES[TRAIN]}), r"file path '\.\./x' is not a plain path"),
+        (replace(MANIFEST, files=FILES | {"GRAPHS/Eval.onnx": FILES[TRAIN]}), "file graphs/eval.onnx is there twice"),
+        (replace(MANIFEST, files=FILES | {"graphs": FILES[TRAIN]}), "graphs is a file and a folder"),
+        (
+            replace(MANIFEST, files=FILES | {f"ort_training/{ORT_TRAINING[0]}": FILES[TRAIN]}),
+            "ort_training/eval_model.onnx is missing",
+        ),
+        (
+            replace(MANIFEST, parameters=(Parameter("w", (2, 3), 0, infer_offset=77),)),
+            "the parameters' bytes end at 101 in graphs/infer.onnx, which has 100",
+        ),
+        (
+            replace(MANIFEST, parameters=(Parameter("a", (2,), 0, False, 8), Parameter("b", (2,), 2, False, 1))),
+            "the bytes of parameter a in graphs/infer.onnx overlap another's",
+        ),
+    ],
+)
+def test_the_error_says_what_contradicts_what(manifest: Manifest, text: str) -> None:
+    error = refused(manifest)
+    assert error.code is Code.BAD_MESSAGE
+    assert error.text.startswith("manifest.json ")
+    with pytest.raises(BundleError, match=text):
+        raise error
+
+
+def test_bytes_in_infer_may_end_where_the_file_ends() -> None:
+    manifest = replace(MANIFEST, parameters=(Parameter("w", (2, 3), 0, infer_offset=76),))
+    assert read_manifest(write_manifest(manifest)) == manifest
+
+
+def test_parameters_up_to_the_limit_and_one_beyond() -> None:
+    most = (Parameter("a", (2**15, 2**16 - 1), 0), Parameter("b", (2**15,), 2**31 - 2**15))
+    assert read_manifest(write_manifest(replace(MANIFEST, parameters=most))).size == 2**31
+    more = (*most, Parameter("c", (), 2**31))
+    assert "up to parameter c there are 2147483649 elements" in refused(replace(MANIFEST, parameters=more)).text
+
+
+def test_enormous_shapes_are_refused_at_once() -> None:
+    parameters = tuple(Parameter(f"p{i}", (2**31,) * 32, 0) for i in range(1000))
+    content = write_manifest(replace(MANIFEST, parameters=parameters))
+    start = time.process_time()
+    with pytest.raises(BundleError):
+        read_manifest(content)
+    assert time.process_time() - start < 1
+
+
+def test_too_large() -> None:
+    content = write_manifest(MANIFEST)
+    assert read_manifest(content + b" " * (MAX_MANIFEST_BYTES - len(content))) == MANIFEST
+    with pytest.raises(BundleError, match="a manifest of 16777217 bytes; the limit is 16777216") as caught:
+        read_manifest(content + b" " * (MAX_MANIFEST_BYTES - len(content) + 1))
+    assert caught.value.code is Code.TOO_LARGE
+
+
+@given(st.binary(max_size=100) | st.integers(0, 2000).map(lambda cut: write_manifest(MANIFEST)[:cut]))
+def test_other_bytes_are_refused(content: bytes) -> None:
+    if content != write_manifest(MANIFEST):
+        with pytest.raises(BundleError) as caught:
+            read_manifest(content)
+        assert caught.value.code is Code.BAD_MESSAGE
+
+
+@given(st.integers(0, 1200), st.binary(min_size=1, max_size=2))
+def test_a_changed_manifest_is_another_good_one_or_refused(place: int, change: bytes) -> None:
+    content = bytearray(write_manifest(MANIFEST))
+    content[place : place + len(change)] = change
+    try:
+        manifest = read_manifest(bytes(content))
+    except BundleError:
+        return
+    assert read_manifest(write_manifest(manifest)) == manifest
