@@ -196,5 +196,5 @@ def main(arguments: list[str]) -> None:
         print("\n".join(f"<!-- described: {name} -->\n\n{text}\n<!-- end -->" for name, text in tables().items()))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no cover
     main(sys.argv[1:])

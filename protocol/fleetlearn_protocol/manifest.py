@@ -15,7 +15,6 @@ ONNX graphs are in single-assignment form: an output cannot carry its input's na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
@@ -180,16 +179,17 @@ def read_manifest(content: bytes) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except msgspec.DecodeError as error:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is damaged: {error}") from None
-    problem = next(_problems(manifest), None)
+    problem = _problem(manifest)
     if problem is not None:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} contradicts itself: {problem}")
     return manifest
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
+def _problem(manifest: Manifest) -> str | None:
+    """What types alone cannot say: the first thing that is wrong."""
     for path in manifest.files:
         if not all(map(_PLAIN.fullmatch, path.split("/"))):
-            yield f"file path {path!r} is not a plain path below the bundle"
+            return f"file path {path!r} is not a plain path below the bundle"
     for what, names in (
         ("parameter", [row.name for row in manifest.parameters]),
         ("batch array", [row.name for row in manifest.batch]),
@@ -200,33 +200,38 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         # Some file systems do not tell upper case from lower.
         ("file", [path.lower() for path in (MANIFEST, *manifest.files)]),
     ):
-        yield from (f"{what} {name} is there twice" for name, after in pairwise(sorted(names)) if name == after)
+        for name, after in pairwise(sorted(names)):
+            if name == after:
+                return f"{what} {name} is there twice"
     folders = {path[:end].lower() for path in manifest.files for end, mark in enumerate(path) if mark == "/"}
-    yield from (f"{path} is a file and a folder" for path in manifest.files if path.lower() in folders)
     wanted = [TRAIN, EVAL, INFER, PARAMETERS]
-    if any(path.startswith("ort_training/") for path in manifest.files):
-        wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
-    yield from (f"{path} is missing" for path in wanted if path not in manifest.files)
-    yield from _table_problems(manifest)
+    for path in manifest.files:
+        if path.lower() in folders:
+            return f"{path} is a file and a folder"
+        if path.startswith("ort_training/"):
+            wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
+    for path in wanted:
+        if path not in manifest.files:
+            return f"{path} is missing"
+    return _table_problem(manifest)
 
 
-def _table_problems(manifest: Manifest) -> Iterator[str]:
+def _table_problem(manifest: Manifest) -> str | None:
     end = 0
     for row in manifest.parameters:
         if row.offset != end:
-            yield f"parameter {row.name} begins at element {row.offset}; the ones before it end at {end}"
-            return
+            return f"parameter {row.name} begins at element {row.offset}; the ones before it end at {end}"
         end += prod(row.shape)
         if end > MAX_ELEMENTS:
-            yield f"up to parameter {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
-            return
-    places = [
+            return f"up to parameter {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+    rows = [
         (row.infer_offset, prod(row.shape), row.name) for row in manifest.parameters if row.infer_offset is not None
     ]
     free = 0
-    for begin, elements, name in sorted(places):
+    for begin, elements, name in sorted(rows):
         if begin < free:
-            yield f"the bytes of parameter {name} in {INFER} overlap another's"
+            return f"the bytes of parameter {name} in {INFER} overlap another's"
         free = begin + 4 * elements
     if free > manifest.files[INFER].size:
-        yield f"the parameters' bytes end at {free} in {INFER}, which has {manifest.files[INFER].size}"
+        return f"the parameters' bytes end at {free} in {INFER}, which has {manifest.files[INFER].size}"
+    return None

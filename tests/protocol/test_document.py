@@ -96,12 +96,19 @@ def test_an_unknown_block() -> None:
         describe.rewrite("<!-- described: nonsense -->\n<!-- end -->")
 
 
-def test_printing() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "fleetlearn_protocol.describe"], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
+    describe.main([])
+    printed = capsys.readouterr().out
     assert describe.rewrite(printed) == printed
     assert len(re.findall("<!-- described", printed)) == len(describe.tables())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "PROTOCOL.md"
+    emptied = re.sub(r"(<!-- described: \S+ -->\n).*?(?=<!-- end)", r"\1", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
+    path.write_text(emptied, "utf-8")
+    subprocess.run([sys.executable, "-m", "fleetlearn_protocol.describe", path], check=True, timeout=60)
+    assert path.read_text("utf-8") == DOCUMENT.read_text("utf-8")
 
 
 def test_a_type_without_words() -> None:
