@@ -8,11 +8,10 @@ from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
-from fleetlearn_protocol import Bundle, Manifest, open_bundle, write_inference_model, write_manifest
+from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_inference_model, write_manifest
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
@@ -30,21 +29,14 @@ from fleetlearn_protocol.manifest import (
 from fleetlearn_protocol.vector import digest, flatten
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fleetlearn_export.check import check_eval, check_infer, check_train
-from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, to_onnx, with_parameters
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
 from fleetlearn_export.operators import decompositions
 from fleetlearn_export.ort_training import make_artifacts
-from fleetlearn_export.trace import (
-    Function,
-    Source,
-    eval_program,
-    infer_program,
-    joint_program,
-    tensor_table,
-    train_program,
-)
+from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, training
+from fleetlearn_export.trace import Joint, eval_program, infer_program, joint_program, train_program
 from fleetlearn_export.update import hyper_names
 
 
@@ -53,7 +45,9 @@ class Exported(NamedTuple):
 
     bundle: Bundle
     difference: float
-    """The largest difference of a parameter, sum or output from PyTorch in the checks before publication."""
+    """The largest difference from PyTorch found in the checks: of a parameter, loss, metric, sum or output."""
+    batch_of_one: bool
+    """Whether a step may have a single example; BatchNorm may forbid it, in PyTorch as in the bundle."""
     without_ort_training: str | None
     """Why the bundle has no ``ort_training/``; None where it has."""
 
@@ -61,7 +55,7 @@ class Exported(NamedTuple):
 def export_bundle(
     model: nn.Module,
     loss: Function,
-    example: Sequence[object],
+    example: Sequence[Any],
     path: str | PathLike[str],
     *,
     step: LocalStep | None = None,
@@ -71,86 +65,143 @@ def export_bundle(
     hyper: Mapping[str, float] | None = None,
     name: str | None = None,
 ) -> Exported:
-    step = step or LocalStep("sgd")
-    metrics = dict(metrics or {})
-    arrays = [torch.as_tensor(array).clone() for array in example]
-    if len(arrays[0]) < 2:
-        arrays = [torch.cat([array, array]) for array in arrays]
-    names = names or default_names(len(arrays) - targets, targets)
-    source = Source(model, loss, metrics, dict(zip(names, arrays, strict=True)), targets)
-    _, joint = joint_program(source)
-    table = tensor_table(source, joint)
-    values = {row: value.clone() for row, (value, _) in table.items()}
-    buffers = {row for row, (_, buffer) in table.items() if buffer}
-    train = to_onnx(train_program(source, joint, values, step), decompositions(joint.graph)).SerializeToString()
-    difference, trained = check_train(source, step, train, values, buffers)
-    artifacts = make_artifacts(source, values, buffers)
-    model.eval()
-    example_outputs = model(*source.inputs().values())
-    flat = pytree.tree_leaves(example_outputs)
-    outputs = ["output"] if isinstance(example_outputs, Tensor) else [f"output_{i}" for i in range(len(flat))]
-    evaluation = to_onnx(eval_program(source, values)).SerializeToString()
-    infer = with_parameters(to_onnx(infer_program(source, values, outputs)), values)
-    offsets = parameter_offsets(infer, values)
-    difference = max(difference, check_eval(source, evaluation, values), check_infer(source, infer, values))
-    initial = {row: value.numpy() for row, value in values.items()}
-    files = {TRAIN: train, EVAL: evaluation, INFER: infer, PARAMETERS: save_safetensors(initial), **artifacts.files}
+    """Write ``model``, and how it is trained, as a training bundle: a folder at ``path``.
 
-    place, rows = 0, []
-    for row, value in values.items():
-        rows.append(Parameter(row, tuple(value.shape), place, row in buffers, offsets.get(row)))
-        place += value.numel()
-    defaults = {"mu": 0.0} | dict(hyper or {})
+    model: in whatever mode; it is the same afterwards. Parameters with ``requires_grad`` (float32) are trained and
+        travel; frozen ones become constants of the graphs. Buffers that training changes travel too.
+    loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar, the mean over the batch.
+    example: arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's ``targets`` (how many of them
+        come last). The first axis of each is the examples' and is free in the bundle; other axes, and dtypes, are
+        fixed by the example. Two rows of real data are enough, but the checks train on these rows.
+    step: the optimizer step compiled into the bundle; SGD without proximal term unless given.
+    metrics: name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a value for each example.
+    names: of the example's arrays; ``x`` and ``y`` unless given, numbered (``x0``, ``x1``) where there are several.
+    hyper: default values of the step's hyper-parameters: ``lr`` has none, so that a plan must say it; ``mu`` is 0.
+    name: the bundle's name for people; the path's stem unless given.
+
+    The graphs' gradients, a few steps, sums and outputs are compared with PyTorch first. The folder appears complete
+    or not at all; an older bundle at ``path`` is replaced.
+
+    Raises ExportError: the text names the operator or parameter, its place in the user's code, and what to do.
+    """
+    target = _target(path)
+    step = step or LocalStep()
+    if step.optimizer != "sgd":
+        raise ExportError(f"optimizer {step.optimizer!r}; this version compiles 'sgd'")
+    defaults = hyper_defaults(hyper or {}, hyper_names(step))
+    source = make_source(model, loss, example, dict(metrics or {}), names, targets)
+
+    with training(model):
+        joint = joint_program(source)
+        train = serialised(to_onnx(train_program(source, joint, step), decompositions(joint.exported.graph)))
+        trained = check_train(source, step, train, joint.values, joint.buffers)
+        artifacts = make_artifacts(source, joint.values, joint.buffers)
+    with training(model, mode=False):
+        outputs = _outputs(source)
+        evaluation = serialised(to_onnx(eval_program(source, joint.values)))
+        infer = with_parameters(
+            to_onnx(infer_program(source, joint.values, [row.name for row in outputs])), joint.values
+        )
+        differences = [
+            trained.difference,
+            check_eval(source, evaluation, joint.values),
+            check_infer(source, infer, joint.values),
+        ]
+
+    initial = {row: value.numpy() for row, value in joint.values.items()}
+    files = {TRAIN: train, EVAL: evaluation, INFER: infer, PARAMETERS: save_safetensors(initial), **artifacts.files}
     manifest = Manifest(
         format=FORMAT,
         version=FORMAT_VERSION,
-        name=name or Path(path).stem,
-        parameters=tuple(rows),
-        batch=tuple(_input(row, value) for row, value in source.batch.items()),
-        outputs=tuple(_input(row, value) for row, value in zip(outputs, flat, strict=True)),
-        hyper=tuple(Hyper(row, defaults.get(row)) for row in hyper_names(step)),
+        name=name or target.stem,
+        parameters=_table(joint, parameter_offsets(infer, joint.values)),
+        batch=tuple(array_row(row, value) for row, value in source.batch.items()),
+        outputs=tuple(outputs),
+        hyper=tuple(Hyper(row, value) for row, value in defaults.items()),
         step=step,
-        metrics=tuple(metrics),
+        metrics=tuple(source.metrics),
         files={row: File(digest(content), len(content)) for row, content in files.items()},
         opset=OPSET,
         ir_version=IR_VERSION,
         made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",
     )
-    target = Path(path).expanduser().resolve()
-    temporary = target.with_name(f".{target.name}.{token_hex(4)}.part")
+    temporary = _beside(target, "part")
     try:
         for row, content in {**files, MANIFEST: write_manifest(manifest)}.items():
             (temporary / row).parent.mkdir(parents=True, exist_ok=True)
             (temporary / row).write_bytes(content)
         bundle = open_bundle(temporary)
-        vector = flatten({row: value.numpy() for row, value in trained.items()}, manifest.parameters)
-        check_infer(source, write_inference_model(bundle, vector), trained)
-        publish(temporary, target)
+        with training(model, mode=False):
+            vector = flatten({row: value.numpy() for row, value in trained.values.items()}, manifest.parameters)
+            differences.append(check_infer(source, write_inference_model(bundle, vector), trained.values))
+        _publish(temporary, target)
+    except BundleError as error:
+        raise ExportError(f"the bundle does not fit its own format: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Exported(bundle._replace(path=Path(path)), difference, artifacts.reason)
+    return Exported(bundle._replace(path=target), max(differences), trained.batch_of_one, artifacts.reason)
 
 
-def default_names(inputs: int, targets: int) -> list[str]:
-    """x and y; x0, x1, ... where there are several inputs, and so for targets."""
-    return [
-        *(["x"] if inputs == 1 else [f"x{i}" for i in range(inputs)]),
-        *(["y"] if targets == 1 else [f"y{i}" for i in range(targets)]),
-    ]
+def _outputs(source: Source) -> list[Input]:
+    """The model's outputs: ``output``, or ``output_0``, ``output_1``, ... of a tuple, or ``output_KEY`` of a dict."""
+    inputs = source.inputs()
+    result = source.model(*inputs.values())
+    rows: dict[str, Any]
+    if isinstance(result, Mapping):
+        rows = {f"output_{key}": result[key] for key in sorted(result)}
+    elif isinstance(result, Tensor):
+        rows = {"output": result}
+    else:
+        rows = {f"output_{place}": row for place, row in enumerate(result)}
+    size = len(next(iter(inputs.values())))
+    for name, value in rows.items():
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ExportError(
+                f"the model's {name} has {what} for {size} examples; expected tensors with the examples on the first "
+                "axis, alone or in a tuple, list or dict"
+            )
+    return [array_row(name, value) for name, value in rows.items()]
 
 
-def publish(temporary: Path, target: Path) -> None:
-    """Move the finished folder to its place; an older bundle there is replaced, anything else refused."""
+def _table(joint: Joint, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:
+    rows, place = [], 0
+    for name, value in joint.values.items():
+        rows.append(Parameter(name, tuple(value.shape), place, name in joint.buffers, offsets.get(name)))
+        place += value.numel()
+    return tuple(rows)
+
+
+def _target(path: str | PathLike[str]) -> Path:
+    """The path in full. Raises ExportError where something stands there that is not a bundle."""
+    target = Path(path).expanduser().resolve()
+    if not target.parent.is_dir():
+        raise ExportError(f"{target.parent} is not a folder; the bundle {target.name} would be written into it")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        try:
+            open_bundle(target, files=())
+        except BundleError as error:
+            raise ExportError(f"{target} exists and is not a training bundle, so it is not replaced: {error}") from None
+        if not target.is_dir():
+            raise ExportError(f"{target} is a bundle's zip; a folder does not replace it: choose another path")
+    return target
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{token_hex(4)}.{kind}")
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    """Move the finished folder to its place. A folder cannot be replaced in one step: an older one steps aside."""
     old = None
-    if target.is_dir() and any(target.iterdir()):
-        old = target.with_name(f".{target.name}.{token_hex(4)}.old")
+    if target.exists():
+        old = _beside(target, "old")
         target.rename(old)
-    temporary.rename(target)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if old:
+            old.rename(target)
+        raise
     if old:
         shutil.rmtree(old)
-
-
-def _input(name: str, value: Tensor) -> Input:
-    return msgspec.convert(
-        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": tuple(value.shape[1:])}, Input
-    )

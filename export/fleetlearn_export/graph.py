@@ -2,40 +2,67 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
+from fleetlearn_export.errors import ExportError, explained, place_of_operator
 from fleetlearn_export.operators import Decompositions
+from fleetlearn_export.quiet import quiet
 from fleetlearn_export.trace import Program
 
 OPSET = 18
 IR_VERSION = 8
 """What opset 18 came with: any ONNX Runtime since 1.14 reads it."""
+MAX_BYTES = 2**31 - 1
+"""Of one serialised graph; a limit of protobuf."""
+
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
 
 
 def to_onnx(program: Program, table: Decompositions | None = None) -> onnx.ModelProto:
+    """The program as ONNX. Raises ExportError on an operator without a counterpart."""
     exported = program.exported
-    if table:
-        exported = exported.run_decompositions(table)
-    result = torch.onnx.export(
-        exported,
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=program.inputs,
-        output_names=program.outputs,
-        verbose=False,
-        external_data=False,
-    )
+    try:
+        with quiet():
+            if table:
+                exported = exported.run_decompositions(table)
+            result = torch.onnx.export(
+                exported,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=program.inputs,
+                output_names=program.outputs,
+                verbose=False,
+                external_data=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        found = _OPERATOR.search(str(error))
+        if not found:
+            raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
+        name = ".".join(found.groups())
+        place = (
+            place_of_operator(name, program.origin) or ", which a step of decomposition or of the backward pass made"
+        )
+        raise ExportError(
+            f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with other operators"
+        ) from error
     assert result is not None
-    return clean(result.model)
+    with explained("the exported graph cannot be cleaned"):
+        model = _clean(result.model)
+    check_standard(model)
+    return model
 
 
-def clean(model: ir.Model) -> onnx.ModelProto:
+def _clean(model: ir.Model) -> onnx.ModelProto:
     model.ir_version = IR_VERSION
-    for item in (
+    for clean in (
+        passes.InlinePass(),
         passes.CommonSubexpressionEliminationPass(),
         passes.DeduplicateInitializersPass(),
         passes.IdentityEliminationPass(),
@@ -44,46 +71,81 @@ def clean(model: ir.Model) -> onnx.ModelProto:
         passes.TopologicalSortPass(),
         passes.ClearMetadataAndDocStringPass(),
     ):
-        item(model)
-    return ir.to_proto(model)
+        clean(model)
+    proto = ir.to_proto(model)
+    # ONNX Runtime infers the shapes between the operators itself.
+    del proto.graph.value_info[:]
+    return proto
 
 
-def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
-    """The graph with its ``param.NAME`` inputs turned into initializers NAME that hold ``values`` as raw bytes."""
-    kept = [row for row in model.graph.input if not row.name.startswith("param.")]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    used = {name for node in model.graph.node for name in node.input}
-    for name, value in values.items():
-        if f"param.{name}" in used:
-            tensor = onnx.numpy_helper.from_array(value.numpy(), f"param.{name}")
-            model.graph.initializer.append(tensor)
+def check_standard(model: onnx.ModelProto) -> None:
+    """Raise ExportError unless every operator is one of ONNX's own, of an opset and IR that runtimes read."""
+    for node in _nodes(model.graph):
+        if node.domain not in ("", "ai.onnx"):
+            raise ExportError(f"operator {node.domain}::{node.op_type} came into the graph; only ONNX's own may")
+    if model.functions:
+        raise ExportError(f"function {model.functions[0].domain}::{model.functions[0].name} was left in the graph")
+    for row in model.opset_import:
+        if row.domain not in ("", "ai.onnx") or row.version > OPSET:
+            raise ExportError(
+                f"the graph needs opset {row.version} of {row.domain or 'ONNX'}; at most {OPSET} is written"
+            )
+    if model.ir_version > IR_VERSION:
+        raise ExportError(f"the graph has IR version {model.ir_version}; at most {IR_VERSION} is written")
+    with explained("the graph is not valid ONNX"):
+        onnx.checker.check_model(model)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def serialised(model: onnx.ModelProto) -> bytes:
+    """The same bytes for the same graph. Raises ExportError above protobuf's limit."""
+    if model.ByteSize() > MAX_BYTES:
+        raise ExportError(f"a graph of {model.ByteSize()} bytes; ONNX files end at {MAX_BYTES}")
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
 
-def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
-    """Where each parameter's raw bytes begin in the serialised model: those that it uses.
+def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
+    """The serialised graph, its inputs ``param.NAME`` turned into initializers that hold ``values`` as raw bytes."""
+    kept = [row for row in model.graph.input if not row.name.startswith("param.")]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    used = {name for node in _nodes(model.graph) for name in node.input}
+    for name, value in values.items():
+        if f"param.{name}" in used:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), f"param.{name}"))
+    return serialised(model)
 
-    A TensorProto is written field by field in the order of their numbers: dims, data_type, name (8), raw_data (9).
+
+def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
+    """Where each parameter's raw bytes begin in the serialised graph; a parameter that it does not use is left out.
+
+    A TensorProto is written in the order of its fields' numbers: dims, data_type, name (8), raw_data (9).
     """
     offsets = {}
     for name, value in values.items():
-        raw = value.numpy().tobytes()
-        label = f"param.{name}".encode()
+        raw, label = value.numpy().tobytes(), f"param.{name}".encode()
         head = b"\x42" + _varint(len(label)) + label + b"\x4a" + _varint(len(raw))
-        place = content.find(head)
-        if place < 0:
+        place = content.find(head) + len(head)
+        if place < len(head):
             continue
-        if content.find(head, place + 1) >= 0 or content[place + len(head) :][: len(raw)] != raw:
-            raise AssertionError(f"the bytes of parameter {name} were not found in the serialised graph")
-        offsets[name] = place + len(head)
+        if content.find(head, place) >= 0 or content[place : place + len(raw)] != raw:
+            raise ExportError(f"the serialised graph does not show where the bytes of parameter {name} are")
+        offsets[name] = place
     return offsets
 
 
 def _varint(number: int) -> bytes:
-    out = b""
+    """A length as protobuf writes it: seven bits in a byte, the lowest first, a high bit on all but the last."""
+    out = bytearray()
     while number > 127:
-        out += bytes([number % 128 + 128])
+        out.append(number % 128 + 128)
         number //= 128
-    return out + bytes([number])
+    return bytes([*out, number])

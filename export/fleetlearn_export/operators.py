@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
 aten = torch.ops.aten
@@ -22,7 +23,9 @@ Attributes = dict[str, int | float | str | bool | Sequence[int] | Sequence[float
 
 def decompositions(graph: torch.fx.Graph) -> Decompositions:
     """The replacements for a joint forward-backward graph."""
+    # Batch norm in training mode, which the ONNX exporter would write as the inference operator, without an error.
     table: Decompositions = {
+        **get_decompositions([aten._native_batch_norm_legit_functional]),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,
     }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +11,10 @@ import torch
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 from torch import Tensor
 
-from fleetlearn_export.check import batches, compare, hand_step
-from fleetlearn_export.errors import ExportError
-from fleetlearn_export.trace import LossModule, Source
+from fleetlearn_export.check import SEEDS, batches, compare, hand_step
+from fleetlearn_export.errors import ExportError, first_line
+from fleetlearn_export.quiet import quiet, quiet_standard_error
+from fleetlearn_export.source import LossModule, Source, copy_of_state
 
 OPSET = 17
 IR_VERSION = 10
@@ -47,7 +44,7 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
         return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
     try:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
-            with _quiet():
+            with quiet_standard_error():
                 artifacts.generate_artifacts(
                     _forward_model(source, values, Path(folder)),
                     requires_grad=list(values),
@@ -57,21 +54,19 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
             optimizer = onnx.load(Path(folder, "optimizer_model.onnx"))
             optimizer.ir_version = IR_VERSION
             onnx.save(optimizer, Path(folder, "optimizer_model.onnx"))
-            with _quiet():
+            with quiet_standard_error():
                 _check(source, values, Path(folder))
             return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
     except Exception as error:
         # Whatever the old exporter and the artifacts' builder cannot do, they say with exceptions of many kinds.
-        lines = str(error).strip().splitlines() or [""]
-        return Artifacts({}, f"{type(error).__name__}: {lines[0]}"[:500])
+        return Artifacts({}, _reason(error))
 
 
 def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> onnx.ModelProto:
     """The loss as ONNX, by the exporter whose graphs ONNX Runtime's gradient builder understands."""
     names = [f"batch.{name}" for name in source.batch]
     file = folder / "forward.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's deprecation, the tracer's doubts: the result is checked
+    with quiet():
         torch.onnx.export(
             LossModule(source),
             tuple(source.batch.values()),
@@ -90,6 +85,9 @@ def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> o
         tensor.name = renamed.get(tensor.name, tensor.name)
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
+        if node.op_type == "SoftmaxCrossEntropyLoss" and len(node.output) == 1:
+            # Its gradient is built from the optional second output.
+            node.output.append(f"{node.output[0]}.log_probability")
     missing = values.keys() - {tensor.name for tensor in model.graph.initializer}
     if missing:
         raise ExportError(f"the exported loss does not have the parameters {', '.join(sorted(missing))}")
@@ -103,26 +101,21 @@ def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:
     module = api.Module(str(folder / "training_model.onnx"), state)
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(LEARNING_RATE)
-    hand = values
-    for batch in batches(source):
+    hand = copy_of_state(source.model)
+    for batch in batches(source, SEEDS[0]):
         expected = hand_step(source, LocalStep("sgd"), hand, values, batch, {"lr": LEARNING_RATE})
         outputs: Any = module(*(value.numpy() for value in batch.values()))
         optimizer.step()
         module.lazy_reset_grad()
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        hand = expected.parameters
+        hand = expected.state
         rows = {f"parameter {name}": (state.parameters[name].data, hand[name]) for name in values}
         compare(rows | {"the loss": (loss, expected.loss)}, "training with ONNX Runtime's artifacts")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the gradient builder's log, which it writes to the process's standard error whatever the log level."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+def _reason(error: Exception) -> str:
+    """The error's first line, without the C++ function that it came from."""
+    line = first_line(error)
+    for mark in ("[ONNXRuntimeError] : ", " was false. "):
+        line = line.rsplit(mark, 1)[-1]
+    return line[:300]

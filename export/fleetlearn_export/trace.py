@@ -6,8 +6,7 @@ differentiation adds the backward pass to it, the update rule is written on top,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fleetlearn_protocol.manifest import LocalStep
@@ -16,26 +15,24 @@ from torch.export import Dim, ExportedProgram
 from torch.export.experimental import _export_forward_backward
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fleetlearn_export.errors import ExportError, explained, place_of_node, place_of_operator
+from fleetlearn_export.quiet import quiet
+from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
 from fleetlearn_export.update import hyper_names, update
 
-Function = Callable[..., Any]
 
+class Joint(NamedTuple):
+    """The loss with PyTorch's backward pass joined to it."""
 
-class Source(NamedTuple):
-    """What the user gave."""
-
-    model: nn.Module
-    loss: Function
-    metrics: Mapping[str, Function]
-    batch: dict[str, Tensor]
-    """The example: at least two rows, each array its own copy."""
-    targets: int
-    """How many of the batch's last arrays go to the loss alone."""
-
-    def inputs(self) -> dict[str, Tensor]:
-        return dict(list(self.batch.items())[: len(self.batch) - self.targets])
+    exported: ExportedProgram
+    forward: torch.fx.Graph
+    """Before the backward pass was added: its operators know their places in the user's code."""
+    values: dict[str, Tensor]
+    """What travels, in manifest order: copies of the trained parameters, then of the buffers that training changes."""
+    buffers: set[str]
+    """Which of ``values`` take no gradient."""
 
 
 class Program(NamedTuple):
@@ -44,43 +41,8 @@ class Program(NamedTuple):
     exported: ExportedProgram
     inputs: list[str]
     outputs: list[str]
-
-
-class LossModule(nn.Module):
-    """The batch -> the mean loss and the mean of each metric, by the user's own functions."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.model = source.model
-        self.loss = source.loss
-        self.metrics = list(source.metrics.values())
-        self.inputs = len(source.batch) - source.targets
-
-    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        outputs, targets = self.model(*batch[: self.inputs]), batch[self.inputs :]
-        loss = self.loss(outputs, *targets)
-        outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
-        return (loss, *(metric(outputs, *targets).float().mean() for metric in self.metrics))
-
-
-class EvalModule(LossModule):
-    """The batch -> the sum of the loss, the sum of each metric, and the number of examples (int64)."""
-
-    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        means = super().forward(*batch)
-        examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
-        return (*(mean * examples for mean in means), examples)
-
-
-class InferModule(nn.Module):
-    """The inputs -> the model's outputs, as a flat list."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.model = source.model
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(pytree.tree_leaves(self.model(*inputs)))
+    origin: torch.fx.Graph
+    """A graph whose operators know their places in the user's code."""
 
 
 class Called(nn.Module):
@@ -101,111 +63,114 @@ class Called(nn.Module):
 class Step(nn.Module):
     """One optimizer step as a function of parameters, anchors, batch and hyper-parameters."""
 
-    def __init__(self, joint: ExportedProgram, names: list[str], batch: list[str], step: LocalStep) -> None:
+    def __init__(self, joint: Joint, batch: list[str], step: LocalStep) -> None:
         super().__init__()
-        self.graph = joint.graph_module
+        signature = joint.exported.graph_signature
+        self.graph = joint.exported.graph_module
         self.rule = step
-        self.inputs = [f"param.{name}" for name in names]
+        self.names = list(joint.values)
+        self.inputs = [f"param.{name}" for name in self.names]
         if step.proximal:
-            self.inputs += [f"anchor.{name}" for name in names]
+            self.inputs += [f"anchor.{name}" for name in self.names]
         self.inputs += [f"batch.{name}" for name in batch] + [f"hyper.{name}" for name in hyper_names(step)]
-        self.names = names
 
         arrays = iter(batch)
         self.places: list[str] = []
         """For each argument of the joint graph, the input or the constant that it takes."""
-        for number, spec in enumerate(joint.graph_signature.input_specs):
-            name = (spec.target or "").removeprefix("model.")
+        for number, spec in enumerate(signature.input_specs):
+            name = model_name(spec.target)
             if spec.kind is InputKind.USER_INPUT:
                 self.places.append(f"batch.{next(arrays)}")
-            elif name in names:
+            elif name in self.names:
                 self.places.append(f"param.{name}")
             else:
-                tensor = (
-                    joint.constants[spec.target] if spec.target in joint.constants else joint.state_dict[spec.target]
-                )
-                self.register_buffer(f"constant_{number}", tensor.detach().clone())
                 self.places.append(f"constant_{number}")
+                constants = joint.exported.constants | joint.exported.state_dict
+                self.register_buffer(self.places[-1], constants[spec.target].detach().clone())
 
-        outputs = joint.graph_signature.output_specs
-        self.loss = next(i for i, spec in enumerate(outputs) if spec.kind is OutputKind.LOSS_OUTPUT)
-        self.metrics = [i for i, spec in enumerate(outputs) if spec.kind is OutputKind.USER_OUTPUT]
-        kinds = (OutputKind.GRADIENT_TO_PARAMETER, OutputKind.BUFFER_MUTATION)
-        self.changes = {
-            (spec.target or "").removeprefix("model."): (i, spec.kind)
-            for i, spec in enumerate(outputs)
-            if spec.kind in kinds
-        }
+        outputs = list(enumerate(signature.output_specs))
+        self.loss = next(place for place, spec in outputs if spec.kind is OutputKind.LOSS_OUTPUT)
+        self.metrics = [place for place, spec in outputs if spec.kind is OutputKind.USER_OUTPUT]
+        self.gradients, self.buffers_after = (
+            {model_name(spec.target): place for place, spec in outputs if spec.kind is kind}
+            for kind in (OutputKind.GRADIENT_TO_PARAMETER, OutputKind.BUFFER_MUTATION)
+        )
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, values, strict=True))
         results = self.graph(*(given[place] if place in given else getattr(self, place) for place in self.places))
         hyper = {name: given[f"hyper.{name}"] for name in hyper_names(self.rule)}
-        changed = []
+        after = []
         for name in self.names:
-            place, kind = self.changes[name]
-            if kind is OutputKind.BUFFER_MUTATION:
-                changed.append(results[place])
-            else:
+            if name in self.gradients:
                 parameter, anchor = given[f"param.{name}"], given.get(f"anchor.{name}")
-                changed.append(update(self.rule, parameter, results[place], anchor, hyper))
-        return (*changed, results[self.loss], *(results[i] for i in self.metrics))
+                after.append(update(self.rule, parameter, results[self.gradients[name]], anchor, hyper))
+            else:
+                after.append(results[self.buffers_after[name]])
+        return (*after, results[self.loss], *(results[place] for place in self.metrics))
 
 
-def joint_program(source: Source) -> tuple[ExportedProgram, ExportedProgram]:
-    """The loss as a forward program, and with PyTorch's backward pass joined to it. The model is in training mode."""
-    forward = _export(LossModule(source), 0, list(source.batch.values()))
-    return forward, _export_forward_backward(forward, joint_loss_index=0)
+def model_name(target: str | None) -> str:
+    """A parameter's or buffer's name in the user's model, from its name in LossModule."""
+    return (target or "").removeprefix("model.")
 
 
-def tensor_table(source: Source, joint: ExportedProgram) -> dict[str, tuple[Tensor, bool]]:
-    """What travels, in manifest order: name -> its value and whether it is a buffer."""
-    parameters = {
-        name: (value.detach(), False) for name, value in source.model.named_parameters() if value.requires_grad
-    }
+def joint_program(source: Source) -> Joint:
+    """Differentiate the loss. The model is in training mode. Raises ExportError."""
+    exported = _export(LossModule(source), 0, list(source.batch.values()))
+    _check_operators(exported.graph, exported.graph)
+    with explained("PyTorch cannot differentiate the exported model"), quiet():
+        joint = _export_forward_backward(exported, joint_loss_index=0)
+    _check_operators(joint.graph, exported.graph)
     changed = {
-        (spec.target or "").removeprefix("model.")
+        model_name(spec.target)
         for spec in joint.graph_signature.output_specs
         if spec.kind is OutputKind.BUFFER_MUTATION
     }
+    parameters = {name: value for name, value in source.model.named_parameters() if value.requires_grad}
     buffers = {
-        name: (value.detach(), True)
+        name: value
         for name, value in source.model.named_buffers()
+        # A counter such as BatchNorm's num_batches_tracked does not travel: nothing is averaged over it.
         if name in changed and value.is_floating_point()
     }
-    return parameters | buffers
+    values = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in (parameters | buffers).items()
+    }
+    return Joint(joint, exported.graph, values, set(buffers))
 
 
-def train_program(source: Source, joint: ExportedProgram, values: dict[str, Tensor], step: LocalStep) -> Program:
-    module = Step(joint, list(values), list(source.batch), step)
-    arguments = [value.clone() for value in values.values()]
+def train_program(source: Source, joint: Joint, step: LocalStep) -> Program:
+    """The joint graph with the update rule on top."""
+    module = Step(joint, list(source.batch), step)
+    arguments = [value.clone() for value in joint.values.values()]
     if step.proximal:
         # Distinct tensors: one tensor in two places would be traced as one input.
-        arguments += [value.clone() for value in values.values()]
+        arguments += [value.clone() for value in joint.values.values()]
     fixed = len(arguments)
     arguments += source.batch.values()
     arguments += [torch.tensor(0.5) for _ in hyper_names(step)]
     exported = _export(module, fixed, arguments, len(source.batch))
-    outputs = [f"next.param.{name}" for name in values] + ["loss"] + [f"metric.{name}" for name in source.metrics]
-    return Program(exported, module.inputs, outputs)
+    outputs = [f"next.param.{name}" for name in joint.values] + ["loss"]
+    return Program(exported, module.inputs, [*outputs, *(f"metric.{name}" for name in source.metrics)], joint.forward)
 
 
 def eval_program(source: Source, values: dict[str, Tensor]) -> Program:
-    """The model is in evaluation mode."""
+    """Sums over a batch. The model is in evaluation mode."""
     module = Called(EvalModule(source), list(values))
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *source.batch.values()])
+    inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in source.batch)]
     outputs = ["loss_sum", *(f"metric_sum.{name}" for name in source.metrics), "examples"]
-    return Program(
-        exported, [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in source.batch)], outputs
-    )
+    return Program(exported, inputs, outputs, exported.graph)
 
 
 def infer_program(source: Source, values: dict[str, Tensor], outputs: list[str]) -> Program:
-    """The model is in evaluation mode."""
+    """The model alone. The model is in evaluation mode."""
     module = Called(InferModule(source), list(values))
     inputs = source.inputs()
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *inputs.values()])
-    return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs)
+    return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
 
 
 def _export(module: nn.Module, fixed: int, arguments: list[Tensor], batch: int | None = None) -> ExportedProgram:
@@ -214,5 +179,23 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], batch: int |
     rows = Dim("n", min=2)
     batch = len(arguments) - fixed if batch is None else batch
     shapes = [{0: rows} if fixed <= place < fixed + batch else None for place in range(len(arguments))]
-    name = "batch" if isinstance(module, LossModule) else "inputs" if isinstance(module, InferModule) else "values"
-    return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
+    name = "batch" if isinstance(module, LossModule) else "values"
+    # Attention in its plain form: the fused kernels have backward passes that nothing can translate.
+    with explained("the model cannot be exported"), quiet(), sdpa_kernel(SDPBackend.MATH):
+        return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
+
+
+def _check_operators(graph: torch.fx.Graph, origin: torch.fx.Graph) -> None:
+    """Refuse what no bundle can hold; the rest of what ONNX lacks shows when the graph is converted."""
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        place = place_of_node(node) if graph is origin else place_of_operator(str(node.target), origin)
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise ExportError(
+                f"operator {node.target}{place} is random; a training step of this version is not. Leave it "
+                "out, or set its probability to 0"
+            )
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ExportError(f"operator {node.target}{place} gives complex numbers, which ONNX does not compute with")

@@ -1,0 +1,246 @@
+"""What the user gave, checked by running it once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.messages import Name
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from fleetlearn_export.errors import ExportError, explained
+
+Function = Callable[..., Any]
+
+
+class Source(NamedTuple):
+    """A model, what it is trained for, and an example of its data."""
+
+    model: nn.Module
+    loss: Function
+    metrics: Mapping[str, Function]
+    batch: dict[str, Tensor]
+    """The example: at least two rows, each array its own copy."""
+    targets: int
+    """How many of the batch's last arrays go to the loss alone."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        return dict(list(self.batch.items())[: len(self.batch) - self.targets])
+
+
+class LossModule(nn.Module):
+    """The batch -> the mean loss and the mean of each metric, by the user's own functions."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.model = source.model
+        self.loss = source.loss
+        self.metrics = list(source.metrics.values())
+        self.inputs = len(source.batch) - source.targets
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        outputs, targets = self.model(*batch[: self.inputs]), batch[self.inputs :]
+        loss = self.loss(outputs, *targets)
+        outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+        return (loss, *(metric(outputs, *targets).float().mean() for metric in self.metrics))
+
+
+class EvalModule(LossModule):
+    """The batch -> the sum of the loss, the sum of each metric, and the number of examples (int64)."""
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        means = super().forward(*batch)
+        examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
+        return (*(mean * examples for mean in means), examples)
+
+
+class InferModule(nn.Module):
+    """The inputs -> the model's outputs, as a flat list."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.model = source.model
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(pytree.tree_leaves(self.model(*inputs)))
+
+
+def make_source(
+    model: nn.Module,
+    loss: Function,
+    example: Sequence[Any],
+    metrics: Mapping[str, Function],
+    names: Sequence[str] | None,
+    targets: int,
+) -> Source:
+    """Check all that can be checked before tracing. Raises ExportError."""
+    if not isinstance(model, nn.Module):
+        raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    for what, function in {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}.items():
+        if not callable(function):
+            raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")
+    for name in metrics:
+        try:
+            msgspec.convert(name, Name)
+        except msgspec.ValidationError as error:
+            raise ExportError(f"metric name {name!r}: {error}") from None
+    source = Source(model, loss, metrics, _batch(example, names, targets), targets)
+    _check_parameters(model, loss)
+    _try(source)
+    return source
+
+
+def _batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) -> dict[str, Tensor]:
+    if isinstance(example, Tensor) or not isinstance(example, Sequence):
+        raise ExportError(f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)")
+    if not 0 <= targets < len(example):
+        raise ExportError(
+            f"the example has {len(example)} arrays, of which the last {targets} are the loss's targets; "
+            "expected at least one array before them, the model's input (see the argument `targets`)"
+        )
+    names = list(names) if names is not None else default_names(len(example) - targets, targets)
+    if len(names) != len(example) or len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
+        raise ExportError(f"names {names} for an example of {len(example)} arrays; expected one identifier for each")
+    batch = {}
+    for name, array in zip(names, example, strict=True):
+        with explained(f"example array {name} cannot become a tensor"):
+            # Each array its own memory: one tensor in two places would be traced as one input.
+            batch[name] = torch.as_tensor(array).detach().cpu().contiguous().clone()
+        if not batch[name].dim():
+            raise ExportError(f"example array {name} is a scalar; its first axis must be the examples'")
+        try:
+            array_row(name, batch[name])
+        except msgspec.ValidationError as error:
+            raise ExportError(f"example array {name} is {batch[name].dtype}: {error}") from None
+    rows = {name: len(array) for name, array in batch.items()}
+    if len(set(rows.values())) > 1 or not min(rows.values()):
+        raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
+    if min(rows.values()) == 1:
+        # PyTorch takes a size of 1 for a constant.
+        batch = {name: torch.cat([array, array]) for name, array in batch.items()}
+    return batch
+
+
+def default_names(inputs: int, targets: int) -> list[str]:
+    """x and y; x0, x1, ... where there are several inputs, and so for targets."""
+    return [
+        *(["x"] if inputs == 1 else [f"x{i}" for i in range(inputs)]),
+        *(["y"] if targets == 1 else [f"y{i}" for i in range(targets)]),
+    ]
+
+
+def array_row(name: str, value: Tensor) -> Input:
+    """The manifest's row for a batch's or an output's array. Raises msgspec.ValidationError on a foreign dtype."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:])}, Input)
+
+
+def _check_parameters(model: nn.Module, loss: Function) -> None:
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not trained:
+        raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
+    for name, value in trained.items():
+        if value.dtype != torch.float32:
+            raise ExportError(
+                f"parameter {name} is {value.dtype}; trained parameters are float32: convert with model.float(), or "
+                "freeze it with requires_grad_(False)"
+            )
+        if not value.numel():
+            raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
+        if not bool(torch.isfinite(value).all()):
+            raise ExportError(f"parameter {name} holds NaN or infinity; every value must be finite")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
+    if isinstance(loss, nn.Module):
+        for name, value in loss.named_parameters():
+            if value.requires_grad:
+                raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
+
+
+def _try(source: Source) -> None:
+    """Run the loss and its gradient on the example, and on one row more."""
+    rows = len(next(iter(source.batch.values())))
+    for size in (rows, rows + 1):
+        batch = {name: torch.cat([array, array[:1]])[:size] for name, array in source.batch.items()}
+        what = f"on {size} examples the model or its loss fails in PyTorch itself"
+        with (
+            training(source.model),
+            explained(what if size == rows else f"the example's {rows} examples work, but {what}"),
+        ):
+            state = copy_of_state(source.model)
+            leaves = {name: value.requires_grad_() for name, value in state.items() if name in _trained(source.model)}
+            given = {f"model.{name}": value for name, value in state.items()}
+            arrays = tuple(batch.values())
+            inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
+            outputs = functional_call(source.model, state, inputs)
+            loss = source.loss(outputs, *targets)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+            for name, metric in source.metrics.items():
+                value = metric(outputs, *targets)
+                if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
+                    raise ExportError(
+                        f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of "
+                        f"shape ({size},), a value for each example"
+                    )
+            if not loss.requires_grad:
+                raise ExportError("the loss does not depend on any parameter of the model")
+            loss, *_ = functional_call(LossModule(source), given, arrays)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        without = [name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None]
+        if without:
+            raise ExportError(
+                f"parameter {', '.join(without)} gets no gradient: the loss does not depend on it. Use it, "
+                "remove it, or freeze it with requires_grad_(False)"
+            )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, value in model.named_parameters() if value.requires_grad}
+
+
+def copy_of_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, for calls that must not change the model."""
+    rows = [*model.named_parameters(), *model.named_buffers()]
+    return {name: value.detach().clone() for name, value in rows}
+
+
+@contextmanager
+def training(model: nn.Module, mode: bool = True) -> Iterator[None]:
+    """The model in training (or evaluation) mode. Its modes, its buffers and torch's randomness come back after it."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        model.train(mode)
+        try:
+            yield
+        finally:
+            for module, was in modes.items():
+                module.training = was
+            for buffer, kept in buffers:
+                if not torch.equal(buffer, kept):
+                    buffer.copy_(kept)
+
+
+def hyper_defaults(given: Mapping[str, float], names: Sequence[str]) -> dict[str, float | None]:
+    """The manifest's defaults: what the user gave; mu 0; None, the plan must say, for the rest. Raises ExportError."""
+    for name, value in given.items():
+        if name not in names or not math.isfinite(value):
+            raise ExportError(f"hyper-parameter {name}={value}: the step has {', '.join(names)}, each a finite number")
+    defaults: dict[str, float | None] = {name: 0.0 if name == "mu" else None for name in names}
+    return defaults | {name: float(value) for name, value in given.items()}
