@@ -251,8 +251,9 @@ class Coordinator:
     # --- downloads ---
 
     def _fetch(self, peer: Peer, message: Fetch) -> None:
-        if peer.download is not None:
-            raise ProtocolError(Code.DUPLICATE, "another fetch of this connection is not done yet")
+        if peer.download is not None:  # its task was cancelled, and the device wants something else now
+            peer.download.cancel()
+            peer.download = None
         try:
             content = self.contents.find(message.sha256, message.offset)
         except FleetError as error:
@@ -276,7 +277,9 @@ class Coordinator:
                     connection.transport.write(frame)
                     self.run.bytes_down += len(frame)
         finally:
-            peer.download = None
+            peer.blocked = None
+            if peer.download is asyncio.current_task():
+                peer.download = None
 
     # --- uploads ---
 
