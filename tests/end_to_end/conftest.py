@@ -1,0 +1,52 @@
+"""A real bundle for the processes: softmax regression on the handwritten digits, exported once."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_export import LocalStep, export_bundle
+from processes import ROOT, Processes, processes
+
+DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
+
+
+@pytest.fixture(scope="session")
+def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    x, y = DIGITS["data"]()[:2]
+    path = tmp_path_factory.mktemp("bundle") / "softmax.bundle"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = torch.nn.Linear(64, 10)
+    export_bundle(
+        model,
+        DIGITS["loss"],
+        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
+        path,
+        step=LocalStep("sgd", proximal=True),
+        metrics={"accuracy": DIGITS["accuracy"]},
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Eight devices' data."""
+    folder = tmp_path_factory.mktemp("shards")
+    x, y = DIGITS["data"]()[:2]
+    paths = []
+    for number, indices in enumerate(DIGITS["dirichlet_shards"](y, 8, alpha=0.5, seed=1)):
+        paths.append(folder / f"{number}.npz")
+        np.savez(paths[-1], x=x[indices].reshape(len(indices), 64), y=y[indices])
+    return paths
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    with processes(tmp_path) as running:
+        yield running

@@ -1,0 +1,23 @@
+"""Run a device in a process that kills itself with SIGKILL at a named point, the N-th time that it comes by.
+
+python crash_device.py POINT N run --coordinator URL ...
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dying import Point, die_at
+from fleetlearn_device import state
+from fleetlearn_device.__main__ import main
+
+POINTS = {
+    "the work is done but not on disk": Point(state.State, "save_pending", False),
+    "the work is on disk and not reported": Point(state.State, "save_pending", True),
+    "the upload is granted": Point(state.State, "update_chunks", False),
+    "the update is acknowledged but not forgotten": Point(state.State, "drop_pending", False),
+}
+
+if __name__ == "__main__":
+    die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
+    sys.exit(main(sys.argv[3:]))

@@ -1,0 +1,158 @@
+"""Real processes, real sockets, real SIGKILL: what the fleet does when its parts die."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from fleetlearn_coordinator import read_model, read_status
+from peers import plan_text
+from processes import Processes, free_port, processes, status_of, wait_for
+
+CRASH = Path(__file__).with_name("crash_coordinator.py")
+CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(CRASH.parent))
+    POINTS = runpy.run_path(str(CRASH))["POINTS"]
+    CRASH_DEVICE_POINTS = list(runpy.run_path(str(CRASH_DEVICE))["POINTS"])
+THREE_ROUNDS = {
+    "round__goal": 4,
+    "round__minimum": 4,
+    "round__gather": 30.0,
+    "round__grace": 30.0,
+    "stop__rounds": 3,
+    "server__optimizer": "adam",
+    "server__lr": 0.05,
+}
+"""Three rounds of four devices, all of whom must report."""
+
+
+def write_plan(folder: Path, bundle: Path, **settings: object) -> tuple[Path, Path, str]:
+    """A plan file; returns it, its data directory and the coordinator's address."""
+    port = free_port()
+    data_dir = folder / "run"
+    values: dict[str, object] = {"local__lr": 0.1, "local__mu": 0.01, "local__epochs": 1, "service__port": port}
+    text = plan_text(bundle, data_dir, "fedprox", **(values | settings))
+    path = folder / "plan.toml"
+    path.write_text(text)
+    return path, data_dir, f"ws://127.0.0.1:{port}"
+
+
+def test_half_of_the_cohort_killed_in_mid_round(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+    """Eight devices train for long enough to be caught at it; four die; the round ends with the other four."""
+    plan, data_dir, url = write_plan(
+        run.folder, bundle_path, round__goal=8, round__minimum=4, round__grace=0.3, round__gather=30.0,
+        stop__rounds=1, local__epochs=100_000, local__time_budget=4.0,
+    )  # fmt: skip
+    run.coordinator(plan)
+    devices = [f"device-{number}" for number in range(8)]
+    for name, shard in zip(devices, shards, strict=True):
+        run.device(name, url, shard)
+    wait_for(lambda: all("epochs" in run.log(name) for name in devices), "every device to have its task")
+    for name in devices[:4]:
+        run.kill(name)
+    assert run.running["coordinator"].wait(60) == 0
+    status = read_status(data_dir)
+    (round_,) = status.rounds
+    assert round_.summary["reports"] == 4
+    assert round_.summary["partial"] == 4, "the time budget ended their work, and they said so"
+    assert round_.summary["dropped"] == {"lost": 4}
+    assert status.version == 1
+    for name in devices[4:]:
+        assert run.running[name].wait(30) == 0, run.log(name)
+
+
+def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None) -> bytes:
+    """THREE_ROUNDS, and the final model's bytes. ``crash``: where the coordinator dies before it is started again."""
+    plan, data_dir, url = write_plan(run.folder, bundle, **THREE_ROUNDS)
+    names = [f"device-{number}" for number in range(4)]
+    for name, shard in zip(names, shards, strict=False):
+        run.device(name, url, shard)
+    if crash is not None:
+        process = run.coordinator(plan, CRASH, crash[0], str(crash[1]), plan)
+        assert process.wait(60) == -9, f"it was to die at {crash}: {run.log('coordinator')}"
+        status = status_of(data_dir)
+        assert status is not None
+        assert status.finished is None
+        assert not status.running
+    assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
+    version, model = read_model(data_dir)
+    assert version == 3
+    assert [row.summary["reports"] for row in read_status(data_dir).rounds] == [4, 4, 4]
+    for name in names:
+        assert run.running[name].wait(30) == 0, run.log(name)
+    return model.tobytes()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]) -> bytes:
+    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+        return train(run, bundle_path, shards, None)
+
+
+@pytest.mark.parametrize(
+    ("point", "turn"),
+    [
+        ("a round is decided but not recorded", 4),
+        ("tasks are recorded but not sent", 5),
+        ("a task was sent", 7),
+        ("an upload is granted", 2),
+        ("a chunk is spooled", 6),
+        ("an update is complete but not recorded", 3),
+        ("an update is recorded but not summed", 6),
+        ("an update is summed but not acknowledged", 4),
+        ("a sum is written but not recorded", 4),
+        ("a sum is recorded", 1),
+        ("the new model is made but not written", 2),
+        ("the new model is written but not recorded", 3),
+        ("a round is closed but not recorded", 2),
+        ("a round is recorded and nobody told", 8),
+    ],
+)
+def test_the_coordinator_killed_changes_nothing(
+    run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes, point: str, turn: int
+) -> None:
+    """SIGKILL at each point, and a new start: the undisturbed run's model, bit for bit."""
+    assert train(run, bundle_path, shards, (point, turn)) == undisturbed
+
+
+def test_every_point_is_tried() -> None:
+    marks = test_the_coordinator_killed_changes_nothing.pytestmark  # type: ignore[attr-defined]
+    assert {point for point, _ in marks[0].args[1]} == set(POINTS)
+
+
+def test_sigterm_ends_cleanly_and_a_new_start_goes_on(
+    run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes
+) -> None:
+    plan, data_dir, url = write_plan(run.folder, bundle_path, **THREE_ROUNDS)
+    coordinator = run.coordinator(plan)
+    for number in range(2):
+        run.device(f"device-{number}", url, shards[number])
+    wait_for(lambda: (status := status_of(data_dir)) is not None and status.live.get("connected") == 2, "two devices")
+    coordinator.terminate()
+    assert coordinator.wait(30) == 0
+    assert "stopped by SIGTERM" in run.log("coordinator")
+    run.coordinator(plan)
+    for number in range(2, 4):
+        run.device(f"device-{number}", url, shards[number])
+    assert run.running["coordinator"].wait(60) == 0
+    assert read_model(data_dir)[1].tobytes() == undisturbed
+
+
+@pytest.mark.parametrize("point", CRASH_DEVICE_POINTS)
+def test_a_device_killed_changes_nothing(
+    run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes, point: str
+) -> None:
+    """SIGKILL in the second round, and a new start. Work that was on disk is sent, not done again."""
+    plan, data_dir, url = write_plan(run.folder, bundle_path, **THREE_ROUNDS)
+    run.coordinator(plan)
+    for number in range(1, 4):
+        run.device(f"device-{number}", url, shards[number])
+    dying = run.device("device-0", url, shards[0], CRASH_DEVICE, point, "2")
+    assert dying.wait(60) == -9, run.log("device-0")
+    run.device("device-0", url, shards[0])
+    assert run.running["coordinator"].wait(60) == 0, run.log("coordinator")
+    assert read_model(data_dir)[1].tobytes() == undisturbed
+    trained = run.log("device-0").count(": trained ")
+    assert trained == (4 if point == "the work is done but not on disk" else 3)

@@ -1,0 +1,107 @@
+"""For tests: coordinators and devices as real processes, ended by their ids whatever the test does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetlearn_coordinator import Status, read_status
+
+ROOT = Path(__file__).parents[2]
+STOCK = ROOT / ".venv" / "device" / "bin" / "python"
+PATIENCE = 60.0
+"""Seconds after which waiting for something is a failure."""
+
+
+class Processes:
+    """The processes of one test. Each has its output in a log file of its name below ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        self.running[name] = process
+        return process
+
+    def coordinator(self, plan: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
+        """``fleetlearn-coordinator serve``, or the same begun by a script of the test's."""
+        command = wrapper or ("-m", "fleetlearn_coordinator", "serve", plan)
+        return self.start("coordinator", sys.executable, *command)
+
+    def device(self, name: str, url: str, data: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
+        """A device, on the stock ONNX Runtime where its environment is there; or begun by a script of the test's."""
+        python = STOCK if STOCK.exists() else Path(sys.executable)
+        return self.start(
+            name, python, *(wrapper or ("-m", "fleetlearn_device")), "run", "--coordinator", url, "--data", data,
+            "--state", self.folder / f"{name}.state", "--name", name, "--until-finished",
+        )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        process = self.running[name]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def end(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self.running.values():
+            process.wait()
+
+
+@contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    running = Processes(folder)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Wait until a condition holds. Fails with ``what`` was waited for."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+        time.sleep(0.005)
+
+
+def status_of(data_dir: Path) -> Status | None:
+    """The run's state, or None while there is no data directory yet."""
+    try:
+        return read_status(data_dir)
+    except Exception:
+        if (data_dir / "coordinator.sqlite3").exists() and (data_dir / "coordinator.sqlite3").stat().st_size > 100_000:
+            raise
+        return None
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
