@@ -1,0 +1,61 @@
+# The few verbs of this repository. Every one of them first sets up what it needs in .venv:
+#   .venv          everything, with the training build of ONNX Runtime: coordinator, export, tests, checks
+#   .venv/device   what a device holds, with stock ONNX Runtime (the two builds cannot share an environment)
+
+PYTHON ?= python3.11
+ARGS ?=
+
+BIN := .venv/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The same pins for what builds the package (hatchling): newer pips read the second name for that.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+INSTALLED := .venv/.installed .venv/device/.installed
+
+.PHONY: help demo test test-all check bench clean
+
+help:
+	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
+	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
+	@echo 'make test-all   all tests'
+	@echo 'make check      lint, format, types, import walls'
+	@echo 'make bench      the benchmarks'
+	@echo 'make clean      remove everything that was made here'
+
+demo: $(INSTALLED)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(INSTALLED)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
+
+clean:
+	rm -rf .venv demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo >&2 \
+	  'make: there is no $(PYTHON) here. Install Python 3.11, or name another interpreter: make $(MAKECMDGOALS) PYTHON=...'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
+	  'make: $(PYTHON) is older than Python 3.11. Name another: make $(MAKECMDGOALS) PYTHON=...'; exit 1; }
+	@echo 'setting up .venv (some minutes the first time) ...'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev]'
+	@touch $@
+
+.venv/device/.installed: pyproject.toml constraints.txt | .venv/.installed
+	@echo 'setting up .venv/device ...'
+	@$(BIN)/python -m venv .venv/device
+	@.venv/device/bin/python $(PIP_INSTALL) --editable '.[device]'
+	@touch $@
