@@ -140,6 +140,8 @@ class Run:
         """Record the commands and do the arithmetic; returns those that the network has to hear of, in order."""
         heard: list[Command] = []
         waiting = deque(commands)
+        if not waiting:  # most events of most devices: nothing to write
+            return heard
         with self.store.transaction():
             while waiting:
                 command = waiting.popleft()

@@ -50,6 +50,8 @@ from fleetlearn_coordinator.transfer import Contents, Upload, Uploads
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+SOFTWARE = f"fleetlearn {version('fleetlearn')}"
+"""What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 UPLOAD_TIMEOUT = 30.0
@@ -91,6 +93,8 @@ class Coordinator:
         """Set when the run is finished or was told to stop."""
         self._timer: asyncio.TimerHandle | None = None
         self._round = 0
+        self._spoilt: set[str] = set()
+        """Tasks of the round whose upload arrived wrong once."""
         self._closing: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             CheckIn: self._check_in,
@@ -126,10 +130,13 @@ class Coordinator:
                     self._finish(reason)
         if self.engine.round != self._round or self.engine.phase is not Phase.OPEN:
             self.uploads.forget_all()
+            self._spoilt.clear()
             self._round = self.engine.round
-        if self._timer is not None:
-            self._timer.cancel()
         wake = self.engine.wake_at()
+        if self._timer is not None:
+            if self._timer.when() == wake:
+                return
+            self._timer.cancel()
         self._timer = None if wake is None else self.loop.call_at(wake, self._tick)
 
     def _tick(self) -> None:
@@ -185,7 +192,7 @@ class Coordinator:
                 try:
                     self._handle(peer, message)
                 except ProtocolError as error:
-                    self._refuse(peer, error, peer.upload.report.task if peer.upload else None)
+                    self._refuse(peer, error)
                 message = None  # else a chunk stays in memory until the next message
         except ConnectionClosed:
             pass
@@ -216,17 +223,17 @@ class Coordinator:
         if self.run.finished is not None or self.done.done():
             self._send(peer, ComeBack(_spread(3600.0), "finished" if self.run.finished is not None else "stopping"))
             return
-        if len(self.peers) >= self.service.max_connections:
+        earlier = self.peers.get(message.device)
+        if earlier is None and len(self.peers) >= self.service.max_connections:
             self._send(peer, ComeBack(_spread(30.0), "busy"))
             return
-        earlier = self.peers.get(message.device)
         if earlier is not None:
             self._send(earlier, Refused(Code.REPLACED, f"device {message.device} has connected again"))
             self._leave(earlier)
             self._close(earlier, 1008, "replaced")
         peer.device = message.device
         self.peers[message.device] = peer
-        self._send(peer, Welcome(f"fleetlearn {version('fleetlearn')}", self.service.heartbeat, CHUNK_BYTES))
+        self._send(peer, Welcome(SOFTWARE, self.service.heartbeat, CHUNK_BYTES))
         held = message.held.task if message.held is not None else None
         self._carry_out(self.engine.check_in(message.device, held, self.loop.time()))
 
@@ -296,6 +303,8 @@ class Coordinator:
                 )
         except ProtocolError as error:
             self._refuse(peer, error, message.task)
+            if error.code is Code.WRONG_LENGTH:
+                self._reject(peer, message.task, error)
             return
         if peer.upload is not None:
             if peer.upload.report == message:  # said twice: once is enough
@@ -331,10 +340,7 @@ class Coordinator:
             self.uploads.renew(upload, self.loop.time())
             self._send(peer, Grant(task, upload.transfer, upload.offset))
             return
-        self._stop_upload(peer)
-        if error.code is Code.NOT_FINITE and peer.device is not None:
-            self._carry_out(self.engine.end(peer.device, task, f"rejected: {error.code.value}", self.loop.time()))
-        self._grant()
+        self._spoiled(peer, task, error)
 
     def _uploaded(self, peer: Peer, message: Uploaded) -> None:
         upload = peer.upload
@@ -350,11 +356,21 @@ class Coordinator:
             self._accept(peer, upload)
         except ProtocolError as error:
             self._refuse(peer, error, message.task)
-            self._stop_upload(peer)
-            if error.code is Code.OUT_OF_RANGE and peer.device is not None:
-                cause = f"rejected: {error.code.value}"
-                self._carry_out(self.engine.end(peer.device, message.task, cause, self.loop.time()))
+            self._spoiled(peer, message.task, error)
         self._grant()
+
+    def _spoiled(self, peer: Peer, task: str, error: ProtocolError) -> None:
+        """An upload was refused. Bytes that arrived wrong may be sent once more; others end the task."""
+        self._stop_upload(peer)
+        if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and task not in self._spoilt:
+            self._spoilt.add(task)
+        else:
+            self._reject(peer, task, error)
+        self._grant()
+
+    def _reject(self, peer: Peer, task: str, error: ProtocolError) -> None:
+        assert peer.device is not None
+        self._carry_out(self.engine.end(peer.device, task, f"rejected: {error.code.value}", self.loop.time()))
 
     def _accept(self, peer: Peer, upload: Upload) -> None:
         assert peer.device is not None
@@ -370,7 +386,8 @@ class Coordinator:
 
     def _failed(self, peer: Peer, message: Failed) -> None:
         assert peer.device is not None
-        self._forget_upload(peer.device)
+        if peer.upload is not None and peer.upload.report.task == message.task:
+            self._stop_upload(peer)
         logger.warning("device %s failed task %s: %s %s", peer.device, message.task, message.code, message.text)
         cause = f"failed: {message.code}"
         self._carry_out(self.engine.end(peer.device, message.task, cause, self.loop.time()))
@@ -402,7 +419,7 @@ class Coordinator:
 
     def _refuse(self, peer: Peer, error: FleetError, task: str | None = None, sha256: str | None = None) -> None:
         logger.info("device %s: refused: %s", peer.device or "(not checked in)", error)
-        self._send(peer, Refused(error.code, error.text[:1000], task, sha256))
+        self._send(peer, Refused(error.code, error.text, task, sha256))
         peer.refusals += 1
         if peer.refusals > MAX_REFUSALS:
             self._close(peer, 1008, "too many refused messages")

@@ -52,7 +52,9 @@ class Contents:
         self._count = 0
 
     def publish(self, sha256: str, vector: Vector) -> None:
-        """Serve this model, and no longer the one before."""
+        """Serve this model, and no longer the one before. Its frames are kept where it is the same one."""
+        if sha256 == self._model:
+            return
         if self._model is not None:
             self._contents.pop(self._model, None)
         self._model = sha256
