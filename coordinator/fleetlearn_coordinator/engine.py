@@ -18,7 +18,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import MAX_EXACT
 from sortedcontainers import SortedList
 
 
@@ -336,6 +335,7 @@ class Engine:
         if self.phase is not Phase.OPEN or not free or self.dropped.get(task) != (device, LOST):
             return False
         del self.dropped[task]
+        self.resting.discard(device)
         self.leases[device] = Lease(task, device)
         return True
 

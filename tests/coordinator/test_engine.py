@@ -148,6 +148,16 @@ def test_a_lost_device_with_its_work_done_gets_a_free_slot_back() -> None:
     assert engine.causes() == {}
 
 
+def test_a_device_whose_new_connection_replaces_the_old_one_is_in_one_place() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    engine.check_in("a", None, 16.0)
+    assert engine.check_in("a", tasks["a"].task, 17.0) == []
+    assert "a" in engine.leases
+    assert "a" not in engine.resting
+
+
 def test_a_lost_device_is_not_wanted_once_its_slot_is_taken() -> None:
     engine, tasks = started("abcd")
     lost = next(iter(engine.leases))
@@ -334,14 +344,14 @@ class AnyOrder(RuleBasedStateMachine):
                     assert number == self.open
                     assert not self.running, "a lease outlived its round"
                     assert len(self.counted) >= self.rules.minimum
-                    self.open = None
+                    self.open, self.counted = None, {}
                     self.versions += 1
                     self.do(self.engine.committed(self.now, change=1.0, metrics={}))
                 case Abandon(number):
                     assert number == self.open
                     assert not self.running
                     assert len(self.counted) < self.rules.minimum
-                    self.open = None
+                    self.open, self.counted = None, {}
 
     @rule(device=DEVICES)
     def check_in(self, device: str) -> None:
@@ -415,7 +425,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def leases_are_what_the_commands_said(self) -> None:
         assert {lease.task: device for device, lease in self.engine.leases.items()} == self.running
-        assert self.engine.accepted == (self.counted if self.open is not None else {})
+        assert self.engine.accepted == self.counted
 
     @invariant()
     def the_cohort_is_bounded(self) -> None:
@@ -453,3 +463,8 @@ AnyOrder.TestCase.settings = settings(
     max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAnyOrder = AnyOrder.TestCase
+
+
+@pytest.mark.slow
+class TestAnyOrderForLong(AnyOrder.TestCase):
+    settings = settings(AnyOrder.TestCase.settings, max_examples=5000)

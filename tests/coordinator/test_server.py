@@ -221,8 +221,6 @@ async def test_reports_that_are_refused_leave_the_round_unharmed(make_plan: Plan
         for fields, code in [
             ({"task": "t9-9"}, Code.UNKNOWN_TASK),
             ({"task": "t0-1", "round": 0}, Code.STALE_ROUND),
-            ({"size": update.nbytes - 4}, Code.WRONG_LENGTH),
-            ({"size": update.nbytes + 4}, Code.WRONG_LENGTH),
         ]:
             await a.send(report_of(task, update, **fields))
             assert (await a.expect(Refused)).code is code, fields
@@ -235,20 +233,57 @@ async def test_reports_that_are_refused_leave_the_round_unharmed(make_plan: Plan
 
 
 @run_async
-async def test_a_wrong_hash_or_length_may_be_sent_again(make_plan: PlanMaker) -> None:
+async def test_what_arrived_wrong_may_be_sent_once_more(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (coordinator, join):
-        a = await join("a")
-        task = await a.task()
+        a, b = await join("a"), await join("b")
+        task, other = await a.task(), await b.task()
         refused = await a.upload(task, update_of(1.0), sha256="0" * 64)
         assert (refused.code, refused.task) == (Code.WRONG_HASH, task.task)
         await a.send(report_of(task, update_of(1.0)))
         grant = await a.expect(Grant)
         assert grant.offset == 0
-        await a.send(pack_chunk(grant.transfer, 0, bytes(1000)))
-        await a.send(Uploaded(task.task))
+        await a.send_update(grant, update_of(1.0))
+        await a.expect(Accepted)
+        assert (await b.upload(other, update_of(1.0), sha256="0" * 64)).code is Code.WRONG_HASH
+        await b.send(report_of(other, update_of(1.0)))
+        grant = await b.expect(Grant)
+        await b.send(pack_chunk(grant.transfer, 0, bytes(1000)))
+        await b.send(Uploaded(other.task))
+        assert (await b.expect(Refused)).code is Code.WRONG_LENGTH
+        await until(lambda: coordinator.engine.version == 1)
+    assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {"rejected: wrong-length": 1}
+
+
+@run_async
+async def test_an_update_of_another_length_ends_the_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan()) as (coordinator, join):
+        a = await join("a")
+        await a.send(report_of(await a.task(), update_of(1.0), size=4 * SIZE - 4))
         assert (await a.expect(Refused)).code is Code.WRONG_LENGTH
-        assert isinstance(await a.upload(task, update_of(1.0)), Accepted)
-        assert coordinator.engine.version == 1
+        assert coordinator.engine.causes() == {"rejected: wrong-length": 1}
+        assert not coordinator.engine.leases
+
+
+@run_async
+async def test_a_malformed_message_does_not_concern_the_upload_in_progress(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan()) as (_, join):
+        a = await join("a")
+        task = await a.task()
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+        await a.send("{}")
+        assert (await a.expect(Refused)).task is None
+        await a.send(Failed("t7-7", "diverged"))
+        await a.send_update(grant, update_of(1.0))
+        await a.expect(Accepted)
+
+
+@run_async
+async def test_a_device_may_return_when_all_places_are_taken(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(service__max_connections=2)) as (_, join):
+        await join("a")
+        await join("b")
+        await join("a")
 
 
 @run_async

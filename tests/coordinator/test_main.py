@@ -1,0 +1,113 @@
+"""The command, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import Plan, read_model, read_status
+from peers import SIZE, plan_text
+from processes import Processes, processes, status_of, wait_for
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fleetlearn_coordinator", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def plan(tmp_path: Path, bundle_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_text(bundle_path, tmp_path / "run"))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Path) -> Processes:  # type: ignore[misc]
+    with processes(tmp_path) as running:
+        running.coordinator(plan)
+        wait_for(lambda: (status := status_of(tmp_path / "run")) is not None and status.running, "the coordinator")
+        yield running  # type: ignore[misc]
+
+
+def test_status_of_a_running_and_of_a_stopped_coordinator(run: Processes, plan: Path, tmp_path: Path) -> None:
+    shown = command("status", plan)
+    assert shown.returncode == 0
+    assert "not finished; running at ws://127.0.0.1:" in shown.stdout
+    found = json.loads(command("status", plan, "--json").stdout)
+    assert found["running"]
+    assert found["live"]["phase"] == "gathering"
+    assert found["version"] == 0
+    run.running["coordinator"].send_signal(signal.SIGTERM)
+    assert run.running["coordinator"].wait(30) == 0
+    assert "stopped by SIGTERM; the newest model is version 0" in run.log("coordinator")
+    assert "not running" in command("status", plan).stdout
+
+
+def test_a_killed_coordinator_is_seen_to_be_gone(run: Processes, plan: Path) -> None:
+    run.kill("coordinator")
+    assert "not running" in command("status", plan).stdout
+
+
+def test_export_model_writes_the_parameters_into_the_graph(run: Processes, plan: Path, tmp_path: Path) -> None:
+    output = tmp_path / "infer.onnx"
+    assert command("export-model", plan, "-o", output).returncode == 0
+    content = output.read_bytes()
+    assert content[:4] == b"head"
+    assert content[-4:] == b"tail"
+    version, model = read_model(tmp_path / "run")
+    assert version == 0
+    np.testing.assert_array_equal(np.frombuffer(content[4:-4], np.float32), model)
+    assert model.shape == (SIZE,)
+    missing = command("export-model", plan, "-o", output, "--version", "3")
+    assert missing.returncode == 1
+    assert "has no model of version 3; it keeps versions [0]" in re.sub(r"\s+", " ", missing.stderr)
+
+
+def test_a_second_coordinator_on_the_same_data_is_refused(run: Processes, plan: Path) -> None:
+    second = command("serve", plan)
+    assert second.returncode == 1
+    assert "is in use by another coordinator" in re.sub(r"\s+", " ", second.stderr)
+
+
+def test_a_port_in_use_is_an_error(run: Processes, plan: Path, tmp_path: Path, bundle_path: Path) -> None:
+    port = int(str(read_status(tmp_path / "run").address).rsplit(":", 1)[1])
+    other = tmp_path / "other.toml"
+    other.write_text(plan_text(bundle_path, tmp_path / "other", service__port=port))
+    second = command("serve", other)
+    assert second.returncode == 1
+    assert "address already in use" in re.sub(r"\s+", " ", second.stderr)
+
+
+def test_errors_are_one_line_and_a_status(tmp_path: Path, plan: Path) -> None:
+    missing = command("serve", tmp_path / "nowhere.toml")
+    assert missing.returncode == 1
+    assert "nowhere.toml" in missing.stderr
+    assert "Traceback" not in missing.stderr
+    none = command("status", plan)
+    assert none.returncode == 1
+    assert "is not a coordinator's data directory" in re.sub(r"\s+", " ", none.stderr)
+    assert command("serve", plan, "--log-level", "loud").returncode == 2
+
+
+def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
+    from fleetlearn_coordinator.store import Store
+    from fleetlearn_protocol import open_bundle
+
+    settings = Plan.load(plan)
+    store = Store(settings.data_dir, open_bundle(settings.bundle).sha256)
+    store.put("finished", "the model's change, 0.1, is below 0.2")
+    store.close()
+    served = command("serve", plan)
+    assert served.returncode == 0
+    assert "is below 0.2" in served.stderr

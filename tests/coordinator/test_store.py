@@ -1,0 +1,149 @@
+"""The data directory: what it keeps, what it refuses, and that its disk use is bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import aggregator, store
+from fleetlearn_coordinator.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
+from fleetlearn_protocol import Code
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.vector import Vector, digest
+
+SIZE = 1000
+BUNDLE = "b" * 64
+
+
+def spool(kept: Store, task: str, update: Vector, weight: int, total: aggregator.Sum) -> None:
+    """What the server does with an update that has come in whole."""
+    slot = kept.take_slot()
+    kept.write_slot(slot, 0, update.tobytes())
+    report = Report(task, 1, digest(update), update.nbytes, weight, 1, 1.0, True, 0.5)
+    kept.accept(task, report, weight, slot)
+    aggregator.add(total, update, weight)
+    kept.fold(total)
+
+
+def updates(count: int) -> list[Vector]:
+    return [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)]
+
+
+@pytest.mark.parametrize("durable", ["process", "power"])
+@pytest.mark.parametrize("count", [1, SLOTS_HELD - 1, SLOTS_HELD, 2 * SLOTS_HELD + 5])
+def test_an_open_round_is_found_again(tmp_path: Path, count: int, durable: str) -> None:
+    kept, total = Store(tmp_path, BUNDLE, durable=durable), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    for number, update in enumerate(updates(count)):
+        kept.assign(f"t1-{number}", 1, f"d{number}")
+        spool(kept, f"t1-{number}", update, number + 1, total)
+    kept.assign("t1-x", 1, "x")
+    kept.assign("t1-y", 1, "y")
+    kept.end("t1-y", "lost")
+    kept.close()
+    opened = Store(tmp_path, BUNDLE).recover(SIZE)
+    assert opened is not None
+    assert opened.number == 1
+    assert opened.leases == [("t1-x", "x")]
+    assert opened.dropped == [("t1-y", "y", "lost")]
+    assert len(opened.reports) == count
+    np.testing.assert_array_equal(aggregator.mean(opened.total), aggregator.mean(total))
+    assert (opened.total.weight, opened.total.count) == (total.weight, count)
+
+
+def test_the_disk_holds_a_bounded_number_of_updates(tmp_path: Path) -> None:
+    kept, total = Store(tmp_path, BUNDLE), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    for number, update in enumerate(updates(10) * 20):
+        kept.assign(f"t1-{number}", 1, f"d{number}")
+        spool(kept, f"t1-{number}", update, 1, total)
+    assert len(list((tmp_path / "uploads").iterdir())) <= SLOTS_HELD
+
+
+def test_a_damaged_update_is_named(tmp_path: Path) -> None:
+    kept, total = Store(tmp_path, BUNDLE), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    kept.assign("t1-1", 1, "a")
+    spool(kept, "t1-1", updates(1)[0], 1, total)
+    kept.close()
+    path = next((tmp_path / "uploads").iterdir())
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(StoreError, match=r"slot-0000: the update of t1-1 is damaged"):
+        Store(tmp_path, BUNDLE).recover(SIZE)
+
+
+def test_models_are_kept_and_the_old_ones_go(tmp_path: Path) -> None:
+    kept = Store(tmp_path, BUNDLE)
+    assert kept.model() is None
+    vectors = updates(8)
+    for version, vector in enumerate(vectors):
+        kept.save_model(version, version, vector, {"m": vector * 2}, 0.0)
+        kept.drop_old_models(version)
+    version, vector, state = kept.model() or (None, None, {})
+    assert version == 7
+    np.testing.assert_array_equal(vector, vectors[7])
+    np.testing.assert_array_equal(state["m"], vectors[7] * 2)
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
+        f"v{version:08d}.safetensors" for version in (0, *range(8 - MODELS_KEPT, 8))
+    ]
+    (tmp_path / "models" / "v00000007.safetensors").write_bytes(
+        (tmp_path / "models" / "v00000006.safetensors").read_bytes()
+    )
+    with pytest.raises(StoreError, match="was changed after it was committed"):
+        kept.model()
+
+
+def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+    kept = Store(tmp_path, BUNDLE)
+
+    def fail_within() -> None:
+        with kept.transaction():
+            kept.put("a", 1)
+            with kept.transaction():
+                kept.put("b", 2)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_within()
+    assert kept.get("a") is None
+    assert kept.get("b") is None
+
+
+def test_two_coordinators_cannot_share_a_directory(tmp_path: Path) -> None:
+    first = Store(tmp_path, BUNDLE)
+    with pytest.raises(StoreError, match="in use by another coordinator") as caught:
+        Store(tmp_path, BUNDLE)
+    assert caught.value.code is Code.BUSY
+    first.close()
+    Store(tmp_path, BUNDLE).close()
+
+
+def test_another_bundle_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path, BUNDLE).close()
+    with pytest.raises(StoreError, match="holds the run of another bundle"):
+        Store(tmp_path, "c" * 64)
+
+
+def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SCHEMA_VERSION", 2)
+    Store(tmp_path, BUNDLE).close()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="version 2; this fleetlearn reads version 1"):
+        Store(tmp_path, BUNDLE)
+
+
+def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Any] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    safe, total = Store(tmp_path / "safe", BUNDLE, durable="power"), aggregator.init(SIZE)
+    safe.open_round(1, 0.0)
+    safe.assign("t1-1", 1, "a")
+    spool(safe, "t1-1", updates(1)[0], 1, total)
+    assert len(synced) == 1
+    fast = Store(tmp_path / "fast", BUNDLE)
+    fast.open_round(1, 0.0)
+    fast.assign("t1-1", 1, "a")
+    spool(fast, "t1-1", updates(1)[0], 1, total)
+    assert len(synced) == 1

@@ -1,0 +1,133 @@
+"""Contents and uploads without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.store import Store
+from fleetlearn_coordinator.transfer import Content, Contents, Upload, Uploads
+from fleetlearn_protocol import Code, ProtocolError, open_bundle
+from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.vector import Vector, digest
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol, Side, State
+
+UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
+
+
+def report_of(task: str, update: Vector = UPDATE) -> Report:
+    return Report(task, 1, digest(update), update.nbytes, 5, 1, 1.0, True, 0.5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run", "b" * 64)
+
+
+@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 7, 300_000, 300_001])
+def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
+    """Read back by the websockets library's own parser, as a client would."""
+    payload = np.random.default_rng(0).bytes(300_001)
+    parser = Protocol(Side.CLIENT, state=State.OPEN)
+    for frame in Content(9, payload).frames(offset):
+        parser.receive_data(frame)
+    received = bytearray()
+    for event in parser.events_received():
+        assert isinstance(event, Frame)
+        assert event.opcode is Opcode.BINARY
+        assert event.fin
+        chunk = unpack_chunk(bytes(event.data))
+        assert chunk.transfer == 9
+        assert chunk.offset == offset + len(received)
+        received += chunk.payload
+    assert received == payload[offset:]
+
+
+def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
+    contents = Contents(open_bundle(bundle_path))
+    contents.publish("1" * 64, UPDATE)
+    contents.publish("2" * 64, UPDATE)
+    assert contents.find("2" * 64, 0).size == UPDATE.nbytes
+    with pytest.raises(ProtocolError) as caught:
+        contents.find("1" * 64, 0)
+    assert caught.value.code is Code.UNKNOWN_CONTENT
+
+
+def granted(uploads: Uploads, task: str, update: Vector = UPDATE) -> Upload:
+    upload = uploads.offer("device", report_of(task, update))
+    assert list(uploads.grants(0.0)) == [upload]
+    return upload
+
+
+def test_an_upload_is_spooled_hashed_and_measured(store: Store) -> None:
+    uploads = Uploads(store, 1)
+    upload = granted(uploads, "t1")
+    for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
+        upload.take(unpack_chunk(message), store)
+    upload.check_complete()
+    assert upload.largest == 3.0
+    slot = uploads.keep(upload)
+    np.testing.assert_array_equal(store.read_slot(slot, UPDATE.nbytes), UPDATE)
+    assert not uploads.active
+
+
+@pytest.mark.parametrize(
+    ("offset", "payload", "code"),
+    [
+        (4, b"1234", Code.WRONG_OFFSET),
+        (0, b"12345", Code.WRONG_LENGTH),
+        (0, np.full(2, np.inf, np.float32).tobytes(), Code.NOT_FINITE),
+        (0, np.full(2, np.nan, np.float32).tobytes(), Code.NOT_FINITE),
+    ],
+)
+def test_chunks_that_are_refused_change_nothing(store: Store, offset: int, payload: bytes, code: Code) -> None:
+    upload = granted(Uploads(store, 1), "t1")
+    (message,) = pack_chunks(1, payload)
+    chunk = unpack_chunk(message)._replace(offset=offset)
+    with pytest.raises(ProtocolError) as caught:
+        upload.take(chunk, store)
+    assert caught.value.code is code
+    for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
+        upload.take(unpack_chunk(message), store)
+    upload.check_complete()
+    with pytest.raises(ProtocolError) as caught:
+        upload.take(chunk._replace(offset=UPDATE.nbytes), store)
+    assert caught.value.code is Code.WRONG_LENGTH
+
+
+def test_a_paused_upload_goes_on_with_the_same_bytes_only(store: Store) -> None:
+    uploads = Uploads(store, 1)
+    upload = granted(uploads, "t1")
+    upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), store)
+    uploads.pause(upload)
+    again = granted(uploads, "t1")
+    assert again is upload
+    assert again.offset == CHUNK_BYTES
+    uploads.pause(again)
+    other = granted(uploads, "t1", UPDATE + 1)
+    assert other is not upload
+    assert other.offset == 0
+
+
+def test_slots_are_bounded_whatever_breaks(store: Store, tmp_path: Path) -> None:
+    uploads = Uploads(store, 4)
+    for number in range(50):
+        upload = granted(uploads, f"t{number}")
+        upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), store)
+        uploads.pause(upload)
+    assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
+    uploads.forget_all()
+    taken = {store.take_slot() for _ in range(6)}
+    assert len(taken) == 6, "a slot was given twice"
+
+
+def test_a_waiting_upload_that_leaves_makes_room(store: Store) -> None:
+    uploads = Uploads(store, 1)
+    first, second, third = (uploads.offer("device", report_of(f"t{number}")) for number in range(3))
+    assert list(uploads.grants(0.0)) == [first]
+    uploads.pause(second)
+    uploads.drop(first)
+    assert list(uploads.grants(0.0)) == [third]
