@@ -108,7 +108,7 @@ def export() -> dict[str, Any]:
     return {
         "model": model(),
         "loss": loss,
-        "example": (torch.from_numpy(x[:4]), torch.from_numpy(y[:4])),
+        "example": (torch.from_numpy(x[:16]), torch.from_numpy(y[:16])),
         "step": LocalStep(optimizer="sgd", proximal=True),
         "metrics": {"accuracy": accuracy},
         "name": "digits",

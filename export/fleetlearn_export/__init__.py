@@ -1,8 +1,27 @@
-"""PyTorch model -> training bundle: one training step as a graph of standard ONNX operators."""
+"""PyTorch model -> training bundle: one training step as a graph of standard ONNX operators.
+
+``export_bundle`` brings PyTorch and ONNX with it when it is first asked for. Raises ImportError where they are missing
+or where two builds of ONNX Runtime are mixed up.
+"""
+
+from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.manifest import LocalStep
 
-from fleetlearn_export.bundle import Exported, export_bundle
 from fleetlearn_export.errors import ExportError
 
+if TYPE_CHECKING:
+    from fleetlearn_export.bundle import Exported, export_bundle
+
 __all__ = ["ExportError", "Exported", "LocalStep", "export_bundle"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("Exported", "export_bundle"):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from fleetlearn_export.installation import check_installation
+
+    check_installation()
+    from fleetlearn_export import bundle
+
+    return getattr(bundle, name)

@@ -11,8 +11,9 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
-from fleetlearn_export.errors import ExportError, explained, place_of_operator
+from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions
+from fleetlearn_export.places import explained, place_of_operator
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.trace import Program
 
@@ -29,7 +30,7 @@ def to_onnx(program: Program, table: Decompositions | None = None) -> onnx.Model
     """The program as ONNX. Raises ExportError on an operator without a counterpart."""
     exported = program.exported
     try:
-        with quiet():
+        with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():
             if table:
                 exported = exported.run_decompositions(table)
             result = torch.onnx.export(

@@ -8,7 +8,6 @@ exported, not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -133,16 +132,23 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of a convolution's input, weight and bias.
 
-    Input: the transposed convolution. Weight: the convolution of the input with the output's gradient, examples and
-    channels exchanged, stride and dilation exchanged, cropped to the kernel.
+    Input: the transposed convolution (of a transposed one: the convolution). Weight: the convolution of the input
+    with the output's gradient, examples and channels exchanged, stride and dilation exchanged, cropped to the kernel.
     """
-    if transposed:
-        raise NotImplementedError("the gradient of a transposed convolution")
     axes = list(range(2, x.dim()))
     stride, padding, dilation = (list(values) * (len(axes) // len(values)) for values in (stride, padding, dilation))
+    attributes: Attributes = {
+        "strides": stride,
+        "pads": padding * 2,
+        "dilations": dilation,
+        "group": groups,
+        "kernel_shape": [int(weight.shape[axis]) for axis in axes],
+    }
     grad_x = grad_weight = grad_bias = None
-    if output_mask[0]:
-        lost = [
+    if output_mask[0] and transposed:
+        grad_x = symbolic("Conv", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
+    elif output_mask[0]:
+        attributes["output_padding"] = [
             int(x.shape[axis])
             - (
                 (int(grad.shape[axis]) - 1) * stride[i]
@@ -152,22 +158,11 @@ def convolution_backward(
             )
             for i, axis in enumerate(axes)
         ]
-        grad_x = symbolic(
-            "ConvTranspose",
-            (grad, weight),
-            {
-                "strides": stride,
-                "pads": padding * 2,
-                "dilations": dilation,
-                "output_padding": lost,
-                "group": groups,
-                "kernel_shape": [int(weight.shape[axis]) for axis in axes],
-            },
-            dtype=grad.dtype,
-            shape=x.shape,
-        )
+        grad_x = symbolic("ConvTranspose", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
     if output_mask[1]:
-        grad_weight = _weight_gradient(grad, x, weight, stride, padding, dilation, groups)
+        # A transposed convolution is the convolution from its output to its input, with the same weight.
+        signal, kernel = (grad, x) if transposed else (x, grad)
+        grad_weight = _weight_gradient(kernel, signal, weight, stride, padding, dilation, groups)
     if output_mask[2]:
         grad_bias = grad.sum([0, *axes])
     return grad_x, grad_weight, grad_bias
@@ -213,5 +208,4 @@ def _weight_gradient(
     for axis in spatial:
         if sizes[axis - 2] != weight.shape[axis]:
             out = out.narrow(axis, 0, int(weight.shape[axis]))
-    assert prod(out.shape[2:]) == prod(weight.shape[2:])
     return out.transpose(0, 1)

@@ -12,8 +12,9 @@ from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 from torch import Tensor
 
 from fleetlearn_export.check import SEEDS, batches, compare, hand_step
-from fleetlearn_export.errors import ExportError, first_line
-from fleetlearn_export.quiet import quiet, quiet_standard_error
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.places import first_line
+from fleetlearn_export.quiet import quiet, quiet_process
 from fleetlearn_export.source import LossModule, Source, copy_of_state
 
 OPSET = 17
@@ -44,7 +45,7 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
         return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
     try:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
-            with quiet_standard_error():
+            with quiet_process():
                 artifacts.generate_artifacts(
                     _forward_model(source, values, Path(folder)),
                     requires_grad=list(values),
@@ -54,7 +55,7 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
             optimizer = onnx.load(Path(folder, "optimizer_model.onnx"))
             optimizer.ir_version = IR_VERSION
             onnx.save(optimizer, Path(folder, "optimizer_model.onnx"))
-            with quiet_standard_error():
+            with quiet_process():
                 _check(source, values, Path(folder))
             return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
     except Exception as error:

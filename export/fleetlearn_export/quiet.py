@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def quiet() -> Iterator[None]:
     for handler, _ in levels:
         handler.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -32,13 +33,17 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_standard_error() -> Iterator[None]:
-    """Without what C++ code writes to the process's standard error, past Python and whatever the log level."""
-    kept = os.dup(2)
+def quiet_process() -> Iterator[None]:
+    """Without what C++ code writes to the process's standard output and error, past Python and its log levels."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
     with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
+        for number, _ in kept:
+            os.dup2(log.fileno(), number)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            for number, copy in kept:
+                os.dup2(copy, number)
+                os.close(copy)

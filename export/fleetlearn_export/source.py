@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from fleetlearn_export.errors import ExportError, explained
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.places import explained
 
 Function = Callable[..., Any]
 
@@ -146,6 +147,14 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not trained:
         raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
+    names: dict[int, str] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(value), name)
+        if first != name and value.requires_grad:
+            raise ExportError(
+                f"parameters {first} and {name} are one tensor (tied weights), which this version cannot train: give "
+                "each its own, or use the one module twice"
+            )
     for name, value in trained.items():
         if value.dtype != torch.float32:
             raise ExportError(

@@ -17,7 +17,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fleetlearn_export.errors import ExportError, explained, place_of_node, place_of_operator
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.places import explained, place_of_node, place_of_operator
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
 from fleetlearn_export.update import hyper_names, update
@@ -119,7 +120,8 @@ def joint_program(source: Source) -> Joint:
     """Differentiate the loss. The model is in training mode. Raises ExportError."""
     exported = _export(LossModule(source), 0, list(source.batch.values()))
     _check_operators(exported.graph, exported.graph)
-    with explained("PyTorch cannot differentiate the exported model"), quiet():
+    # Attention in its plain form: the fused kernels have backward passes that nothing can translate.
+    with explained("PyTorch cannot differentiate the exported model"), quiet(), sdpa_kernel(SDPBackend.MATH):
         joint = _export_forward_backward(exported, joint_loss_index=0)
     _check_operators(joint.graph, exported.graph)
     changed = {
@@ -180,8 +182,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], batch: int |
     batch = len(arguments) - fixed if batch is None else batch
     shapes = [{0: rows} if fixed <= place < fixed + batch else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
-    # Attention in its plain form: the fused kernels have backward passes that nothing can translate.
-    with explained("the model cannot be exported"), quiet(), sdpa_kernel(SDPBackend.MATH):
+    with explained("the model cannot be exported"), quiet():
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 
 
@@ -190,8 +191,10 @@ def _check_operators(graph: torch.fx.Graph, origin: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        place = place_of_node(node) if graph is origin else place_of_operator(str(node.target), origin)
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
+        differentiated = graph is not origin
+        place = place_of_operator(str(node.target), origin) if differentiated else place_of_node(node)
+        # Before decomposition an operator may be random by name alone: attention and GRU have a dropout, maybe of 0.
+        if differentiated and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise ExportError(
                 f"operator {node.target}{place} is random; a training step of this version is not. Leave it "
                 "out, or set its probability to 0"

@@ -1,0 +1,31 @@
+"""Whether this environment can export at all; looked at before anything of it is imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+MODULES = ("torch", "onnx", "onnxscript", "onnxruntime")
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
+"""Distributions that all install into the one folder ``onnxruntime``."""
+
+
+def installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def check_installation() -> None:
+    """Raise ImportError where a package is missing, or where two builds of ONNX Runtime lie over one another."""
+    runtimes = [name for name in RUNTIMES if installed(name)]
+    if len(runtimes) > 1:
+        raise ImportError(
+            f"{' and '.join(runtimes)} are installed in one environment, into one and the same folder. Remove all of "
+            f"them (pip uninstall {' '.join(runtimes)}), then install one: onnxruntime-training-cpu for exporting"
+        )
+    missing = [name for name in MODULES if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"exporting needs {', '.join(missing)}, not installed here: pip install 'fleetlearn[export]'")
