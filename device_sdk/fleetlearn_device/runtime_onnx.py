@@ -40,7 +40,6 @@ class OnnxRuntime:
         # Scalars are views into one array too: bound once, their values are set before each step.
         self._hyper = np.zeros(len(manifest.hyper), np.float32)
         self._results = np.zeros(1 + len(manifest.metrics), np.float32)
-        self._batch: Arrays = ()
         self.metrics: dict[str, float] = {}
 
         anchored = manifest.parameters if manifest.step.proximal else ()
@@ -91,9 +90,9 @@ class OnnxRuntime:
     def step(self, batch: Batch, **hyper: float) -> float:
         arrays = check_batch(batch, self.manifest.batch)
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
+        # Borrowed as well, by a binding that will have others in their place before it runs again.
         for row, array in zip(self.manifest.batch, arrays, strict=True):
             self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
-        self._batch = arrays
         run(self._session, self._binding, TRAIN, arrays)
         self._parameters, self._next = self._next, self._parameters
         self._binding, self._next_binding = self._next_binding, self._binding
