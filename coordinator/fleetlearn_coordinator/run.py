@@ -128,7 +128,7 @@ class Run:
         weight = self.weight(report)
         aggregator.check(largest, weight)
         self.store.accept(task, report, weight, slot)
-        aggregator.add(self.total, self.store.read_slot(slot, report.size), weight, largest)
+        aggregator.add_parts(self.total, self.store.read_slot(slot, report.size), weight, largest)
         self.store.fold(self.total)
         self.reports[task] = report
 

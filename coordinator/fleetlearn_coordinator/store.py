@@ -28,7 +28,7 @@ from fleetlearn_protocol.vector import Vector, digest
 from safetensors.numpy import load_file, save_file
 
 from fleetlearn_coordinator import aggregator
-from fleetlearn_coordinator.aggregator import Sum
+from fleetlearn_coordinator.aggregator import BLOCK, Sum
 from fleetlearn_coordinator.optimizers import State
 
 DATABASE = "coordinator.sqlite3"
@@ -217,9 +217,16 @@ class Store:
     def write_slot(self, slot: int, offset: int, content: bytes | memoryview) -> None:
         os.pwrite(self._slots[slot], content, offset)
 
-    def read_slot(self, slot: int, size: int) -> Vector:
-        """The first ``size`` bytes as float32, mapped from the file."""
-        return np.memmap(self._slot_path(slot), "<f4", "r", shape=(size // 4,))
+    def read_slot(self, slot: int, size: int) -> Iterator[Vector]:
+        """The first ``size`` bytes as float32, in parts that share one buffer. Raises StoreError (a short file)."""
+        buffer = np.empty(min(size // 4, BLOCK), np.float32)
+        for place in range(0, size, buffer.nbytes):
+            part = buffer[: (size - place) // 4]
+            if os.preadv(self._slots[slot], [part.data], place) != part.nbytes:
+                raise StoreError(
+                    Code.WRONG_LENGTH, f"{self._slot_path(slot)} ends before its update's {size} bytes: it is damaged"
+                )
+            yield part
 
     def accept(self, task: str, report: Report, weight: int, slot: int) -> None:
         """From here on the update counts, whatever happens to this process."""
@@ -271,8 +278,8 @@ class Store:
             self._add_slot()
         self._free.remove(slot)
         self._held[task] = slot
-        update = self.read_slot(slot, report.size)
-        if digest(np.ascontiguousarray(update)) != report.sha256:
+        update = np.concatenate([part.copy() for part in self.read_slot(slot, report.size)])
+        if digest(update) != report.sha256:
             raise StoreError(Code.WRONG_HASH, f"{self._slot_path(slot)}: the update of {task} is damaged")
         aggregator.add(total, update, weight)
 

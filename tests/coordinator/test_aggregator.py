@@ -197,6 +197,22 @@ def test_a_known_largest_element_changes_nothing() -> None:
     assert bits(total) == bits(added(50, updates))
 
 
+@pytest.mark.parametrize("cuts", [[], [1], [BLOCK], [7, BLOCK + 1, 2 * BLOCK]])
+def test_an_update_in_parts_is_the_same_update(cuts: list[int]) -> None:
+    size = 2 * BLOCK + 5
+    updates = some_updates(size, 3)
+    total = aggregator.init(size)
+    for vector, weight in updates:
+        aggregator.add_parts(total, np.split(vector, cuts), weight, float(np.abs(vector).max()))
+    assert bits(total) == bits(added(size, updates))
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_parts_of_another_length_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"the update's parts have {size} elements; expected 5"):
+        aggregator.add_parts(aggregator.init(5), [np.ones(size, np.float32)], 1, 1.0)
+
+
 def test_the_mean_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no updates"):
         aggregator.mean(aggregator.init(3))

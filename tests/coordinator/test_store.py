@@ -69,8 +69,14 @@ def test_a_damaged_update_is_named(tmp_path: Path) -> None:
     spool(kept, "t1-1", updates(1)[0], 1, total)
     kept.close()
     path = next((tmp_path / "uploads").iterdir())
-    path.write_bytes(bytes(path.stat().st_size))
+    size = path.stat().st_size
+    path.write_bytes(bytes(size))
+    again = Store(tmp_path, BUNDLE)
     with pytest.raises(StoreError, match=r"slot-0000: the update of t1-1 is damaged"):
+        again.recover(SIZE)
+    again.close()
+    path.write_bytes(bytes(size - 1))
+    with pytest.raises(StoreError, match=rf"slot-0000 ends before its update's {size} bytes"):
         Store(tmp_path, BUNDLE).recover(SIZE)
 
 
