@@ -1,0 +1,369 @@
+"""What a device keeps on disk, so that a process that dies loses no more than the training it was in.
+
+::
+
+    lock             held while a process uses the directory
+    identity.json    the device's name, made once
+    bundles/SHA/     training bundles by their manifest's SHA-256, the last KEEP used; only files that are needed
+    models/SHA       the last round's parameter vector
+    partial/SHA      a content that is still arriving: a download goes on from its length
+    pending/         a finished update: SHA.bin, raw float32, and report.json, whose appearing makes it exist
+
+Everything is written aside and renamed into place. Contents are checked against their SHA-256 when they arrive and
+again when a process first uses them, so they need no fsync; the pending update and the identity are synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    ORT_TRAINING,
+    PARAMETERS,
+    TRAIN,
+    Manifest,
+    read_manifest,
+)
+from fleetlearn_protocol.messages import Identifier, Report, Task
+
+from fleetlearn_device.commands import Wanted
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+else:
+    import fcntl
+
+KEEP = 3
+"""Bundles in the cache."""
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class StateError(Exception):
+    """The state directory cannot be used; the text says why and what to do."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    device: Identifier
+
+
+class Summary(NamedTuple):
+    """What a state directory holds, for people."""
+
+    device: str | None
+    bundles: list[tuple[str, str]]
+    """(SHA-256 of the manifest, the bundle's name), the last used first."""
+    pending: Report | None
+
+
+def needed_files(manifest: Manifest, kind: str) -> list[str]:
+    """The files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) opens."""
+    if kind == "ort-training":
+        return [EVAL, PARAMETERS, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+    return [TRAIN, EVAL, PARAMETERS]
+
+
+class State:
+    """An open state directory, locked against other processes until ``close``.
+
+    ``name`` becomes the device's name if it has none yet, and must be its name otherwise. Raises StateError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path = Path(path).expanduser()
+        self._intact: set[Path] = set()
+        with _clear_errors(self.path):
+            for folder in ("bundles", "models", "partial", "pending"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path)
+        try:
+            with _clear_errors(self.path):
+                self.device = _identity(self.path / "identity.json", name)
+                self._tidy_pending()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def bundle(self, sha256: str) -> Path:
+        return self.path / "bundles" / sha256
+
+    def model(self, sha256: str) -> Path:
+        return self.path / "models" / sha256
+
+    # Contents
+
+    def lacking(self, task: Task, kind: str) -> list[Wanted]:
+        """What the task needs and the directory has not, the manifest first: only it tells what else there is.
+
+        Marks the bundle as used last and deletes what the bounds of the cache leave no room for. Raises BundleError
+        on a manifest that this version cannot read or that has no such runtime, StateError.
+        """
+        with _clear_errors(self.path):
+            folder = f"bundles/{task.bundle}"
+            self._prune(task)
+            wanted = [Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)]
+            if self._has(wanted[0]):
+                manifest = read_manifest((self.path / wanted[0].place).read_bytes())
+                for file in needed_files(manifest, kind):
+                    entry = manifest.file(file)
+                    wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
+            wanted.append(Wanted(task.model, "the model", f"models/{task.model}", task.model_bytes, task.model_bytes))
+            return self._resume([content for content in wanted if not self._has(content)])
+
+    def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
+        """Write the next bytes of a partial content; ``offset`` 0 begins it anew. Raises StateError."""
+        path = self._partial(wanted)
+        with _clear_errors(path), path.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(payload)
+
+    def finish(self, wanted: Wanted) -> bool:
+        """Put a complete content in its place; False, and delete it, where its SHA-256 is wrong. Raises StateError."""
+        source, target = self._partial(wanted), self.path / wanted.place
+        with _clear_errors(target):
+            if not source.exists() and wanted.size in (0, None):
+                source.touch()  # a content without bytes comes in no chunk
+            if _digest(source) != wanted.sha256:
+                source.unlink()
+                return False
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+            self._intact.add(target)
+            return True
+
+    def forget_bundle(self, sha256: str) -> None:
+        """Delete a bundle that turned out to be of no use."""
+        self._intact = {path for path in self._intact if self.bundle(sha256) not in path.parents}
+        shutil.rmtree(self.bundle(sha256), ignore_errors=True)
+
+    def _has(self, wanted: Wanted) -> bool:
+        path = self.path / wanted.place
+        if not path.exists():
+            return False
+        if path not in self._intact and _digest(path) != wanted.sha256:
+            log.warning("%s is damaged and is fetched again", path)
+            path.unlink()
+            return False
+        self._intact.add(path)
+        return True
+
+    def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
+        """The same with the bytes that are there already; partial contents that nobody wants are deleted."""
+        have = {}
+        for path in (self.path / "partial").iterdir():
+            have[path.name] = path.stat().st_size
+            if path.name not in {wanted.sha256 for wanted in lacking}:
+                path.unlink()
+        found = []
+        for wanted in lacking:
+            size = have.get(wanted.sha256, 0)
+            found.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
+        return found
+
+    def _prune(self, task: Task) -> None:
+        folder = self.bundle(task.bundle)
+        folder.mkdir(exist_ok=True)
+        os.utime(folder)
+        for old in self._bundles_by_use()[KEEP:]:
+            self.forget_bundle(old.name)
+        for path in (self.path / "models").iterdir():
+            if path.name != task.model:
+                path.unlink()
+
+    def _bundles_by_use(self) -> list[Path]:
+        return sorted((self.path / "bundles").iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _partial(self, wanted: Wanted) -> Path:
+        return self.path / "partial" / wanted.sha256
+
+    # The pending update
+
+    def save_pending(self, report: Report, update: Buffer) -> None:
+        """Make an update (the bytes that ``report`` describes) durable: after a crash all of it is there or nothing.
+
+        Raises StateError.
+        """
+        folder = self.path / "pending"
+        with _clear_errors(folder):
+            _write_durably(folder / f"{report.sha256}.bin", update)
+            _write_durably(folder / "report.json", msgspec.json.encode(report))
+            self._tidy_pending()
+
+    def load_pending(self) -> Report | None:
+        """The report of the update that an earlier process left; None where there is none or it is damaged."""
+        with _clear_errors(self.path):
+            report = _read_report(self.path)
+            if report is not None:
+                path = self._update(report)
+                if path.exists() and path.stat().st_size == report.size and _digest(path) == report.sha256:
+                    return report
+                log.warning("the saved update of task %s is damaged; it is dropped", report.task)
+                self.drop_pending(report.task)
+            return None
+
+    def drop_pending(self, task: str) -> None:
+        """Delete the update if it is this task's. Raises StateError."""
+        with _clear_errors(self.path):
+            report = _read_report(self.path)
+            if report is not None and report.task == task:
+                (self.path / "pending" / "report.json").unlink()
+                self._tidy_pending()
+
+    def update_chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The pending update's bytes from ``offset`` on, as binary frames. Raises StateError."""
+        with _clear_errors(self.path):
+            report = _read_report(self.path)
+            if report is None:
+                raise StateError(f"{self.path} holds no finished update")
+            with self._update(report).open("rb") as file:
+                file.seek(offset)
+                while payload := file.read(chunk_bytes):
+                    yield pack_chunk(transfer, offset, payload)
+                    offset += len(payload)
+
+    def _update(self, report: Report) -> Path:
+        return self.path / "pending" / f"{report.sha256}.bin"
+
+    def _tidy_pending(self) -> None:
+        """Delete what belongs to no report: an update whose report was not written yet, or was deleted already."""
+        report = _read_report(self.path)
+        keep = {"report.json"} if report is None else {"report.json", f"{report.sha256}.bin"}
+        for path in (self.path / "pending").iterdir():
+            if path.name not in keep:
+                path.unlink()
+
+
+def describe(path: str | os.PathLike[str]) -> Summary:
+    """What a state directory holds; it may be in use. Raises StateError."""
+    state = Path(path).expanduser()
+    if not (state / "bundles").is_dir():
+        raise StateError(f"{state} is not a state directory: fleetlearn-device run makes one at its first start")
+    with _clear_errors(state):
+        identity = state / "identity.json"
+        device = _read_identity(identity).device if identity.exists() else None
+        bundles = []
+        for folder in sorted((state / "bundles").iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            try:
+                bundles.append((folder.name, read_manifest((folder / MANIFEST).read_bytes()).name))
+            except (FleetError, FileNotFoundError):
+                bundles.append((folder.name, "(incomplete)"))
+        return Summary(device, bundles, _read_report(state))
+
+
+def _read_report(state: Path) -> Report | None:
+    path = state / "pending" / "report.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        log.warning("%s is damaged and is ignored: %s", path, error)
+        return None
+
+
+def _identity(path: Path, name: str | None) -> str:
+    if path.exists():
+        device = _read_identity(path).device
+        if name is not None and name != device:
+            raise StateError(
+                f"{path} says that this device is {device}, not {name}: leave the name out, or give {name} a state "
+                "directory of its own"
+            )
+        return device
+    device = name if name is not None else str(uuid.uuid4())
+    try:
+        identity = msgspec.convert({"device": device}, Identity)
+    except msgspec.ValidationError:
+        raise StateError(
+            f"the name {device!r} was given; a device's name has 1 to 64 letters, digits and . _ -, and begins with a "
+            "letter or digit"
+        ) from None
+    _write_durably(path, msgspec.json.encode(identity))
+    return device
+
+
+def _read_identity(path: Path) -> Identity:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Identity)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            f'{path} is damaged ({error}); it should hold {{"device": NAME}}. Write it again with the name that the '
+            "coordinator knows, or delete it and the device gets a new name"
+        ) from None
+
+
+def _write_durably(path: Path, content: Buffer) -> None:
+    aside = path.with_name(f"{path.name}.tmp")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    if sys.platform != "win32":  # where a directory cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lock(state: Path) -> BinaryIO:
+    """The lock file, locked until it is closed or the process ends, however that happens."""
+    file = (state / "lock").open("ab")
+    try:
+        if sys.platform == "win32":  # pragma: no cover
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK, errno.EDEADLK):
+            raise
+        raise StateError(
+            f"the state directory {state} is in use by another process: each device needs one of its own"
+        ) from None
+    return file
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says into what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "the disk is full: free some space",
+            errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EACCES: "it may not be written to: change its permissions or choose another state directory",
+            errno.EPERM: "it may not be written to: change its permissions or choose another state directory",
+            errno.EROFS: "its file system is read-only: choose another state directory",
+            errno.ENOTDIR: "a part of the path is a file: choose another state directory",
+            errno.EEXIST: "a file is in the way: choose another state directory",
+        }.get(error.errno or 0, "check the disk and the path")
+        where = error.filename or path
+        raise StateError(f"cannot use the state directory: {where}: {error.strerror or error}; {advice}") from error
