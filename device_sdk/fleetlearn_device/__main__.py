@@ -1,0 +1,118 @@
+"""The command ``fleetlearn-device``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+EXIT = """exit status:
+  0    stopped by SIGTERM, or the training is finished (--until-finished)
+  1    the state directory cannot be used, or the coordinator speaks another version
+  2    wrong usage, or data that do not fit
+  130  stopped by SIGINT (Ctrl-C)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit status."""
+    options = _parser().parse_args(arguments)
+    # Imported late: --help and a wrong option need none of it.
+    from fleetlearn_device.state import StateError
+
+    try:
+        return _info(options) if options.command == "info" else _run(options)
+    except StateError as error:
+        return _fail(1, str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fleetlearn-device", description="Train models where the data is.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="serve a coordinator",
+        description="Serve a coordinator: train its tasks on this device's data. The data do not leave the device.",
+        epilog=EXIT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT")
+    run.add_argument("--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name")
+    run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
+    run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
+    run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
+    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: made up")
+    run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
+    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
+
+    info = commands.add_parser("info", help="show a state directory", allow_abbrev=False)
+    info.add_argument("--state", required=True, metavar="DIR")
+    return parser
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} was given; expected a whole number from 1 to 1024")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fleetlearn_protocol.errors import FleetError
+
+    from fleetlearn_device.checks import DataError
+    from fleetlearn_device.driver import Device
+    from fleetlearn_device.ort import RuntimeUnavailableError
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("fleetlearn").setLevel(options.log_level.upper())
+    try:
+        device = Device(
+            options.coordinator,
+            data=options.data,
+            state_dir=options.state,
+            runtime=options.runtime,
+            threads=options.threads,
+            name=options.name,
+            until_finished=options.until_finished,
+        )
+    except (DataError, ValueError) as error:
+        return _fail(2, str(error))
+    try:
+        device.run()
+    except DataError as error:
+        return _fail(2, f"{options.data}: {error}")
+    except (FleetError, RuntimeUnavailableError) as error:
+        return _fail(1, str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 130 if device.stopped_by is signal.SIGINT else 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    from fleetlearn_device.state import describe
+
+    summary = describe(options.state)
+    print(f"device   {summary.device or '(not named yet)'}")
+    for sha256, name in summary.bundles:
+        print(f"bundle   {sha256[:12]}  {name}")
+    if summary.pending is None:
+        print("update   none waits for its acknowledgement")
+    else:
+        held = summary.pending
+        print(f"update   task {held.task} of round {held.round}, {held.size} bytes, waits for its acknowledgement")
+    return 0
+
+
+def _fail(status: int, text: str) -> int:
+    print(f"fleetlearn-device: {text}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
