@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fleetlearn_export import LocalStep, export_bundle
-from processes import ROOT, Processes, processes
-
-DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
+from processes import DIGITS, Processes, processes
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -11,10 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fleetlearn_coordinator import Status, read_status
 
 ROOT = Path(__file__).parents[2]
+DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
+"""The names of the digits example, which is not in a package."""
 STOCK = ROOT / ".venv" / "device" / "bin" / "python"
 PATIENCE = 60.0
 """Seconds after which waiting for something is a failure."""
@@ -27,11 +31,10 @@ class Processes:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *command: str | Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [str(part) for part in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+            arguments = [str(part) for part in command]
+            process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd)
         self.running[name] = process
         return process
 
