@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     grace: float
     """How long a lease outlives its device's connection."""
     gather: float
-    """How long to wait for a full cohort once ``minimum`` devices are there."""
+    """How long to wait for ``goal`` devices once ``minimum`` are there."""
     seed: int = 0
     rounds: int | None = None
     """Stop after this many committed rounds."""
@@ -304,7 +304,7 @@ class Engine:
 
     def _may_open(self, now: float) -> bool:
         ready = len(self.idle)
-        if ready >= self.settings.cohort:
+        if ready >= self.settings.goal:  # devices that check in later fill what is free
             return True
         if ready < self.settings.minimum:
             self._gather_until = None

@@ -71,7 +71,7 @@ class Round(Section, frozen=True, kw_only=True):
     grace: Wait = 10.0
     """Seconds that a device's task outlives its connection, for it to come back."""
     gather: Wait = 5.0
-    """Seconds to wait for a full cohort once ``minimum`` devices are there."""
+    """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
     """Most examples that count as an update's weight, whatever a device claims to have."""
 

@@ -200,8 +200,7 @@ class Coordinator:
             self.fail(error)
         finally:
             self.connections.discard(peer)
-            if not self.done.done():
-                self._gone(peer)
+            self._gone(peer)
 
     def _handle(self, peer: Peer, message: str | bytes) -> None:
         if isinstance(message, bytes):
@@ -243,8 +242,9 @@ class Coordinator:
         if peer.device is not None and self.peers.get(peer.device) is peer:
             device = peer.device
             self._leave(peer)
-            self._carry_out(self.engine.disconnect(device, self.loop.time()))
-            self._grant()
+            if not self.done.done():  # else the leases stay as they are on disk, for the next process
+                self._carry_out(self.engine.disconnect(device, self.loop.time()))
+                self._grant()
 
     def _leave(self, peer: Peer) -> None:
         """The connection no longer speaks for its device; what it uploaded so far is kept for the next one."""

@@ -40,14 +40,17 @@ def of_type(commands: list[Command], kind: type) -> list[Command]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def test_a_round_opens_as_soon_as_the_cohort_is_there() -> None:
+def test_a_round_opens_with_goal_devices_and_later_ones_fill_the_cohort() -> None:
     engine = Engine(SETTINGS)
     assert engine.check_in("a", None, 1.0) == []
-    assert engine.check_in("b", None, 2.0) == []
-    commands = engine.check_in("c", None, 3.0)
+    commands = engine.check_in("b", None, 2.0)
     assert commands[0] == Opened(1)
-    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == ["a", "b", "c"]
-    assert engine.deadline == 63.0
+    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == ["a", "b"]
+    assert engine.deadline == 62.0
+    (late,) = engine.check_in("c", None, 3.0)
+    assert isinstance(late, Assign)
+    assert late.device == "c"
+    assert engine.check_in("d", None, 4.0) == []  # the cohort is full
 
 
 def test_a_smaller_round_opens_when_gathering_took_long_enough() -> None:
@@ -86,8 +89,8 @@ def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
 def test_the_deadline_commits_what_is_there() -> None:
     engine, tasks = started()
     engine.accept("a", tasks["a"].task, 10.0)
-    engine.disconnect("b", 62.0)
-    commands = engine.tick(64.0)
+    engine.disconnect("b", 58.0)
+    commands = engine.tick(60.0)
     assert {(command.device, command.cause) for command in commands if isinstance(command, Ended)} == {
         ("b", LOST),
         ("c", LATE),
@@ -97,7 +100,7 @@ def test_the_deadline_commits_what_is_there() -> None:
 
 def test_below_the_minimum_the_round_is_abandoned_and_the_next_opens() -> None:
     engine, _ = started(rules=SETTINGS._replace(minimum=2))
-    commands = engine.tick(64.0)
+    commands = engine.tick(60.0)
     assert of_type(commands, Abandon) == [Abandon(1, {LATE: 3}, "0 reports at the deadline, 2 are the minimum")]
     assert engine.version == 0
     assert engine.round == 2
@@ -215,7 +218,7 @@ def test_a_report_counts_once() -> None:
 def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:
     def cohort(devices: str, seed: int) -> list[tuple[str, int]]:
         """Everybody waits before the round opens, so that all of them are candidates."""
-        engine = Engine(SETTINGS._replace(seed=seed, minimum=len(devices), cohort=len(devices)))
+        engine = Engine(SETTINGS._replace(goal=len(devices), minimum=len(devices)))
         for device in devices[:-1]:
             engine.check_in(device, None, 0.0)
         engine.settings = SETTINGS._replace(seed=seed)
