@@ -80,6 +80,26 @@ def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tu
         raise StoreError(Code.UNKNOWN_CONTENT, text) from None
 
 
+class Task(msgspec.Struct, frozen=True):
+    """A device's turn in a round."""
+
+    task: str
+    device: str
+    state: str
+    """``assigned`` while it runs, ``accepted``, or the cause of its end: ``lost``, ``late``, ``surplus``, ..."""
+
+
+def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[Task]]:
+    """A round's number and its tasks; by default the open round, or (0, []) where none is open. Raises StoreError."""
+    with closing(_open(Path(folder))) as db:
+        db.execute("BEGIN")  # both looks see the same moment
+        if round is None:
+            row = db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
+            round = row[0] if row else 0
+        rows = db.execute("SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)).fetchall()
+    return round or 0, [Task(*row) for row in rows]
+
+
 def _open(folder: Path) -> sqlite3.Connection:
     path = folder / DATABASE
     if not path.is_file():
