@@ -1,0 +1,1 @@
+"""``make demo``: a fleet trains a digits model while devices, and once the coordinator, are killed under it."""

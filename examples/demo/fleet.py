@@ -1,0 +1,240 @@
+"""The coordinator and the devices of the demo: what they are started with, and what their logs say they do."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from examples import digits
+from examples.demo.processes import Child, DemoError, end_all, run_command
+
+GRACE = 2.5
+"""Seconds that a device's task outlives it, in the demo's plan."""
+
+PLAN = """\
+name = "digits-demo"
+bundle = "digits.bundle"
+recipe = "fedprox"
+seed = {seed}
+data_dir = "run"
+
+[local]
+epochs = 10
+batch_size = 5
+lr = 0.05
+mu = 0.1
+
+[round]
+goal = {goal}
+over_selection = 1.1
+deadline = 30.0
+grace = {grace}
+gather = 0.5
+
+[server]
+optimizer = "adam"
+lr = 0.03
+
+[stop]
+rounds = {rounds}
+
+[service]
+port = {port}
+heartbeat = 5.0
+"""
+
+
+class Paths(NamedTuple):
+    """What the demo writes, below its output directory."""
+
+    output: Path
+
+    @property
+    def bundle(self) -> Path:
+        return self.output / "digits.bundle"
+
+    @property
+    def plan(self) -> Path:
+        return self.output / "plan.toml"
+
+    @property
+    def run(self) -> Path:
+        return self.output / "run"
+
+    @property
+    def devices(self) -> Path:
+        return self.output / "devices"
+
+    @property
+    def logs(self) -> Path:
+        return self.output / "logs"
+
+    @property
+    def summary(self) -> Path:
+        return self.output / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        return self.output / "progress.png"
+
+    @property
+    def model(self) -> Path:
+        return self.output / "infer.onnx"
+
+
+class Phase(StrEnum):
+    """What a device is doing, by its log."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+    """Its update is finished, and not acknowledged yet."""
+
+
+_BEGINS = (
+    (re.compile(r"task (\S+): round \d+,"), Phase.FETCHING),
+    (re.compile(r"task (\S+): training$"), Phase.TRAINING),
+    (re.compile(r"task (\S+): (?:trained|uploading) "), Phase.UPLOADING),
+)
+_ENDS = re.compile(r"task (\S+?):? (?:update accepted|is cancelled|is forgotten|is dropped|failed)")
+_ACCEPTED = re.compile(r"task (\S+): update accepted")
+
+
+class Device:
+    """One device: its process, its share of the data, and what it is doing."""
+
+    def __init__(self, number: int, examples: int, child: Child) -> None:
+        self.number, self.examples, self.child = number, examples, child
+        self.phase = Phase.STARTING
+        self.task = ""
+        self.accepted: set[str] = set()
+        """Tasks whose update the coordinator acknowledged."""
+
+    @property
+    def name(self) -> str:
+        return self.child.name
+
+    def start(self) -> None:
+        self.phase = Phase.STARTING
+        self.child.start()
+
+    def read_log(self) -> None:
+        """Bring ``phase``, ``task`` and ``accepted`` up to date."""
+        for line in self.child.new_lines():
+            if "checked in with" in line and self.phase is Phase.STARTING:
+                self.phase = Phase.IDLE
+            for pattern, phase in _BEGINS:
+                if found := pattern.search(line):
+                    self.task, self.phase = found[1], phase
+            if (found := _ENDS.search(line)) and found[1] == self.task:
+                self.phase = Phase.IDLE
+            if found := _ACCEPTED.search(line):
+                self.accepted.add(found[1])
+
+
+class Fleet:
+    """The coordinator and all devices. Use it as a context: on leaving, nothing runs any more."""
+
+    def __init__(self, paths: Paths, coordinator: Child, devices: list[Device]) -> None:
+        self.paths, self.coordinator, self.devices = paths, coordinator, devices
+        self.dead: set[str] = set()
+        """Names of the children that the demo itself killed and has not started again."""
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_all([*(device.child for device in self.devices), self.coordinator])
+
+    @property
+    def alive(self) -> list[Device]:
+        return [device for device in self.devices if device.name not in self.dead]
+
+    def kill(self, child: Child) -> None:
+        self.dead.add(child.name)
+        child.kill()
+
+    def revive(self, device: Device) -> None:
+        self.dead.discard(device.name)
+        device.start()
+
+    def read_logs(self) -> None:
+        for device in self.alive:
+            device.read_log()
+
+    def check_devices(self) -> None:
+        """Raises DemoError where a device ended that nobody killed."""
+        for device in self.alive:
+            if device.child.starts and not device.child.running:
+                raise DemoError(device.child.last_words())
+
+
+def goal_of(devices: int) -> int:
+    """Reports that a round wants: three quarters of the fleet."""
+    return 3 * devices // 4
+
+
+def export(paths: Paths) -> None:
+    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch."""
+    command = [sys.executable, "-m", "examples.demo.export_digits", paths.bundle]
+    run_command("the export", command, paths.logs / "export.log", timeout=170.0)
+
+
+def prepare(paths: Paths, *, devices: int, rounds: int, seed: int, alpha: float, port: int, command: str) -> Fleet:
+    """Write the plan and the devices' data; nothing is started yet. ``command`` is a device's, such as
+    ``.venv/device/bin/fleetlearn-device``."""
+    port = port or free_port()
+    goal = goal_of(devices)
+    paths.plan.write_text(PLAN.format(seed=seed, goal=goal, rounds=rounds, port=port, grace=GRACE), "utf-8")
+    serve = [Path(sys.executable).with_name("fleetlearn-coordinator"), "serve", paths.plan]
+    coordinator = Child("the coordinator", serve, paths.logs / "coordinator.log")
+    data = digits.data()
+    shards = digits.dirichlet_shards(data.y_train, devices, alpha, seed)
+    fleet = []
+    for number, shard in enumerate(shards, 1):
+        name = f"device-{number:02d}"
+        folder = paths.devices / f"{number:02d}"
+        folder.mkdir(parents=True)
+        np.savez(folder / "data.npz", x=data.x_train[shard], y=data.y_train[shard])
+        run = [command, "run", "--coordinator", f"ws://127.0.0.1:{port}", "--data", folder / "data.npz"]
+        run += ["--state", folder / "state", "--name", name, "--until-finished"]
+        fleet.append(Device(number, len(shard), Child(name, run, paths.logs / f"{name}.log")))
+    return Fleet(paths, coordinator, fleet)
+
+
+def start_coordinator(fleet: Fleet, timeout: float = 30.0) -> None:
+    """Start it and wait until it listens. Raises DemoError where it does not."""
+    coordinator = fleet.coordinator
+    fleet.dead.discard(coordinator.name)
+    coordinator.start()
+    deadline = time.monotonic() + timeout
+    while not any("listening on" in line for line in coordinator.new_lines()):
+        if not coordinator.running or time.monotonic() > deadline:
+            raise DemoError(coordinator.last_words())
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on.
+
+    Not one that the system would pick (Linux: 32768 and above): while the coordinator is dead, a device that connects
+    from such a port could be given the coordinator's own, and keep it from starting again.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise DemoError("no free TCP port was found between 20000 and 30000")

@@ -1,0 +1,185 @@
+"""What is left of the demo: a summary as JSON and as text, a plot, and the model, tried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from examples import digits, predict
+from examples.demo.fleet import Paths
+from examples.demo.processes import DemoError, run_command
+from examples.demo.screen import Round, size
+from examples.demo.strikes import Kill, Strikes
+
+
+def summarize(rounds: list[Round], strikes: Strikes, exported: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The content of summary.json. ``rounds`` holds at least one that was committed."""
+    committed = [row for row in rounds if row.outcome == "committed"]
+    dropped: Counter[str] = Counter()
+    for row in rounds:
+        dropped.update(row.dropped)
+    up, down = sum(row.bytes_up for row in rounds), sum(row.bytes_down for row in rounds)
+    return {
+        "accuracy": committed[-1].accuracy,
+        "loss": committed[-1].loss,
+        "rounds": len(committed),
+        "abandoned": len(rounds) - len(committed),
+        "devices": len(strikes.fleet.devices),
+        "killed": len(strikes.kills),
+        "resumed": sum(kill.returned_in_round is not None for kill in strikes.kills),
+        "coordinator_killed": int(strikes.coordinator is not None),
+        "reports": sum(row.reports for row in rounds),
+        "dropped": dict(dropped),
+        "bytes": up + down,
+        "bytes_up": up,
+        "bytes_down": down,
+        **more,
+        "export": exported,
+        "kills": [asdict(kill) for kill in strikes.kills],
+        "coordinator_kill": strikes.coordinator and asdict(strikes.coordinator),
+        "history": [{**asdict(row), "cohort": row.cohort} for row in rounds],
+    }
+
+
+def show(summary: dict[str, Any], paths: Paths) -> None:
+    """The summary for people, and the command that uses the model."""
+    table = Table(show_header=False, title="summary", title_justify="left")
+    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    death = summary["coordinator_kill"]
+    rows = {
+        "held-out accuracy": f"{summary['accuracy']:.1%} (loss {summary['loss']:.3f})",
+        "rounds": f"{summary['rounds']} committed, {summary['abandoned']} abandoned",
+        "reports": f"{summary['reports']} accepted; dropped: {dropped}",
+        "devices": f"{summary['devices']}, of which {summary['killed']} were killed and {summary['resumed']} came back",
+        "coordinator": f"killed in round {death['round']}, up again after {death['down']:.1f} s" if death else "",
+        "bytes": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
+        "time": f"{summary['seconds']:.0f} s, {summary['training_seconds']:.0f} s of them training",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    console = Console(highlight=False)
+    console.print(table)
+    python = _short(sys.executable)
+    for what, path in {"summary": paths.summary, "plot": paths.plot, "model": paths.model}.items():
+        console.print(f"{what:8} {_short(path)}", soft_wrap=True)
+    script = _short(predict.__file__)
+    console.print(f"use it   {shlex.join([python, script, _short(paths.model)])}", soft_wrap=True)
+
+
+def _short(path: str | os.PathLike[str]) -> str:
+    """Relative to the working directory where it is below that."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def write_summary(summary: dict[str, Any], path: Path) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    draft.replace(path)
+
+
+def export_model(paths: Paths, expected: float) -> None:
+    """Write the trained model with the coordinator's command. Raises DemoError where that file, run by ONNX Runtime,
+    does not have the accuracy on the held-out test set that was ``expected``."""
+    command = [Path(sys.executable).with_name("fleetlearn-coordinator"), "export-model", paths.plan]
+    run_command("export-model", [*command, "--output", paths.model], paths.logs / "export-model.log", timeout=60.0)
+    data = digits.data()
+    accuracy = float((predict.predict(paths.model, data.x_test) == data.y_test).mean())
+    if abs(accuracy - expected) > 1.5 / len(data.y_test):  # one near tie may fall either way
+        raise DemoError(f"{paths.model} has accuracy {accuracy:.4f}, the model it was made of {expected:.4f}")
+
+
+def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> None:
+    """Held-out accuracy and loss, and the reports of each round, with the deaths and returns marked."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    measured = [row for row in rounds if row.accuracy is not None and row.loss is not None]
+    numbers = [row.number for row in measured]
+    blue, orange, red, green, grey = "#2563a8", "#d9822b", "#c0392b", "#2e8b57", "#8a8f98"
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(10, 6.4), sharex=True, height_ratios=(3, 1.2), layout="constrained", dpi=130
+    )
+    above.plot(numbers, [row.accuracy for row in measured], color=blue, lw=2, marker="o", ms=3.5)
+    above.axhline(target, color=grey, lw=0.8, ls="--")
+    above.set_ylabel("held-out accuracy", color=blue)
+    above.set_ylim(0, 1.22)
+    above.set_yticks([0, 0.2, 0.4, 0.6, 0.8, target, 1.0], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}", ""])
+    losses = above.twinx()
+    losses.plot(numbers, [row.loss for row in measured], color=orange, lw=1.6)
+    losses.set_ylabel("held-out loss", color=orange)
+    losses.set_ylim(0, 1.22 * max(row.loss or 0.0 for row in measured))
+
+    for axes in (above, below):
+        axes.grid(axis="x", color="#e6e8eb", lw=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top"]].set_visible(False)
+    losses.spines[["top"]].set_visible(False)
+    before, height = -99.0, 1.2
+    for place, text, colour in sorted(_marks(strikes)):
+        height = (
+            1.2 if place - before > len(rounds) / 8 or height < 1.2 else 1.03
+        )  # beside its neighbour's, not over it
+        before = place
+        for axes in (above, below):
+            axes.axvline(place, color=colour, lw=1.1, ls=":")
+        above.annotate(
+            text,
+            (place, height),
+            color=colour,
+            fontsize=8,
+            va="top",
+            xytext=(3, 0),
+            textcoords="offset points",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+        )
+
+    below.bar([row.number for row in rounds], [row.reports for row in rounds], color=blue, width=0.7, label="reports")
+    bottom = [row.reports for row in rounds]
+    causes = sorted({cause for row in rounds for cause in row.dropped}, key=lambda cause: cause != "lost")
+    for cause, colour in zip(causes, (red, "#c9ccd1", "#e0b04b", "#7d5ba6", green) * 2, strict=False):
+        counts = [row.dropped.get(cause, 0) for row in rounds]
+        below.bar([row.number for row in rounds], counts, bottom=bottom, color=colour, width=0.7, label=cause)
+        bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
+    below.set_ylabel("tasks")
+    below.set_xlabel("round")
+    below.spines[["right"]].set_visible(False)
+    below.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    final = measured[-1]
+    figure.suptitle(
+        f"{len(strikes.fleet.devices)} devices, {final.number} rounds: {final.accuracy:.1%} on held-out digits",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+    )
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _marks(strikes: Strikes) -> list[tuple[float, str, str]]:
+    """(round, text, colour) of what happened, one mark for a round and kind."""
+    marks: dict[tuple[int, str], list[Kill]] = {}
+    for kill in strikes.kills:
+        marks.setdefault((kill.round, "killed"), []).append(kill)
+        if kill.returned_in_round is not None and kill.returned_in_round != kill.round:
+            marks.setdefault((kill.returned_in_round, "back"), []).append(kill)
+    found = []
+    for (number, what), kills in sorted(marks.items()):
+        count = f"{len(kills)} device{'s' if len(kills) > 1 else ''}"
+        at_once = sum(kill.returned_in_round == number for kill in kills)
+        text = f"{count}\n{what}" + (f",\n{at_once} back\nat once" if what == "killed" and at_once else "")
+        found.append((float(number), text, "#c0392b" if what == "killed" else "#2e8b57"))
+    if strikes.coordinator is not None:
+        found.append((float(strikes.coordinator.round), "coordinator\nkilled and\nrestarted", "#7d3c98"))
+    return found
