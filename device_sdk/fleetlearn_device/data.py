@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -125,7 +126,7 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
             arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; expected an .npz file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not an .npz file of plain arrays: {error}") from None
     if arrays is None:
         raise DataError(f"{path} is a single array; expected an .npz file: numpy.savez(path, x=..., y=...)")

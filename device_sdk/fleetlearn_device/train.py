@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
     loss: float
     """Mean over the examples of all steps, each measured before its step."""
     metrics: dict[str, float]
-    """Means over the same examples."""
+    """Means over the same examples; one that is not finite on some batch is left out."""
     seconds: float
     """Wall-clock time, evaluation included."""
     evaluation: Evaluation | None
@@ -144,7 +144,7 @@ def train(
         seen=seen,
         complete=complete,
         loss=loss_sum / seen,
-        metrics={name: value / seen for name, value in metric_sums.items()},
+        metrics={name: value / seen for name, value in _measured(metric_sums).items()},
         seconds=clock() - start,
         evaluation=evaluation,
     )
@@ -159,7 +159,8 @@ def evaluate_data(
 ) -> Evaluation:
     """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
 
-    Raises StoppedError, DivergedError (the model gives a loss that is not finite), DataError, StepError.
+    A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not finite), DataError,
+    StepError.
     """
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
@@ -173,9 +174,14 @@ def evaluate_data(
             metric_sums[name] += value
     if not examples:
         raise DataError("a pass over the data gave no batch; expected at least one")
-    if not all(abs(value) <= LARGEST for value in (loss_sum, *metric_sums.values())):
-        raise DivergedError(f"before training, the model's summed loss is {loss_sum} and metrics are {metric_sums}")
-    return Evaluation(examples, loss_sum, metric_sums)
+    if not abs(loss_sum) <= LARGEST:
+        raise DivergedError(f"before training, the model's summed loss on these data is {loss_sum}")
+    return Evaluation(examples, loss_sum, _measured(metric_sums))
+
+
+def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without those that these data do not define (0/0): that is no reason to drop the training."""
+    return {name: value for name, value in metrics.items() if abs(value) <= LARGEST}
 
 
 def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:

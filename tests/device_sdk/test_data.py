@@ -191,6 +191,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "changed.npz").write_bytes(whole.replace(X.tobytes(), X.tobytes()[::-1]))
     with pytest.raises(DataError, match="npz file of plain arrays"):
         load_npz(tmp_path / "changed.npz")
+    np.savez_compressed(tmp_path / "compressed.npz", x=X)
+    compressed = bytearray((tmp_path / "compressed.npz").read_bytes())
+    compressed[60:120] = bytes(60)
+    (tmp_path / "compressed.npz").write_bytes(compressed)
+    with pytest.raises(DataError, match="npz file of plain arrays"):
+        load_npz(tmp_path / "compressed.npz")
     np.save(tmp_path / "single.npy", X)
     with pytest.raises(DataError, match="is a single array; expected"):
         load_npz(tmp_path / "single.npy")

@@ -17,6 +17,7 @@ from fleetlearn_device.train import (
     evaluate_data,
     train,
 )
+from fleetlearn_protocol.messages import Evaluation
 
 HYPER = {"lr": 0.1, "mu": 0.01}
 
@@ -157,7 +158,7 @@ def test_data_that_are_not_finite_diverge_in_the_first_step(runtime: Runtime, da
     x, y = data
     with pytest.raises(DivergedError, match="step 1's loss is nan"):
         run(runtime, (np.full_like(x, np.nan), y))
-    with pytest.raises(DivergedError, match="before training, the model's summed loss is nan"):
+    with pytest.raises(DivergedError, match="before training, the model's summed loss on these data is nan"):
         run(runtime, (np.full_like(x, np.nan), y), evaluate=True)
 
 
@@ -195,6 +196,34 @@ def test_evaluation_goes_in_batches_of_bounded_size(runtime: Runtime, case: Any)
     assert seen == [256, 256, 88, 200, 200, 200]
     assert whole.loss_sum == pytest.approx(parts.loss_sum, rel=1e-6)
     assert whole.metric_sums == parts.metric_sums
+
+
+def test_a_metric_that_the_data_do_not_define_is_left_out(runtime: Runtime, data: Any) -> None:
+    class Undefined:
+        """The runtime, with a metric more that is 0/0 on one of the batches."""
+
+        manifest = runtime.manifest
+        steps = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(runtime, name)
+
+        def step(self, batch: Any, **hyper: float) -> float:
+            self.steps += 1
+            return runtime.step(batch, **hyper)
+
+        @property
+        def metrics(self) -> dict[str, float]:
+            return runtime.metrics | {"recall": float("nan") if self.steps == 2 else 0.5}
+
+        def evaluate(self, batch: Any) -> Evaluation:
+            part = runtime.evaluate(batch)
+            return Evaluation(part.examples, part.loss_sum, {"accuracy": float("nan")})
+
+    outcome = run(Undefined(), data, evaluate=True)
+    assert set(outcome.metrics) == {"accuracy"}
+    assert outcome.evaluation is not None
+    assert outcome.evaluation.metric_sums == {}
 
 
 class Stream:
