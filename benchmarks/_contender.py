@@ -1,0 +1,84 @@
+"""One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
+
+    _contender.py eager MODEL BATCHES.npz STEPS LR
+    _contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR
+
+It begins with what the measurement of imports must not include.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+WARM = 10
+"""Steps before those that count."""
+
+Step = Callable[[Any, Any], float]
+costs: dict[str, float] = {}
+
+
+@contextmanager
+def cost(name: str) -> Iterator[None]:
+    """Seconds of CPU and of the clock that a part takes."""
+    cpu, clock = time.process_time(), time.perf_counter()
+    yield
+    costs[f"{name}_cpu"], costs[f"{name}_clock"] = time.process_time() - cpu, time.perf_counter() - clock
+
+
+def eager(name: str, lr: float) -> tuple[Step, str]:
+    """The usual loop: zero_grad, backward, step."""
+    with cost("import"):
+        import _models
+        import torch
+        from torch.nn.functional import cross_entropy
+    with cost("load"):
+        torch.set_num_threads(1)
+        model = _models.make(name).module.train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def step(x: Any, y: Any) -> float:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return step, f"torch {torch.__version__}"
+
+
+def bundle(kind: Any, path: str, lr: float) -> tuple[Step, str]:
+    """The bundle on a device's runtime."""
+    with cost("import"):
+        from fleetlearn_device.runtime import open_runtime
+    with cost("load"):
+        runtime = open_runtime(path, kind=kind, threads=1)
+    return lambda x, y: runtime.step((x, y), lr=lr), f"onnxruntime {runtime.version}"
+
+
+def main() -> None:
+    kind, what, arrays, steps, lr = sys.argv[1:]
+    step, version = eager(what, float(lr)) if kind == "eager" else bundle(kind, what, float(lr))
+    import numpy as np
+
+    with np.load(arrays) as file:
+        data = cycle(list(zip(file["x"], file["y"], strict=True)))
+    for _ in range(WARM):
+        step(*next(data))
+    loss = 0.0
+    with cost("steps"):
+        for _ in range(int(steps)):
+            loss = step(*next(data))
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    print(json.dumps({**costs, "peak_rss_mib": peak, "loss": loss, "version": version}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Devices that train nothing: they take the round's model and send an update that was made beforehand.
+
+``take_part`` is a device as an application would write it, on ``websockets`` and the protocol package. _fleet.py has
+thousands of them at a fraction of the cost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.frames import pack_chunks, unpack_chunk
+from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
+    PROTOCOL_VERSION,
+    Accepted,
+    CheckIn,
+    ComeBack,
+    Content,
+    Fetch,
+    Grant,
+    Report,
+    Task,
+    Uploaded,
+    Welcome,
+    decode_from_coordinator,
+    encode,
+)
+from fleetlearn_protocol.vector import checksum
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+EXAMPLES = 100
+"""What every device says it has."""
+
+
+class Update(NamedTuple):
+    """What a device will send: float32 bytes."""
+
+    content: bytes
+    crc32: int
+
+
+def make_update(size: int, seed: int = 0) -> Update:
+    """A plausible update of ``size`` parameters."""
+    content = (np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)).tobytes()
+    return Update(content, checksum(content))
+
+
+def report(task: Task, update: Update) -> Report:
+    """Claims one epoch over the device's examples."""
+    return Report(
+        task=task.task,
+        round=task.round,
+        crc32=update.crc32,
+        size=len(update.content),
+        examples=EXAMPLES,
+        steps=1,
+        epochs=1.0,
+        complete=True,
+        loss=1.0,
+    )
+
+
+@dataclass
+class Moments:
+    """When things happened in one round, by ``time.perf_counter``."""
+
+    first_task: float = float("inf")
+    last_uploaded: float = 0.0
+    last_accepted: float = 0.0
+    accepted: int = 0
+
+
+class Log(dict[int, Moments]):
+    """Round -> its moments, over all devices of this process."""
+
+    def __missing__(self, round: int) -> Moments:
+        return self.setdefault(round, Moments())
+
+
+async def take_part(
+    url: str, device: str, update: Update, log: Log, opened: Callable[[int], None] = lambda round: None
+) -> None:
+    """Be ``device`` until the coordinator says that training is finished. ``opened`` hears of each round's first task.
+
+    Raises RuntimeError where the coordinator refuses something or sends the wrong bytes.
+    """
+    async with connect(
+        url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=1 << 20
+    ) as connection:
+        await connection.send(encode(CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark")))
+        task: Task | None = None
+        async for message in connection:
+            assert isinstance(message, str), "bulk came without being asked for"
+            match decode_from_coordinator(message):
+                case Task() as task:
+                    moments = log[task.round]
+                    if moments.first_task == float("inf"):
+                        moments.first_task = time.perf_counter()
+                        opened(task.round)
+                    await connection.send(encode(Fetch(task.model)))
+                case Content(transfer, _, size):
+                    await _receive(connection, transfer, size)
+                    assert task is not None
+                    await connection.send(encode(report(task, update)))
+                case Grant(name, transfer, offset):
+                    assert task is not None
+                    for chunk in pack_chunks(transfer, update.content, offset):
+                        await connection.send(chunk)
+                    await connection.send(encode(Uploaded(name)))
+                    log[task.round].last_uploaded = time.perf_counter()
+                case Accepted():
+                    assert task is not None
+                    log[task.round].last_accepted = time.perf_counter()
+                    log[task.round].accepted += 1
+                case ComeBack():
+                    return
+                case Welcome():
+                    pass
+                case other:
+                    raise RuntimeError(f"{device}: the coordinator sent {other}")
+
+
+async def _receive(connection: ClientConnection, transfer: int, size: int) -> bytearray:
+    content = bytearray(size)
+    received = 0
+    while received < size:
+        message = await connection.recv()
+        assert isinstance(message, bytes), f"{message!r} came instead of a chunk"
+        chunk = unpack_chunk(message)
+        if (chunk.transfer, chunk.offset) != (transfer, received):
+            raise RuntimeError(f"chunk {chunk[:2]} came; ({transfer}, {received}) was due")
+        content[received : received + len(chunk.payload)] = chunk.payload
+        received += len(chunk.payload)
+    return content

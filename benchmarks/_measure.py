@@ -1,0 +1,232 @@
+"""What the benchmarks share: a coordinator as a process of its own, what processes cost, and how figures are shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol import Manifest, write_manifest
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    FORMAT,
+    FORMAT_VERSION,
+    INFER,
+    MANIFEST,
+    PARAMETERS,
+    TRAIN,
+    File,
+    Hyper,
+    Input,
+    LocalStep,
+    Parameter,
+)
+from fleetlearn_protocol.vector import digest
+from safetensors.numpy import save
+
+START_LIMIT = 60.0
+"""Seconds that a server process may take until it listens."""
+END_LIMIT = 15.0
+"""Seconds that it may take to end after SIGTERM, before it is killed."""
+
+PLAN = """
+name = "benchmark"
+bundle = "bundle"
+seed = 1
+[local]
+evaluate = false
+[round]
+goal = {devices}
+over_selection = 1.0
+minimum = {devices}
+deadline = 600.0
+gather = 600.0
+[stop]
+rounds = {rounds}
+[service]
+port = 0
+heartbeat = 60.0
+"""
+
+
+class Usage(NamedTuple):
+    """What a process has used since its start."""
+
+    cpu: float
+    """Seconds, user and system."""
+    peak_rss: float
+    """MiB."""
+
+
+def usage(pid: int) -> Usage:
+    """Of a running process, from /proc."""
+    # schedstat counts nanoseconds, stat only hundredths of a second; a server's threads live as long as it does.
+    spent = sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    status = Path(f"/proc/{pid}/status").read_text()
+    # VmHWM, since ru_maxrss begins with the size of the process that forked this one.
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return Usage(spent / 1e9, int(peak.split()[1]) / 1024)
+
+
+def write_placeholder_bundle(folder: Path, size: int) -> Path:
+    """A bundle of ``size`` parameters whose graphs are empty files: enough for a coordinator, which never runs them."""
+    vector = np.random.default_rng(0).standard_normal(size, np.float32) * np.float32(0.05)
+    contents = {TRAIN: b"", EVAL: b"", INFER: b"", PARAMETERS: save({"w": vector})}
+    manifest = Manifest(
+        format=FORMAT,
+        version=FORMAT_VERSION,
+        name="benchmark",
+        parameters=(Parameter("w", (size,), 0),),
+        batch=(Input("x", "float32", (1,)),),
+        outputs=(Input("output", "float32", (1,)),),
+        hyper=(Hyper("lr", 0.1),),
+        step=LocalStep("sgd"),
+        metrics=(),
+        files={path: File(digest(content), len(content)) for path, content in contents.items()},
+    )
+    for path, content in {**contents, MANIFEST: write_manifest(manifest)}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+@contextmanager
+def server_process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command; end it with SIGTERM, or kill it if it does not go. Its output is shown when something fails."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    except BaseException:
+        print(f"--- the end of {log.name}:\n" + log.read_text(errors="replace")[-3000:], file=sys.stderr)
+        raise
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Server(NamedTuple):
+    """A coordinator that is listening."""
+
+    pid: int
+    url: str
+    folder: Path
+    """Its data directory."""
+
+
+@contextmanager
+def coordinator(*, size: int, devices: int, rounds: int, plan: str = "") -> Iterator[Server]:
+    """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
+
+    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service].
+    """
+    with scratch() as folder:
+        write_placeholder_bundle(folder / "bundle", size)
+        file = folder / "plan.toml"
+        file.write_text(PLAN.format(devices=devices, rounds=rounds) + plan)
+        command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay", str(file)]
+        log = folder / "coordinator.log"
+        with server_process(command, log) as process:
+            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), folder / "benchmark.run")
+
+
+def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """The first group of ``pattern`` in what a process that is starting has written. Raises RuntimeError."""
+    until = time.monotonic() + START_LIMIT
+    while time.monotonic() < until:
+        if (found := re.search(pattern, log.read_text(errors="replace"))) is not None:
+            return found.group(1)
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with status {process.returncode} before it listened: {process.args!r}")
+        time.sleep(0.02)
+    raise RuntimeError(f"it did not listen within {START_LIMIT:.0f} s: {process.args!r}")
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="fleetlearn-benchmark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def middle(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest, as the JSON has them."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def show(values: Mapping[str, float]) -> str:
+    """``median [min-max]`` with three digits."""
+    median, least, greatest = (_digits(values[key]) for key in ("median", "min", "max"))
+    return median if least == greatest else f"{median} [{least}-{greatest}]"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, the first of them the headings, as a Markdown table with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    return options
+
+
+def write_json(file: Path | None, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """The figures, with the settings and the machine that they belong to."""
+    if file is not None:
+        content = {"machine": machine(), "settings": dict(settings), "results": dict(results)}
+        file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on beside the code. The load shows how much of the machine others used."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("fleetlearn", "websockets", "numpy", "msgspec")},
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

@@ -1,0 +1,147 @@
+"""Rounds with 20 devices that return at once: what a coordinator adds to a round.
+
+The devices take the model (1M float32, 4 MB) and send an update that was made beforehand; they are real ones, on
+``websockets`` and the protocol package, all in this process. The coordinator is a process of its own. Interleaved
+with it runs the floor (_floor.py): bare ``websockets`` and numpy moving the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import _floor
+import _load
+import _measure as measure
+
+WARM = 3
+"""Rounds at the start that do not count."""
+
+
+async def together(parts: Iterable[Awaitable[None]], limit: float) -> None:
+    """All devices, or an error from one of them, or TimeoutError."""
+    async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(part)  # type: ignore[arg-type]
+
+
+class Watch:
+    """Looks at the server's usage when the first counted round begins, and when the last one does."""
+
+    def __init__(self, pid: int, rounds: int) -> None:
+        self.began: dict[int, float] = {}
+        self.used: dict[int, measure.Usage] = {}
+        self.own: dict[int, float] = {}
+        self.pid, self.marks = pid, (WARM + 1, WARM + 1 + rounds)
+
+    def __call__(self, round: int) -> None:
+        if round not in self.began:
+            self.began[round] = time.perf_counter()
+            if round in self.marks:
+                self.used[round], self.own[round] = measure.usage(self.pid), time.process_time()
+
+    def figures(self, devices: int) -> dict[str, float]:
+        first, last = self.marks
+        rounds = last - first
+        cpu = self.used[last].cpu - self.used[first].cpu
+        seconds = self.began[last] - self.began[first]
+        return {
+            "seconds_per_round": seconds / rounds,
+            "rounds_per_second": rounds / seconds,
+            "cpu_ms_per_update": 1e3 * cpu / rounds / devices,
+            "devices_cpu_ms_per_update": 1e3 * (self.own[last] - self.own[first]) / rounds / devices,
+            "peak_rss_mib": self.used[last].peak_rss,
+        }
+
+
+class Gaps(NamedTuple):
+    """Between two rounds, in seconds, one value for each round that counts."""
+
+    after_report: list[float]
+    """From the last device's last byte of a round, given to its socket, to the first task of the next."""
+    after_accepted: list[float]
+    """From the last `accepted` of a round."""
+
+
+def fleetlearn(devices: int, size: int, rounds: int, limit: float, plan: str = "") -> tuple[dict[str, float], Gaps]:
+    """Figures of the coordinator, and how long it took between rounds."""
+    update = _load.make_update(size)
+    log = _load.Log()
+    with measure.coordinator(size=size, devices=devices, rounds=WARM + rounds + 1, plan=plan) as server:
+        watch = Watch(server.pid, rounds)
+        asyncio.run(together((_load.take_part(server.url, f"d{i}", update, log, watch) for i in range(devices)), limit))
+    for round in range(1, WARM + rounds + 2):
+        if log[round].accepted != devices:
+            raise RuntimeError(f"round {round} accepted {log[round].accepted} of {devices} updates")
+    pairs = [(log[i], log[i + 1].first_task) for i in range(WARM + 1, WARM + 1 + rounds)]
+    gaps = Gaps([task - end.last_uploaded for end, task in pairs], [task - end.last_accepted for end, task in pairs])
+    return watch.figures(devices), gaps
+
+
+def bare(devices: int, size: int, rounds: int, limit: float) -> dict[str, float]:
+    """Figures of the floor."""
+    content = _load.make_update(size).content
+    total = WARM + rounds + 1
+    with measure.scratch() as folder:
+        log = folder / "floor.log"
+        command = [sys.executable, str(Path(_floor.__file__)), *map(str, (devices, size, total))]
+        with measure.server_process(command, log) as process:
+            url = measure.wait_for(r"listening on (ws://\S+:\d+)", process, log)
+            watch = Watch(process.pid, rounds)
+            asyncio.run(together((_floor.take_part(url, content, total, watch) for _ in range(devices)), limit))
+    return watch.figures(devices)
+
+
+def quantile(values: Iterable[float], part: float) -> float:
+    """The smallest value that at least ``part`` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--devices", type=int, default=20)
+    options.add_argument("--size", type=int, default=1_000_000, help="parameters of the model, float32")
+    options.add_argument("--rounds", type=int, default=30, help=f"rounds that count, after {WARM} that do not")
+    options.add_argument("--uploads", type=int, default=16, help="the plan's service.uploads")
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--limit", type=float, default=120.0, help="seconds that one repeat may take")
+    chosen = options.parse_args()
+    sizes = chosen.devices, chosen.size, chosen.rounds, chosen.limit
+    runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
+    gaps = Gaps([], [])
+    for _ in range(chosen.repeats):
+        runs["floor"].append(bare(*sizes))
+        figures, found = fleetlearn(*sizes, plan=f"uploads = {chosen.uploads}")
+        runs["fleetlearn"].append(figures)
+        gaps.after_report.extend(found.after_report)
+        gaps.after_accepted.extend(found.after_accepted)
+        print(".", end="", flush=True, file=sys.stderr)
+    print(file=sys.stderr)
+    results: dict[str, Any] = {
+        name: {key: measure.middle([row[key] for row in rows]) for key in rows[0]} for name, rows in runs.items()
+    }
+    keys = list(runs["floor"][0])
+    results["ratio"] = {
+        key: measure.middle([ours[key] / least[key] for ours, least in zip(*runs.values(), strict=True)])
+        for key in keys
+    }
+    for name, values in gaps._asdict().items():
+        results[f"next_task_{name}_ms"] = {
+            "p50": 1e3 * quantile(values, 0.5), "p99": 1e3 * quantile(values, 0.99), "max": 1e3 * max(values)
+        }  # fmt: skip
+    heads = ("figure", "fleetlearn", "floor", "ratio, same repeat")
+    print(measure.table([heads, *((key, *(measure.show(results[n][key]) for n in (*runs, "ratio"))) for key in keys)]))
+    for name, words in (("after_report", "last report"), ("after_accepted", "last `accepted`")):
+        line = ", ".join(f"{key} {value:.1f}" for key, value in results[f"next_task_{name}_ms"].items())
+        print(f"\nms from a round's {words} to the next round's first task: {line}")
+    settings = {key: value for key, value in vars(chosen).items() if key != "json"}
+    measure.write_json(chosen.json, settings, results | {"runs": runs})
+
+
+if __name__ == "__main__":
+    main()

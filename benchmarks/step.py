@@ -1,0 +1,119 @@
+"""A training step on one thread: the bundle on ONNX Runtime, ONNX Runtime's own training API, and PyTorch eager.
+
+Each contender trains the same model from the same weights on the same batches of 20, in a process of its own; their
+last losses must agree. All contenders run once before any runs again. ``onnx`` runs on the stock runtime of
+.venv/device, where there is one, and on the one of this environment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import _measure as measure
+import _models
+import numpy as np
+import torch
+from fleetlearn_export import export_bundle
+
+HERE = Path(__file__).parent
+DEVICE_PYTHON = HERE.parent / ".venv/device/bin/python"
+"""Holds what a device holds: stock ONNX Runtime, and no PyTorch."""
+LR = 0.05
+TOLERANCE = 1e-3
+"""Relative difference of the last losses above which the contenders did not do the same work."""
+LIMIT = 300.0
+"""Seconds that one contender may take."""
+
+
+def export(name: str, folder: Path) -> tuple[Path, Path, int]:
+    """The model's bundle, its batches as a file, and its number of parameters."""
+    model = _models.make(name)
+    x, y = _models.batches(model.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporters that it calls
+        made = export_bundle(
+            model.module,
+            torch.nn.functional.cross_entropy,
+            (torch.from_numpy(x[0]), torch.from_numpy(y[0])),
+            folder / f"{name}.bundle",
+        )
+    np.savez(folder / f"{name}.npz", x=x, y=y)
+    return made.bundle.path, folder / f"{name}.npz", made.bundle.manifest.size
+
+
+def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int) -> dict[str, Any]:
+    """What one contender cost. Raises RuntimeError with its output where it failed."""
+    command = [str(python), str(HERE / "_contender.py"), kind, str(what), str(arrays), str(steps), str(LR)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise RuntimeError(f"{kind} failed:\n{done.stderr[-3000:]}")
+    costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "cpu_ms_per_step": 1e3 * costs["steps_cpu"] / steps,
+        "clock_ms_per_step": 1e3 * costs["steps_clock"] / steps,
+        "import_cpu_s": costs["import_cpu"],
+        "load_cpu_s": costs["load_cpu"],
+        "peak_rss_mib": costs["peak_rss_mib"],
+        "loss": costs["loss"],
+        "version": costs["version"],
+    }
+
+
+def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, Any]:
+    """All contenders on one model, in turns."""
+    bundle, arrays, size = export(name, folder)
+    steps = max(1, round(_models.make(name).steps * scale))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        turn = [contend(sys.executable, "eager", name, arrays, steps)]
+        if DEVICE_PYTHON.exists():
+            turn.append(contend(DEVICE_PYTHON, "onnx", bundle, arrays, steps))
+        turn.append(contend(sys.executable, "onnx", bundle, arrays, steps))
+        if (bundle / "ort_training").is_dir():
+            turn.append(contend(sys.executable, "ort-training", bundle, arrays, steps))
+            turn[-1]["version"] = turn[-1]["version"].replace("onnxruntime", "ort-training")
+        for run in turn:
+            if abs(run["loss"] - turn[0]["loss"]) > TOLERANCE * abs(turn[0]["loss"]):
+                raise RuntimeError(f"{name}: {run['version']} ends at loss {run['loss']}, eager at {turn[0]['loss']}")
+            runs.setdefault(run["version"], []).append(
+                run | {"ratio": run["cpu_ms_per_step"] / turn[0]["cpu_ms_per_step"]}
+            )
+        print(".", end="", flush=True, file=sys.stderr)
+    keys = [key for key in next(iter(runs.values()))[0] if key != "version"]
+    contenders = {
+        version: {key: measure.middle([row[key] for row in rows]) for key in keys} for version, rows in runs.items()
+    }
+    return {"parameters": size, "steps": steps, "contenders": contenders, "runs": runs}
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--models", nargs="+", choices=_models.NAMES, default=list(_models.NAMES))
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
+    chosen = options.parse_args()
+    with measure.scratch() as folder:
+        results = {name: compare(name, folder, chosen.repeats, chosen.scale) for name in chosen.models}
+    print(file=sys.stderr)
+    columns = {
+        "CPU-ms per step": "cpu_ms_per_step",
+        "ratio to eager": "ratio",
+        "peak RSS, MiB": "peak_rss_mib",
+        "import, CPU-s": "import_cpu_s",
+        "load, CPU-s": "load_cpu_s",
+    }
+    rows = [("model", "runtime", *columns)]
+    for name, result in results.items():
+        for version, figures in result["contenders"].items():
+            rows.append((name, version, *(measure.show(figures[key]) for key in columns.values())))
+    print(measure.table(rows))
+    measure.write_json(chosen.json, {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}, results)
+
+
+if __name__ == "__main__":
+    main()

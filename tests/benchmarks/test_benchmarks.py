@@ -1,0 +1,77 @@
+"""Each benchmark at a tiny size: it does the work that it measures, and writes figures. No figure is judged."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the benchmarks read /proc")
+
+
+def run(tmp_path: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark, which must leave neither a process nor a file of its servers behind."""
+    command = [sys.executable, str(ROOT / "benchmarks" / arguments[0]), *arguments[1:]]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # so that its servers' command lines name this test
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == status, done.stderr
+    left = f"{tmp_path}/fleetlearn-benchmark"
+    assert not [line for line in command_lines() if left in line]
+    assert not list(tmp_path.glob("fleetlearn-benchmark*"))
+    return done
+
+
+def figures(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """A benchmark's results."""
+    file = tmp_path / "figures.json"
+    assert "| " in run(tmp_path, *arguments, "--json", str(file)).stdout
+    content = json.loads(file.read_text())
+    assert content["machine"]["packages"]["fleetlearn"]
+    results: dict[str, Any] = content["results"]
+    return results
+
+
+def command_lines() -> Iterator[str]:
+    """Of all processes that run."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def test_rounds(tmp_path: Path) -> None:
+    results = figures(tmp_path, "rounds.py", "--devices", "3", "--size", "70000", "--rounds", "2", "--repeats", "1")
+    assert results["fleetlearn"]["cpu_ms_per_update"]["median"] > 0
+    assert results["floor"]["cpu_ms_per_update"]["median"] > 0
+    assert 0 < results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
+
+
+def test_connections(tmp_path: Path) -> None:
+    sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
+    results = figures(tmp_path, "connections.py", *sizes)
+    assert results["round"]["accepted"]["min"] == 20
+    assert results["storm"]["welcomed"]["min"] == 300
+    assert results["round"]["failed"]["max"] == results["storm"]["failed"]["max"] == 0
+    assert results["round"]["peak_rss_mib"]["median"] >= results["round"]["idle_rss_mib"]["median"]
+
+
+def test_step(tmp_path: Path) -> None:
+    results = figures(tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005")
+    contenders = results["softmax"]["contenders"]
+    assert any(name.startswith("torch ") for name in contenders)
+    assert any(name.startswith("onnxruntime ") for name in contenders)
+    assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
+
+
+def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Path) -> None:
+    done = run(tmp_path, "connections.py", "--devices", "30000", "--size", "1", "--repeats", "1", status=1)
+    shown = " ".join(done.stderr.split())  # the console breaks long lines
+    assert "less than the cohort of 30000" in shown
+    assert "it ended with status 1 before it listened" in shown
