@@ -266,7 +266,8 @@ class Driver:
             if session.link is not Link.CLOSING:
                 log.info("the coordinator closed the connection: %s", _close_reason(ws))
         except ConnectionClosed as error:
-            log.warning("the connection is lost: %s", error)
+            if session.link is not Link.CLOSING:
+                log.warning("the connection is lost: %s", _printable(str(error)))
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             log.warning("cannot connect to %s: %s", self._url, error or type(error).__name__)
         finally:

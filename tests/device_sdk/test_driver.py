@@ -1,0 +1,657 @@
+"""The driver on a real socket, against a coordinator that the test plays; whole processes where one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_device import Device, open_runtime
+from fleetlearn_device.checks import DataError
+from fleetlearn_device.driver import Driver, Timing
+from fleetlearn_device.state import State, StateError, describe
+from fleetlearn_device.train import train
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
+from fleetlearn_protocol.messages import (
+    Cancel,
+    CheckIn,
+    ComeBack,
+    Failed,
+    Fetch,
+    Grant,
+    Held,
+    Refused,
+    Report,
+)
+from processes import free_port
+from scripted import PATIENCE, Line, Scripted, Served, scripted, small_buffers
+
+QUICK = Timing(send=0.5, close=0.5, base=0.01)
+LONG = {"epochs": 10**6, "deadline": 10**6}
+
+
+@pytest.fixture(scope="module")
+def served(cases: Callable[[str], Any]) -> Served:
+    return Served(cases("softmax").path)
+
+
+@pytest.fixture(scope="module")
+def data(cases: Callable[[str], Any]) -> dict[str, Any]:
+    case = cases("softmax")
+    names = [row.name for row in Served(case.path).bundle.manifest.batch]
+    return dict(zip(names, (case.x[:20], case.y[:20]), strict=True))
+
+
+@asynccontextmanager
+async def serving(device: Device) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(device.serve())
+    try:
+        yield task
+    finally:
+        device.stop()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def pair(
+    served: Served | None, data: Any, folder: Path, **options: Any
+) -> AsyncIterator[tuple[Scripted, asyncio.Task[None]]]:
+    """A coordinator and a device in this process."""
+    async with scripted(served.contents if served is not None else None) as coordinator:
+        device = Device(coordinator.url, data=data, state_dir=folder, timing=QUICK, **options)
+        async with serving(device) as running:
+            yield coordinator, running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def in_training(coordinator: Scripted, served: Served, name: str = "t1") -> Line:
+    """A connection whose device is in the middle of a training that would take days."""
+    line = await coordinator.line()
+    await line.check_in(heartbeat=0.02)
+    await line.say(served.task(name, **LONG))
+    fetches = asyncio.create_task(line.answer_fetches(Failed))
+    await until(lambda: any(beat.task == name and beat.steps > 3 for beat in line.heartbeats))
+    fetches.cancel()
+    await asyncio.gather(fetches, return_exceptions=True)
+    return line
+
+
+def test_two_rounds_give_the_updates_that_training_gives(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path, name="dev-1") as (coordinator, _):
+            line = await coordinator.line()
+            check_in = await line.check_in()
+            assert (check_in.device, check_in.examples, check_in.held) == ("dev-1", 20, None)
+            assert check_in.runtime.startswith("onnx 1.")
+            await line.say(served.task("t1", evaluate=True))
+            report = await line.answer_fetches(Report)
+            assert describe(tmp_path).pending == report  # it is on disk before it is reported
+            update = np.frombuffer(await line.accept(report), np.float32)
+
+            runtime = open_runtime(served.bundle)
+            runtime.load(served.model)
+            expected = train(
+                runtime, data, hyper={"lr": 0.1, "mu": 0.01}, epochs=2, batch_size=8, seed=5, evaluate=True
+            )
+            np.testing.assert_array_equal(update, expected.update)
+            assert (report.examples, report.steps, report.epochs, report.complete) == (20, 6, 2.0, True)
+            assert (report.loss, report.metrics) == (expected.loss, expected.metrics)
+            assert report.evaluation == expected.evaluation
+            names = [fetch.sha256 for fetch in line.fetches]
+            assert names[0] == served.bundle.sha256
+            assert {served.file(TRAIN), served.file(EVAL), served.model_sha256} <= set(names)
+            assert served.file(INFER) not in names
+            assert len(names) == len(set(names))
+
+            await line.say(served.task("t2", round=2, seed=6))
+            assert (await line.expect(Report)).task == "t2"  # nothing was lacking
+            assert (await line.accept(await again(line, "t2"))) != update.tobytes()
+
+    async def again(line: Line, name: str) -> Report:
+        report = describe(tmp_path).pending
+        assert report is not None
+        assert report.task == name
+        return report
+
+    asyncio.run(test())
+
+
+def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            fetch = await line.expect(Fetch)
+            await line.send_content(fetch, chunk=100, stop_after=500)
+            partial = tmp_path / "partial" / fetch.sha256
+            await until(lambda: partial.exists() and partial.stat().st_size == 500)
+            line.cut()
+
+            line = await coordinator.line()
+            assert (await line.check_in()).held is None
+            assert await line.expect(Fetch) == Fetch(fetch.sha256, 500)
+            await line.send_content(Fetch(fetch.sha256, 500))
+            await line.accept(await line.answer_fetches(Report))
+
+    asyncio.run(test())
+
+
+def test_an_upload_goes_on_where_the_grant_says(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in(chunk_bytes=256)
+            await line.say(served.task())
+            report = await line.answer_fetches(Report)
+            part = await line.take_upload(report, bytes_=768)
+            assert len(part) == 768
+            line.cut()
+
+            line = await coordinator.line()
+            assert (await line.check_in(chunk_bytes=256)).held == Held("t1", 1)
+            assert await line.expect(Report) == report
+            rest = await line.take_upload(report, 768, transfer=8)
+            assert zlib.crc32(part + rest) == report.crc32
+
+    asyncio.run(test())
+
+
+def test_a_connection_cut_in_training_is_made_again_and_training_goes_on(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await in_training(coordinator, served)
+            line.cut()
+            line = await coordinator.line()
+            assert (await line.check_in(heartbeat=0.02)).held is None
+            first = await line.beat()
+            assert first.task == "t1"
+            await line.say(served.task("t1", **LONG))  # the coordinator cannot know that it goes on
+            assert (await line.beat()).steps >= first.steps > 0
+            await line.say(Cancel("t1", Code.ROUND_OVER))
+
+    asyncio.run(test())
+
+
+def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(tmp_path: Path) -> None:
+    update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
+    report = Report("t1", 1, zlib.crc32(update.tobytes()), update.nbytes, 20, 3, 1.0, True, 0.5)
+    state = State(tmp_path)
+    state.save_pending(report, update.data.cast("B"))
+    state.close()
+
+    async def test() -> None:
+        with small_buffers() as listening:
+            async with scripted(sock=listening) as coordinator:
+                device = Device(coordinator.url, data=(update[:20],), state_dir=tmp_path, timing=QUICK)
+                async with serving(device):
+                    line = await coordinator.line()
+                    assert (await line.check_in()).held == Held("t1", 1)
+                    assert await line.expect(Report) == report
+                    await line.say(Grant("t1", 3, 0))
+                    line.connection.transport.pause_reading()
+
+                    line = await coordinator.line()  # while the first still stands
+                    assert (await line.check_in()).held == Held("t1", 1)
+                    await line.accept(await line.expect(Report))
+
+    asyncio.run(test())
+
+
+def test_wrong_bytes_are_fetched_once_more(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            fetch = await line.expect(Fetch)
+            right = line.contents
+            line.contents = dict(right) | {fetch.sha256: right[fetch.sha256][::-1]}
+            await line.send_content(fetch)
+            line.contents = right
+            assert await line.expect(Fetch) == Fetch(fetch.sha256, 0)
+            await line.send_content(fetch)
+            await line.accept(await line.answer_fetches(Report))
+
+    asyncio.run(test())
+
+
+def test_bytes_that_are_wrong_twice_give_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            fetch = await line.expect(Fetch)
+            line.contents = dict(line.contents) | {fetch.sha256: b"{" + line.contents[fetch.sha256][1:-1] + b"!"}
+            await line.send_content(fetch)
+            await line.send_content(await line.expect(Fetch))
+            failed = await line.expect(Failed)
+            assert (failed.task, failed.code) == ("t1", "bad-bundle")
+            assert "manifest.json arrived twice" in failed.text
+            assert await line.closed() == 1000
+            assert (await (await coordinator.line()).expect(CheckIn)).held is None
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_training_stops_and_the_next_task_begins(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await in_training(coordinator, served)
+            await line.say(Cancel("t1", Code.ROUND_OVER, "enough"))
+            await line.say(served.task("t2"))
+            report = await line.answer_fetches(Report)
+            assert (report.task, report.steps) == ("t2", 6)
+            await line.accept(report)
+
+    asyncio.run(test())
+
+
+def test_a_time_budget_gives_partial_work(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task("t1", epochs=10**6, time_budget=0.5))
+            report = await line.answer_fetches(Report)
+            assert not report.complete
+            passes, rest = divmod(report.steps, 3)  # steps of 8, 8 and 4 examples
+            assert report.epochs == pytest.approx(passes + (0.0, 0.4, 0.8)[rest])
+            assert 0 < report.seconds < 5
+
+    asyncio.run(test())
+
+
+def test_a_training_that_fails_gives_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            for name, hyper, code in (("t1", {"lr": 1e30}, "diverged"), ("t2", {"rate": 0.1}, "runtime-error")):
+                line = await coordinator.line()
+                await line.check_in()
+                await line.say(served.task(name, hyper=hyper, epochs=50))
+                failed = await line.answer_fetches(Failed)
+                assert (failed.task, failed.code) == (name, code)
+                assert await line.closed() == 1000
+
+    asyncio.run(test())
+
+
+def test_data_that_do_not_fit_end_the_device(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        wrong = {name: array[:, :7] if array.ndim == 2 else array for name, array in data.items()}
+        async with pair(served, wrong, tmp_path) as (coordinator, running):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert failed.code == "bad-data"
+            assert "(20, 7)" in failed.text
+            assert await line.closed() == 1000
+            with pytest.raises(DataError, match="expected"):
+                await running
+
+    asyncio.run(test())
+
+
+def test_batches_of_the_users_own(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        batches = [{name: array[i : i + 5] for name, array in data.items()} for i in range(0, 20, 5)]
+        async with pair(served, batches, tmp_path, examples=20) as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).examples == 20
+            await line.say(served.task(epochs=3))
+            report = await line.answer_fetches(Report)
+            assert (report.steps, report.epochs) == (12, 3.0)
+
+    asyncio.run(test())
+
+
+def test_a_state_directory_that_fails_ends_the_device(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, running):
+            line = await coordinator.line()
+            await line.check_in()
+            (tmp_path / "partial").rmdir()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert (failed.task, failed.code) == ("t1", "runtime-error")
+            assert "cannot use the state directory" in failed.text
+            assert await line.closed() == 1000
+            with pytest.raises(StateError, match="cannot use the state directory"):
+                await running
+
+    asyncio.run(test())
+
+
+def test_two_devices_cannot_share_a_directory(data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scripted() as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            async with serving(device):
+                await coordinator.line()
+                with pytest.raises(StateError, match="in use by another process"):
+                    await Device(coordinator.url, data=data, state_dir=tmp_path).serve()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["{", '{"type":"hello"}', '{"type":"accepted"}', b"12", '{"type":"welcome","coordinator":"x"}'],
+)
+def test_a_broken_message_closes_the_connection_and_no_more(
+    message: str | bytes, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with pair(None, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(message)
+            assert await line.closed() == 1002
+            await (await coordinator.line()).check_in()
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("closing the connection: the coordinator broke the protocol: ")
+
+
+def test_a_frame_above_the_bound_closes_the_connection(data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(None, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(bytes(2**18))
+            assert await line.closed() == 1009
+            await (await coordinator.line()).check_in()
+
+    asyncio.run(test())
+
+
+def test_another_version_ends_the_device(data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(None, data, tmp_path) as (coordinator, running):
+            line = await coordinator.line()
+            await line.expect(CheckIn)
+            await line.say(Refused(Code.BAD_VERSION, "version 2 is spoken here"))
+            await line.closed()
+            with pytest.raises(ProtocolError, match="version 2 is spoken here"):
+                await running
+
+    asyncio.run(test())
+
+
+def test_come_back_is_heeded_and_finished_ends_the_device(data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scripted() as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK, until_finished=True)
+            async with serving(device) as running:
+                line = await coordinator.line()
+                await line.expect(CheckIn)
+                await line.say(ComeBack(0.5, "busy"))
+                assert await line.closed() == 1000
+                left = asyncio.get_running_loop().time()
+                line = await coordinator.line()
+                assert asyncio.get_running_loop().time() - left >= 0.25  # half of what was said
+                await line.check_in()
+                await line.say(ComeBack(3600.0, "finished"))
+                assert await line.closed() == 1000
+                async with asyncio.timeout(PATIENCE):
+                    await running
+
+    asyncio.run(test())
+
+
+def test_a_coordinator_that_comes_later_is_found(data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        port = free_port()
+        device = Device(f"ws://127.0.0.1:{port}", data=data, state_dir=tmp_path, timing=QUICK)
+        async with serving(device):
+            await until(lambda: "cannot connect" in caplog.text)
+            async with scripted(port=port) as coordinator:
+                await (await coordinator.line()).check_in()
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+
+
+def test_stopping_gives_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            async with serving(device) as running:
+                line = await in_training(coordinator, served)
+                device.stop()
+                assert (await line.expect(Failed)).code == "stopping"
+                assert await line.closed() == 1000
+                async with asyncio.timeout(PATIENCE):
+                    await running
+        State(tmp_path).close()  # nobody holds it any more
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_serve_leaves_nothing_behind(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            running = asyncio.create_task(device.serve())
+            await in_training(coordinator, served)
+            running.cancel()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(running, return_exceptions=True)
+            assert running.cancelled()
+            assert not [task for task in asyncio.all_tasks() if "Driver" in repr(task.get_coro())]
+        State(tmp_path).close()
+
+    asyncio.run(test())
+
+
+def test_the_wait_before_a_connection_grows_to_its_cap_with_full_jitter() -> None:
+    driver: Any = Driver.__new__(Driver)
+    driver._timing, driver._dice, driver._after = Timing(base=0.5, cap=60.0), random.Random(3), None
+    driver._session = SimpleNamespace(faults=0)
+    for failures, limit in [(0, 0.5), (1, 1.0), (3, 4.0), (6, 32.0), (7, 60.0), (1000, 60.0)]:
+        waits = [driver._delay(failures) for _ in range(2000)]
+        assert 0 <= min(waits) < 0.05 * limit
+        assert 0.95 * limit < max(waits) <= limit
+        assert np.mean(waits) == pytest.approx(limit / 2, rel=0.1)
+    driver._session.faults = 3
+    assert max(driver._delay(0) for _ in range(2000)) == pytest.approx(4.0, rel=0.05)
+    driver._after = 10.0
+    waits = [driver._delay(5) for _ in range(2000)]
+    assert 5.0 <= min(waits) < 5.5
+    assert 14.5 < max(waits) <= 15.0
+
+
+def test_what_the_coordinator_writes_cannot_forge_the_log(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with pair(None, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(Refused(Code.BAD_MESSAGE, "bad\n2026 ERROR forged \x1b[31m"))
+            await line.closed()
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+    assert "forged" in caplog.text
+    assert not any(character in record.getMessage() for record in caplog.records for character in "\n\x1b")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"url": "http://127.0.0.1:1"}, "expected ws://HOST:PORT or wss://HOST:PORT"),
+        ({"url": "127.0.0.1:1"}, "expected ws://HOST:PORT or wss://HOST:PORT"),
+        ({"runtime": "tensorflow"}, "expected one of auto, onnx, ort-training"),
+        ({"threads": 0}, "expected at least 1"),
+        ({"data": "/nowhere/data.npz"}, "does not exist"),
+        ({"data": [1, 2], "examples": None}, "without examples="),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_opened(
+    options: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"url": "ws://127.0.0.1:1", "data": (np.zeros((3, 2)),), "state_dir": tmp_path / "s"}
+    with pytest.raises(ValueError, match=text):
+        Device(**(arguments | options))
+    assert not (tmp_path / "s").exists()
+
+
+# Whole processes
+
+
+@asynccontextmanager
+async def process(coordinator: Scripted, folder: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", coordinator.url,
+        "--data", str(folder / "data.npz"), "--state", str(folder / "state"), *options,
+        stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: dict[str, Any]) -> Path:
+    np.savez(tmp_path / "data.npz", **data)
+    return tmp_path
+
+
+def test_an_update_survives_sigkill_and_is_sent_without_training_again(served: Served, folder: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            async with process(coordinator, folder) as first:
+                line = await coordinator.line()
+                device = (await line.check_in(chunk_bytes=256)).device
+                await line.say(served.task())
+                report = await line.answer_fetches(Report)
+                part = await line.take_upload(report, bytes_=512)
+                first.kill()
+                assert await first.wait() == -signal.SIGKILL
+            line.released.set()
+
+            async with process(coordinator, folder) as second:
+                line = await coordinator.line()
+                check_in = await line.check_in()
+                assert (check_in.device, check_in.held) == (device, Held("t1", 1))
+                assert await line.expect(Report) == report
+                update = await line.accept(report)
+                assert update[:512] == part
+                line.cut()
+                line = await coordinator.line()
+                assert (await line.check_in()).held is None  # acknowledged, so forgotten
+                second.terminate()
+                assert await line.closed() == 1000
+                assert await second.wait() == 0
+
+    asyncio.run(test())
+
+
+def test_training_that_sigkill_ended_is_done_again_to_the_same_update(served: Served, folder: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            async with process(coordinator, folder) as first:
+                await in_training(coordinator, served)
+                first.kill()
+                await first.wait()
+            updates = []
+            for name in ("t1", "t2"):
+                async with process(coordinator, folder):
+                    line = await coordinator.line()
+                    assert (await line.check_in()).held is None
+                    await line.say(served.task(name))
+                    report = await line.answer_fetches(Report)
+                    assert line.fetches == []  # the bundle and the model were there
+                    updates.append(await line.accept(report))
+                    await until(lambda: describe(folder / "state").pending is None)
+            assert updates[0] == updates[1]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals_end_the_command_in_order(served: Served, folder: Path, number: signal.Signals, status: int) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+            line = await in_training(coordinator, served)
+            running.send_signal(number)
+            assert (await line.expect(Failed)).code == "stopping"
+            assert await line.closed() == 1000
+            _, log = await running.communicate()
+            assert running.returncode == status
+            assert b"Traceback" not in log
+            assert f"stopping: {number.name}".encode() in log
+
+    asyncio.run(test())
+
+
+def test_a_finished_update_survives_sigterm(served: Served, folder: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            report = await line.answer_fetches(Report)
+            running.terminate()
+            assert await line.closed() == 1000
+            assert await running.wait() == 0
+            assert describe(folder / "state").pending == report
+
+    asyncio.run(test())
+
+
+def test_the_command_ends_when_training_is_finished(served: Served, folder: Path) -> None:
+    async def test() -> None:
+        async with scripted() as coordinator, process(coordinator, folder, "--until-finished") as running:
+            line = await coordinator.line()
+            await line.expect(CheckIn)
+            await line.say(ComeBack(3600.0, "finished"))
+            assert await line.closed() == 1000
+            assert await running.wait() == 0
+
+    asyncio.run(test())
+
+
+def test_the_command_ends_with_2_where_the_data_do_not_fit(served: Served, folder: Path, data: Any) -> None:
+    np.savez(folder / "data.npz", **{f"my_{name}": array for name, array in data.items()})
+
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            assert (await line.answer_fetches(Failed)).code == "bad-data"
+            await line.closed()
+            _, log = await running.communicate()
+            assert running.returncode == 2
+            assert b"data.npz: arrays" in log
+            assert b"Traceback" not in log
+
+    asyncio.run(test())
