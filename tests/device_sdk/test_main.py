@@ -1,0 +1,183 @@
+"""The command fleetlearn-device: what it prints, how it ends, what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_device.__main__ import main
+from fleetlearn_device.state import State
+from fleetlearn_protocol.messages import Report
+
+HEAVY = (
+    "torch",
+    "onnx",
+    "onnxscript",
+    "typer",
+    "rich",
+    "onnxruntime",
+    "sympy",
+    "fleetlearn_coordinator",
+    "fleetlearn_export",
+)
+NOWHERE = "ws://127.0.0.1:9"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, np.int64))
+    return str(tmp_path / "data.npz")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fleetlearn_device", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after the statement."""
+    program = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(found.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("import fleetlearn_device", ()),
+        ("from fleetlearn_device.__main__ import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass", ()),
+        ("from fleetlearn_device import Device", ()),
+        ("from fleetlearn_device import open_runtime", ()),
+        (
+            "from fleetlearn_device import Device\nimport numpy, asyncio\n"
+            "device = Device('ws://127.0.0.1:9', (numpy.zeros((3, 2)),), '/dev/null/state')\n"
+            "try: device.run()\nexcept Exception as error: print(error)",
+            ("onnxruntime",),
+        ),
+    ],
+)
+def test_a_device_imports_nothing_that_it_can_do_without(statement: str, allowed: tuple[str, ...]) -> None:
+    assert imported_by(statement) & set(HEAVY) <= set(allowed)
+
+
+def test_help_needs_neither_numpy_nor_websockets() -> None:
+    help_alone = imported_by(
+        "from fleetlearn_device.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    assert not help_alone & {"numpy", "websockets", "msgspec", "asyncio"}
+
+
+def test_the_package_is_imported_in_no_time() -> None:
+    """CPU seconds in the process itself, so that a busy machine does not matter; the least of three."""
+    program = "import time; t = time.process_time(); import fleetlearn_device; print(time.process_time() - t)"
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(3)
+    ]
+    assert min(float(found.stdout) for found in runs) < 0.3
+
+
+def test_help_shows_the_options_and_the_exit_statuses() -> None:
+    shown = run("run", "--help")
+    assert shown.returncode == 0
+    for option in ("--coordinator", "--data", "--state", "--runtime", "--threads", "--name", "--until-finished"):
+        assert option in shown.stdout
+    assert "exit status" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "COMMAND"),
+        (("train",), "invalid choice"),
+        (("run",), "--coordinator"),
+        (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "0"), "from 1 to 1024"),
+        (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "two"), "from 1 to 1024"),
+        (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--runtime", "tf"), "invalid choice"),
+        (("run", "--coord", NOWHERE, "--data", "d", "--state", "s"), "--coordinator"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "file", "text"),
+    [
+        ("http://127.0.0.1:9", None, "expected ws://HOST:PORT or wss://HOST:PORT"),
+        (NOWHERE, "missing.npz", "missing.npz does not exist"),
+        (NOWHERE, __file__, "is not an .npz file"),
+    ],
+)
+def test_what_cannot_work_ends_with_2(
+    url: str, file: str | None, text: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["run", "--coordinator", url, "--data", file or data, "--state", str(tmp_path / "state")])
+    assert status == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
+def test_data_of_unequal_lengths_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3)), y=np.zeros(5))
+    assert (
+        main(["run", "--coordinator", NOWHERE, "--data", str(tmp_path / "data.npz"), "--state", str(tmp_path / "s")])
+        == 2
+    )
+    assert "'x': 4, 'y': 5" in capsys.readouterr().err
+
+
+def test_a_directory_in_use_ends_with_1(data: str, tmp_path: Path) -> None:
+    state = State(tmp_path / "state")
+    ended = run("run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state"))
+    state.close()
+    assert ended.returncode == 1
+    assert "in use by another process" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_another_name_ends_with_1(data: str, tmp_path: Path) -> None:
+    State(tmp_path / "state", "one").close()
+    ended = run("run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state"), "--name", "two")
+    assert ended.returncode == 1
+    assert "one, not two" in ended.stderr
+
+
+def test_without_a_coordinator_the_command_waits_and_sigterm_ends_it(data: str, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", NOWHERE, "--data", data, "--state",
+         str(tmp_path / "state"), "--name", "sensor-1"],
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")
+            assert any("connecting again" in line for line in lines)
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = State(tmp_path, "sensor-7")
+    assert main(["info", "--state", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "sensor-7" in shown
+    assert "none waits" in shown
+    state.save_pending(Report("t3-1", 3, zlib.crc32(b"12345678"), 8, 7, 3, 2.0, True, 0.5), b"12345678")
+    assert main(["info", "--state", str(tmp_path)]) == 0
+    assert "task t3-1 of round 3, 8 bytes" in capsys.readouterr().out
+    state.close()
+
+
+def test_info_of_another_directory_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--state", str(tmp_path)]) == 1
+    assert "is not a state directory" in capsys.readouterr().err
