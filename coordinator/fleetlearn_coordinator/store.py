@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector, checksum, digest
 from safetensors.numpy import load_file, save_file
 
 from fleetlearn_coordinator import aggregator
@@ -44,7 +44,7 @@ CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REA
 CREATE TABLE tasks(
     task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
     state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
-    report BLOB, weight INTEGER, slot INTEGER, sha256 TEXT
+    report BLOB, weight INTEGER, slot INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);
 """
@@ -233,8 +233,8 @@ class Store:
         if self._power:
             os.fsync(self._slots[slot])
         self._db.execute(
-            "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, sha256=? WHERE task=?",
-            (msgspec.json.encode(report), weight, slot, report.sha256, task),
+            "UPDATE tasks SET state='accepted', report=?, weight=?, slot=? WHERE task=?",
+            (msgspec.json.encode(report), weight, slot, task),
         )
         self._held[task] = slot
 
@@ -279,7 +279,7 @@ class Store:
         self._free.remove(slot)
         self._held[task] = slot
         update = np.concatenate([part.copy() for part in self.read_slot(slot, report.size)])
-        if digest(update) != report.sha256:
+        if checksum(update) != report.crc32:
             raise StoreError(Code.WRONG_HASH, f"{self._slot_path(slot)}: the update of {task} is damaged")
         aggregator.add(total, update, weight)
 

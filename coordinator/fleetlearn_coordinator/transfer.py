@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from fleetlearn_protocol import Bundle
@@ -13,7 +12,7 @@ from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, Chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, check_finite
+from fleetlearn_protocol.vector import Vector, check_finite, checksum
 from websockets.frames import Frame, Opcode
 
 from fleetlearn_coordinator.store import Store
@@ -80,7 +79,7 @@ class Contents:
 
 @dataclass(slots=True)
 class Upload:
-    """One update on its way: spooled to a slot of the store, hashed and checked as it arrives."""
+    """One update on its way: spooled to a slot of the store and checked as it arrives."""
 
     device: str
     report: Report
@@ -93,7 +92,8 @@ class Upload:
     """0: not granted."""
     moved: float = 0.0
     """When the last byte came, on the loop's clock."""
-    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+    crc32: int = 0
+    """Of them."""
 
     def take(self, chunk: Chunk, store: Store) -> None:
         """Spool one chunk. Raises ProtocolError (wrong-offset, wrong-length, not-finite) and takes nothing of it."""
@@ -109,7 +109,7 @@ class Upload:
                 f"a chunk of {size} bytes at {self.offset}; the update has {self.report.size} bytes of float32",
             )
         largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
-        self._hash.update(chunk.payload)
+        self.crc32 = checksum(chunk.payload, self.crc32)
         store.write_slot(self.slot, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
@@ -120,10 +120,10 @@ class Upload:
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"{self.offset} bytes were sent; the update was announced with {self.report.size}"
             )
-        if self._hash.hexdigest() != self.report.sha256:
+        if self.crc32 != self.report.crc32:
             raise ProtocolError(
                 Code.WRONG_HASH,
-                f"the update has SHA-256 {self._hash.hexdigest()}; {self.report.sha256} was announced. Send it again.",
+                f"the update has CRC-32 {self.crc32:08x}; {self.report.crc32:08x} was announced. Send it again.",
             )
 
 
@@ -187,7 +187,7 @@ class Uploads:
     def forget(self, task: str, but: Report | None = None) -> None:
         """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
         broken = self._broken.get(task)
-        if broken is not None and (but is None or broken.report.sha256 != but.sha256):
+        if broken is not None and (but is None or broken.report.crc32 != but.crc32):
             self._release(self._broken.pop(task))
 
     def forget_all(self) -> None:

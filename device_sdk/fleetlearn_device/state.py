@@ -36,12 +36,12 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     ORT_TRAINING,
-    PARAMETERS,
     TRAIN,
     Manifest,
     read_manifest,
 )
 from fleetlearn_protocol.messages import Identifier, Report, Task
+from fleetlearn_protocol.vector import checksum
 
 from fleetlearn_device.commands import Wanted
 
@@ -74,10 +74,13 @@ class Summary(NamedTuple):
 
 
 def needed_files(manifest: Manifest, kind: str) -> list[str]:
-    """The files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) opens."""
+    """The files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) needs in a round.
+
+    The bundle's own parameters are not among them: the round's model takes their place.
+    """
     if kind == "ort-training":
-        return [EVAL, PARAMETERS, *(f"ort_training/{file}" for file in ORT_TRAINING)]
-    return [TRAIN, EVAL, PARAMETERS]
+        return [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+    return [TRAIN, EVAL]
 
 
 class State:
@@ -205,7 +208,7 @@ class State:
         """
         folder = self.path / "pending"
         with _clear_errors(folder):
-            _write_durably(folder / f"{report.sha256}.bin", update)
+            _write_durably(folder / f"{report.crc32:08x}.bin", update)
             _write_durably(folder / "report.json", msgspec.json.encode(report))
             self._tidy_pending()
 
@@ -215,7 +218,7 @@ class State:
             report = _read_report(self.path)
             if report is not None:
                 path = self._update(report)
-                if path.exists() and path.stat().st_size == report.size and _digest(path) == report.sha256:
+                if path.exists() and path.stat().st_size == report.size and checksum(path.read_bytes()) == report.crc32:
                     return report
                 log.warning("the saved update of task %s is damaged; it is dropped", report.task)
                 self.drop_pending(report.task)
@@ -242,12 +245,12 @@ class State:
                     offset += len(payload)
 
     def _update(self, report: Report) -> Path:
-        return self.path / "pending" / f"{report.sha256}.bin"
+        return self.path / "pending" / f"{report.crc32:08x}.bin"
 
     def _tidy_pending(self) -> None:
         """Delete what belongs to no report: an update whose report was not written yet, or was deleted already."""
         report = _read_report(self.path)
-        keep = {"report.json"} if report is None else {"report.json", f"{report.sha256}.bin"}
+        keep = {"report.json"} if report is None else {"report.json", f"{report.crc32:08x}.bin"}
         for path in (self.path / "pending").iterdir():
             if path.name not in keep:
                 path.unlink()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Report, Task, decode_from_device, encode
-from fleetlearn_protocol.vector import Vector, digest, from_bytes
+from fleetlearn_protocol.vector import Vector, checksum, from_bytes
 
 from fleetlearn_device.data import Data
 from fleetlearn_device.runtime import Kind, Runtime, open_runtime
@@ -39,9 +39,9 @@ class Trainer:
         """
         end = time.monotonic() + seconds
         self.steps = 0
-        runtime = self._open(task)
-        path = self._state.model(task.model)
-        runtime.load(from_bytes(path.read_bytes(), runtime.manifest.size))
+        model = from_bytes(self._state.model(task.model).read_bytes())
+        runtime = self._open(task, model)
+        runtime.load(model)
         outcome = train(
             runtime,
             self._data,
@@ -57,7 +57,7 @@ class Trainer:
         report = Report(
             task=task.task,
             round=task.round,
-            sha256=digest(outcome.update),
+            crc32=checksum(outcome.update),
             size=outcome.update.nbytes,
             examples=outcome.examples,
             steps=outcome.steps,
@@ -72,11 +72,12 @@ class Trainer:
         decode_from_device(encode(report))  # refuses here what the coordinator would refuse
         return Trained(report, outcome.update)
 
-    def _open(self, task: Task) -> Runtime:
+    def _open(self, task: Task, model: Vector) -> Runtime:
         if self._opened is None or self._opened[0] != task.bundle:
             self._opened = None  # two models at a time may be more than the memory holds
             try:
-                self._opened = task.bundle, open_runtime(self._state.bundle(task.bundle), self._kind, self._threads)
+                bundle = self._state.bundle(task.bundle)
+                self._opened = task.bundle, open_runtime(bundle, self._kind, self._threads, model=model)
             except BundleError:
                 self._state.forget_bundle(task.bundle)
                 raise

@@ -38,7 +38,7 @@ class Code(StrEnum):
     WRONG_LENGTH = "wrong-length"
     """More or fewer bytes than announced, or than the model has."""
     WRONG_HASH = "wrong-hash"
-    """The bytes do not have the announced SHA-256."""
+    """The bytes do not have the announced SHA-256 or CRC-32."""
     NOT_FINITE = "not-finite"
     """NaN or infinity in a number or a vector."""
     OUT_OF_RANGE = "out-of-range"

@@ -37,6 +37,8 @@ Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """A device or task: 1 to 64 characters that are safe in a file name."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
+Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+"""CRC-32 (that of zlib, PNG and Ethernet)."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
 """A metric or hyper-parameter."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -127,7 +129,7 @@ class Report(Message, frozen=True, tag="report"):
     """The task that was given."""
     round: RoundNumber
     """The task's round."""
-    sha256: Digest
+    crc32: Checksum
     """Of the encoded update."""
     size: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
     """Bytes of the encoded update."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.frames import CHUNK_BYTES
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.vector import checksum, digest
 from make_manifest import manifest
 from make_messages import messages
 
@@ -61,7 +61,7 @@ def vector() -> dict[str, Any]:
     ]
 
     def vector_of(values: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
-        return {"hex": values.tobytes().hex(), "sha256": digest(values)}
+        return {"hex": values.tobytes().hex(), "sha256": digest(values), "crc32": checksum(values)}
 
     def bits(*words: int) -> str:
         return np.array(words, "<u4").tobytes().hex()

@@ -23,7 +23,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "report": m.Report(
         task="t4-11",
         round=4,
-        sha256=B,
+        crc32=0x9BE3E0A3,
         size=6653480,
         examples=1200,
         steps=120,

@@ -11,7 +11,7 @@ from fleetlearn_coordinator import aggregator, store
 from fleetlearn_coordinator.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector, checksum
 
 SIZE = 1000
 BUNDLE = "b" * 64
@@ -21,7 +21,7 @@ def spool(kept: Store, task: str, update: Vector, weight: int, total: aggregator
     """What the server does with an update that has come in whole."""
     slot = kept.take_slot()
     kept.write_slot(slot, 0, update.tobytes())
-    report = Report(task, 1, digest(update), update.nbytes, weight, 1, 1.0, True, 0.5)
+    report = Report(task, 1, checksum(update), update.nbytes, weight, 1, 1.0, True, 0.5)
     kept.accept(task, report, weight, slot)
     aggregator.add(total, update, weight)
     kept.fold(total)

@@ -11,7 +11,7 @@ from fleetlearn_coordinator.transfer import Content, Contents, Upload, Uploads
 from fleetlearn_protocol import Code, ProtocolError, open_bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector, checksum
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
@@ -19,7 +19,7 @@ UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
 
 def report_of(task: str, update: Vector = UPDATE) -> Report:
-    return Report(task, 1, digest(update), update.nbytes, 5, 1, 1.0, True, 0.5)
+    return Report(task, 1, checksum(update), update.nbytes, 5, 1, 1.0, True, 0.5)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def task(name: str = "A", *, deadline: float = 100.0, budget: float | None = Non
 
 
 def report(name: str = "A") -> Report:
-    return Report(name, 1, "c" * 64, 40, 7, 3, 2.0, True, 0.5)
+    return Report(name, 1, 12, 40, 7, 3, 2.0, True, 0.5)
 
 
 def tell(session: Session, message: FromCoordinator, now: float = 0.0) -> Commands:

@@ -6,6 +6,7 @@ would give is a job that may be done at any later step.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -315,10 +316,10 @@ class Model(RuleBasedStateMachine):
         if how == "stopped" and wanted:
             return  # it stops only when told to
         if how == "well":
-            digest = hashlib.sha256(task.task.encode()).hexdigest()
+            crc32 = zlib.crc32(task.task.encode())
             if not wanted:
                 self.training = None
-            self.perform(self.session.trained(Report(task.task, task.round, digest, SIZE, 7, 3, 1.0, True, 0.5)))
+            self.perform(self.session.trained(Report(task.task, task.round, crc32, SIZE, 7, 3, 1.0, True, 0.5)))
             return
         self.training = None
         self.perform(self.session.ended(task.task, "diverged" if how == "diverged" else None, "nan"))

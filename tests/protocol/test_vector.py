@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import Parameter
-from fleetlearn_protocol.vector import check_finite, digest, flatten, from_bytes, views
+from fleetlearn_protocol.vector import check_finite, checksum, digest, flatten, from_bytes, views
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -93,6 +93,14 @@ def test_digest() -> None:
         assert digest(same) == expected
     assert digest(np.empty(0, np.float32)) == hashlib.sha256().hexdigest()
     assert digest(vector[::2]) == hashlib.sha256(vector[::2].tobytes()).hexdigest()
+
+
+def test_the_checksum_is_the_common_crc_32() -> None:
+    """Check value of CRC-32/ISO-HDLC: that of the nine bytes 123456789 is cbf43926."""
+    assert checksum(b"123456789") == 0xCBF43926
+    assert checksum(b"6789", checksum(b"12345")) == 0xCBF43926
+    vector = np.arange(9, dtype=np.float32)
+    assert checksum(vector[::2]) == checksum(vector[::2].tobytes())
 
 
 def test_digest_tells_minus_0_from_0() -> None:

@@ -15,7 +15,7 @@ from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
 from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
-from fleetlearn_protocol.vector import digest, flatten, from_bytes, views
+from fleetlearn_protocol.vector import checksum, digest, flatten, from_bytes, views
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 DECODE = {"from-device": decode_from_device, "from-coordinator": decode_from_coordinator}
@@ -98,6 +98,7 @@ def test_vector() -> None:
     assert (from_bytes(trained) - from_bytes(model)).tobytes() == update
     for name in ("model", "trained", "update"):
         assert digest(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["sha256"]
+        assert checksum(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["crc32"]
 
 
 @named(VECTOR["invalid"])

@@ -47,7 +47,7 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
     encode,
 )
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector, checksum, digest
 from safetensors.numpy import save
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -171,7 +171,7 @@ def report_of(task: Task, update: Vector, /, **fields: Any) -> Report:
     values: dict[str, Any] = {
         "task": task.task,
         "round": task.round,
-        "sha256": digest(update),
+        "crc32": checksum(update),
         "size": update.nbytes,
         "examples": 10,
         "steps": 5,
