@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace, paths: Paths) -> int:
+    if shutil.which(options.device_command) is None:
+        raise DemoError(f"{options.device_command} is no program; run `make demo`, which installs what runs a device")
     began = time.monotonic()
     with Screen(options.rounds) as screen:
         screen.event("exporting the model and checking it against PyTorch")
@@ -135,7 +137,10 @@ def _watch(fleet: Fleet, strikes: Strikes, screen: Screen, options: argparse.Nam
             raise DemoError(fleet.coordinator.last_words())
         fleet.read_logs()
         if status.finished is None:
-            fleet.check_devices()
+            ended = fleet.ended()
+            # One that heard of the end ends with 0, perhaps since the look at the records above.
+            if ended and (ended.child.status != 0 or read_status(fleet.paths.run).finished is None):
+                raise DemoError(ended.child.last_words())
             for event in strikes.step(committed):
                 screen.event(event)
                 moved = time.monotonic()
@@ -204,7 +209,7 @@ def _await_ends(fleet: Fleet, timeout: float = 3.0) -> None:
 @contextmanager
 def _own(output: Path) -> Iterator[Paths]:
     """The output directory, for this demo alone, without what an earlier one left."""
-    paths = Paths(output.absolute())
+    paths = Paths(output)
     paths.output.mkdir(parents=True, exist_ok=True)
     with (paths.output / ".lock").open("w") as lock:
         try:

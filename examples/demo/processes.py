@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 class DemoError(Exception):
     """The demo cannot go on; the text says why and what to do."""
@@ -81,17 +83,24 @@ class Child:
 
 
 def end_all(children: Sequence[Child], patience: float = 5.0) -> None:
-    """SIGTERM to those that run, SIGKILL to those that do not listen, and wait until every one is gone."""
-    for child in children:
-        if child.process is not None and child.running:
-            child.process.terminate()
-    deadline = time.monotonic() + patience
-    for child in children:
-        if child.process is not None:
+    """SIGTERM to those that run, SIGKILL to those that do not listen, and wait until every one is gone.
+
+    A signal to the demo, such as an impatient second Ctrl-C, waits until then.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDING))
+    try:
+        started = [child.process for child in children if child.process is not None]
+        for process in started:
+            process.terminate()
+        deadline = time.monotonic() + patience
+        for process in started:
             try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.kill()
+                process.kill()
+                process.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_command(name: str, command: Command, log: Path, timeout: float) -> None:
@@ -115,7 +124,7 @@ def exit_on_signals() -> None:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, leave)
 
 

@@ -62,8 +62,8 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._now = ""
-            self._live.update(self._draw(), refresh=True)
+            self._live.vertical_overflow = "visible"
+            self._live.update(self._draw(everything=True), refresh=True)
             self._live.stop()
 
     def event(self, text: str) -> None:
@@ -93,16 +93,17 @@ class Screen:
         if self._live is not None:
             self._live.update(self._draw(), refresh=True)
 
-    def _draw(self) -> Group:
-        lines = max(3, self._console.height - EVENTS_SHOWN - 8)
+    def _draw(self, *, everything: bool = False) -> Group:
+        lines = len(self._rounds) if everything else max(3, self._console.height - EVENTS_SHOWN - 8)
+        shown = self._events if everything else self._events[-EVENTS_SHOWN:]
         title = f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
         table = Table(title=title, title_justify="left", header_style="bold", expand=False)
         for heading in HEADINGS:
             table.add_column(heading, justify="left" if heading == "dropped" else "right", min_width=WIDTHS[heading])
-        for row in self._rounds[-lines:]:
+        for row in self._rounds[-lines:] if lines else ():
             table.add_row(*_cells(row), style="" if row.outcome == "committed" else "yellow")
-        events = [Text(f"{second:6.1f} s  {text}", style=_style(text)) for second, text in self._events[-EVENTS_SHOWN:]]
-        return Group(table, Text(self._now, style="dim"), *events)
+        events = [Text(f"{second:6.1f} s  {text}", style=_style(text)) for second, text in shown]
+        return Group(table, *events) if everything else Group(table, Text(self._now, style="dim"), *events)
 
 
 WIDTHS = {"round": 5, "cohort": 6, "reports": 7, "dropped": 20, "loss": 6, "accuracy": 8, "up": 8, "down": 8, "s": 5}
