@@ -20,6 +20,8 @@ from examples.demo.processes import DemoError, run_command
 from examples.demo.screen import Round, size
 from examples.demo.strikes import Kill, Strikes
 
+BLUE, ORANGE, RED, GREEN, PURPLE, GREY = "#2563a8", "#d9822b", "#c0392b", "#2e8b57", "#7d3c98", "#8a8f98"
+
 
 def summarize(rounds: list[Round], strikes: Strikes, exported: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The content of summary.json. ``rounds`` holds at least one that was committed."""
@@ -99,70 +101,55 @@ def export_model(paths: Paths, expected: float) -> None:
 
 
 def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> None:
-    """Held-out accuracy and loss, and the reports of each round, with the deaths and returns marked."""
+    """Held-out accuracy and loss, and what became of each round's tasks, with the deaths and returns marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     measured = [row for row in rounds if row.accuracy is not None and row.loss is not None]
     numbers = [row.number for row in measured]
-    blue, orange, red, green, grey = "#2563a8", "#d9822b", "#c0392b", "#2e8b57", "#8a8f98"
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(10, 6.4), sharex=True, height_ratios=(3, 1.2), layout="constrained", dpi=130
+    figure, panels = plt.subplots(
+        3, 1, figsize=(10, 7.2), sharex=True, height_ratios=(2.6, 1.2, 1.2), layout="constrained", dpi=130
     )
-    above.plot(numbers, [row.accuracy for row in measured], color=blue, lw=2, marker="o", ms=3.5)
-    above.axhline(target, color=grey, lw=0.8, ls="--")
-    above.set_ylabel("held-out accuracy", color=blue)
-    above.set_ylim(0, 1.22)
-    above.set_yticks([0, 0.2, 0.4, 0.6, 0.8, target, 1.0], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}", ""])
-    losses = above.twinx()
-    losses.plot(numbers, [row.loss for row in measured], color=orange, lw=1.6)
-    losses.set_ylabel("held-out loss", color=orange)
-    losses.set_ylim(0, 1.22 * max(row.loss or 0.0 for row in measured))
+    above, losses, tasks = panels
+    above.plot(numbers, [row.accuracy for row in measured], color=BLUE, lw=2, marker="o", ms=3.5)
+    above.axhline(target, color=GREY, lw=0.8, ls="--")
+    above.set_ylabel("held-out accuracy")
+    above.set_ylim(0, 1.03)
+    above.set_yticks([0, 0.2, 0.4, 0.6, 0.8, target], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}"])
+    losses.plot(numbers, [row.loss for row in measured], color=ORANGE, lw=2, marker="o", ms=3.5)
+    losses.set_yscale("log")
+    losses.set_ylabel("held-out loss")
 
-    for axes in (above, below):
-        axes.grid(axis="x", color="#e6e8eb", lw=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top"]].set_visible(False)
-    losses.spines[["top"]].set_visible(False)
-    before, height = -99.0, 1.2
-    for place, text, colour in sorted(_marks(strikes)):
-        height = (
-            1.2 if place - before > len(rounds) / 8 or height < 1.2 else 1.03
-        )  # beside its neighbour's, not over it
-        before = place
-        for axes in (above, below):
-            axes.axvline(place, color=colour, lw=1.1, ls=":")
-        above.annotate(
-            text,
-            (place, height),
-            color=colour,
-            fontsize=8,
-            va="top",
-            xytext=(3, 0),
-            textcoords="offset points",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-        )
-
-    below.bar([row.number for row in rounds], [row.reports for row in rounds], color=blue, width=0.7, label="reports")
     bottom = [row.reports for row in rounds]
-    causes = sorted({cause for row in rounds for cause in row.dropped}, key=lambda cause: cause != "lost")
-    for cause, colour in zip(causes, (red, "#c9ccd1", "#e0b04b", "#7d5ba6", green) * 2, strict=False):
+    tasks.bar([row.number for row in rounds], bottom, color=BLUE, width=0.7, label="reports")
+    causes = sorted({cause for row in rounds for cause in row.dropped}, key=lambda cause: (cause != "lost", cause))
+    for cause, colour in zip(causes, (RED, "#c9ccd1", "#e0b04b", "#7d5ba6", GREEN) * 9, strict=False):
         counts = [row.dropped.get(cause, 0) for row in rounds]
-        below.bar([row.number for row in rounds], counts, bottom=bottom, color=colour, width=0.7, label=cause)
+        tasks.bar([row.number for row in rounds], counts, bottom=bottom, color=colour, width=0.7, label=cause)
         bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
-    below.set_ylabel("tasks")
-    below.set_xlabel("round")
-    below.spines[["right"]].set_visible(False)
-    below.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    tasks.set_ylabel("tasks")
+    tasks.set_xlabel("round")
+    tasks.set_xlim(0.2, rounds[-1].number + 0.8)
+    tasks.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    tasks.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+
+    before, height = -float(len(rounds)), 0.62
+    for place, text, colour in sorted(_marks(strikes)):
+        close = place - before < len(rounds) / 8
+        before, height = place, 0.36 if close and height > 0.5 else 0.62  # a near one's text stands lower
+        for panel in panels:
+            panel.axvline(place, color=colour, lw=1.1, ls=":", zorder=0.5)
+        above.annotate(
+            text, (place, height), color=colour, fontsize=9, va="top", xytext=(4, 0), textcoords="offset points"
+        )
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
     final = measured[-1]
-    figure.suptitle(
-        f"{len(strikes.fleet.devices)} devices, {final.number} rounds: {final.accuracy:.1%} on held-out digits",
-        x=0.01,
-        ha="left",
-        fontweight="bold",
-    )
+    title = f"{len(strikes.fleet.devices)} devices, {len(measured)} rounds: {final.accuracy:.1%} on held-out digits"
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path)
     plt.close(figure)
 
@@ -179,7 +166,7 @@ def _marks(strikes: Strikes) -> list[tuple[float, str, str]]:
         count = f"{len(kills)} device{'s' if len(kills) > 1 else ''}"
         at_once = sum(kill.returned_in_round == number for kill in kills)
         text = f"{count}\n{what}" + (f",\n{at_once} back\nat once" if what == "killed" and at_once else "")
-        found.append((float(number), text, "#c0392b" if what == "killed" else "#2e8b57"))
+        found.append((float(number), text, RED if what == "killed" else GREEN))
     if strikes.coordinator is not None:
-        found.append((float(strikes.coordinator.round), "coordinator\nkilled and\nrestarted", "#7d3c98"))
+        found.append((float(strikes.coordinator.round), "coordinator\nkilled and\nrestarted", PURPLE))
     return found
