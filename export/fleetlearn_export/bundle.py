@@ -35,7 +35,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
 from fleetlearn_export.operators import decompositions
 from fleetlearn_export.ort_training import make_artifacts
-from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, training
+from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, named_outputs, training
 from fleetlearn_export.trace import Joint, eval_program, infer_program, joint_program, train_program
 from fleetlearn_export.update import hyper_names
 
@@ -143,16 +143,9 @@ def export_bundle(
 
 
 def _outputs(source: Source) -> list[Input]:
-    """The model's outputs: ``output``, or ``output_0``, ``output_1``, ... of a tuple, or ``output_KEY`` of a dict."""
+    """The manifest's rows for what the model returns. Raises ExportError where that is not one row an example."""
     inputs = source.inputs()
-    result = source.model(*inputs.values())
-    rows: dict[str, Any]
-    if isinstance(result, Mapping):
-        rows = {f"output_{key}": result[key] for key in sorted(result)}
-    elif isinstance(result, Tensor):
-        rows = {"output": result}
-    else:
-        rows = {f"output_{place}": row for place, row in enumerate(result)}
+    rows = named_outputs(source.model(*inputs.values()))
     size = len(next(iter(inputs.values())))
     for name, value in rows.items():
         if not isinstance(value, Tensor) or not value.dim() or len(value) != size:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.places import explained
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source, copy_of_state
 from fleetlearn_export.update import hyper_names
 
@@ -42,14 +43,16 @@ class Session(NamedTuple):
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
         given = {name: np.asarray(feed[name]) for name in self.inputs}
-        return dict(zip(self.outputs, self.inner.run(self.outputs, given), strict=True))
+        with explained("ONNX Runtime cannot run the exported graph"):
+            return dict(zip(self.outputs, self.inner.run(self.outputs, given), strict=True))
 
 
 def open_session(content: bytes) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    options.log_severity_level = 4  # what fails raises
+    with explained("ONNX Runtime cannot load the exported graph"):
+        inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()])
 
 

@@ -104,7 +104,8 @@ def max_pool2d_with_indices_backward(
     reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
     if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
         shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])
-        attributes: Attributes = {"kernel_shape": kernel, "strides": _pair(stride, kernel)}
+        # The indices alone say where; with the pool's own kernel, ONNX Runtime refuses shapes that were rounded.
+        attributes: Attributes = {"kernel_shape": [1, 1], "strides": [1, 1]}
         return symbolic("MaxUnpool", (grad, indices, shape), attributes, dtype=grad.dtype, shape=x.shape)
     flat = torch.zeros_like(x).reshape(-1)
     scattered = symbolic(

@@ -17,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from fleetlearn_export.errors import ExportError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_LIBRARIES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__, __file__))
+_PACKAGE = f"{Path(__file__).parent}/"
+_LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__)))
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
@@ -38,12 +39,31 @@ def place_of_error(error: BaseException) -> str:
 
 def place_of_node(node: torch.fx.Node) -> str:
     """Where the user's code made an exported operator: the module's path in the model, and the line."""
-    place = _place([(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")])
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
+    # What stands before the exporter's own frames is the call of the exporter, not the model.
+    ours = [place for place, frame in enumerate(frames) if frame[0].startswith(_PACKAGE)]
+    place = _place(frames[ours[-1] + 1 :] if ours else frames)
     module = ""
     for path, kind in (node.meta.get("nn_module_stack") or {}).values():
         if path.startswith("model."):
             module = f" in {path.removeprefix('model.')} ({str(kind).rsplit('.', 1)[-1]})"
     return module + place
+
+
+def place_of_fixed_size(error: BaseException) -> str | None:
+    """Where tracing found that only the example's own number of rows fits; None where that is not the error.
+
+    PyTorch keeps the place beside the size's symbol, which only the frames that the exception left still hold.
+    """
+    if "specialized it to be a constant" not in str(error):
+        return None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        shapes = getattr(frame.f_locals.get("fake_mode"), "shape_env", None)
+        for location in getattr(shapes, "replacements_slocs", {}).values():
+            found = location.framework_loc
+            if isinstance(found, traceback.FrameSummary):
+                return _place([(found.filename, found.lineno or 0, found.name)])
+    return ""
 
 
 def _place(frames: list[tuple[str, int, str]]) -> str:
@@ -55,6 +75,24 @@ def _is_own(file: str) -> bool:
     if file.startswith(("<", *_LIBRARIES)):
         return False
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
+
+
+class _OwnFrames(set[tuple[str, str]]):
+    """Holds (file, function) of all the user's code."""
+
+    def __contains__(self, frame: object) -> bool:
+        return isinstance(frame, tuple) and _is_own(frame[0])
+
+
+@contextmanager
+def own_frames_recorded() -> Iterator[None]:
+    """Have tracing note all frames of the user's code with each operator; by itself it notes those named forward."""
+    kept = torch.fx.proxy._STACK_TRACE_ANCHORS
+    torch.fx.proxy._STACK_TRACE_ANCHORS = _OwnFrames()
+    try:
+        yield
+    finally:
+        torch.fx.proxy._STACK_TRACE_ANCHORS = kept
 
 
 @contextmanager
@@ -71,6 +109,12 @@ def explained(what: str, *but: type[Exception]) -> Iterator[None]:
             "all data: choose between values with torch.where instead"
         ) from error
     except Exception as error:
+        fixed = place_of_fixed_size(error)
+        if fixed is not None:
+            raise ExportError(
+                f"{what}: the number of examples is fixed{fixed}. Take it from the shape of the input, as x.shape[0]; "
+                "len(x), int(...) or a number written out fix it"
+            ) from error
         raise ExportError(f"{what}: {first_line(error)}{place_of_error(error)}") from error
 
 

@@ -70,7 +70,16 @@ class InferModule(nn.Module):
         self.model = source.model
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(pytree.tree_leaves(self.model(*inputs)))
+        return tuple(named_outputs(self.model(*inputs)).values())
+
+
+def named_outputs(result: Any) -> dict[str, Any]:
+    """The model's outputs: ``output``, or ``output_0``, ``output_1``, ... of a tuple, or ``output_KEY`` of a dict."""
+    if isinstance(result, Mapping):
+        return {f"output_{key}": value for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return {f"output_{place}": value for place, value in enumerate(result)}
+    return {"output": result}
 
 
 def make_source(
@@ -144,6 +153,9 @@ def array_row(name: str, value: Tensor) -> Input:
 
 
 def _check_parameters(model: nn.Module, loss: Function) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not trained:
         raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
@@ -165,9 +177,6 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
             raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
         if not bool(torch.isfinite(value).all()):
             raise ExportError(f"parameter {name} holds NaN or infinity; every value must be finite")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
     if isinstance(loss, nn.Module):
         for name, value in loss.named_parameters():
             if value.requires_grad:
@@ -176,6 +185,7 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
 
 def _try(source: Source) -> None:
     """Run the loss and its gradient on the example, and on one row more."""
+    trained = [name for name, value in source.model.named_parameters() if value.requires_grad]
     rows = len(next(iter(source.batch.values())))
     for size in (rows, rows + 1):
         batch = {name: torch.cat([array, array[:1]])[:size] for name, array in source.batch.items()}
@@ -185,8 +195,7 @@ def _try(source: Source) -> None:
             explained(what if size == rows else f"the example's {rows} examples work, but {what}"),
         ):
             state = copy_of_state(source.model)
-            leaves = {name: value.requires_grad_() for name, value in state.items() if name in _trained(source.model)}
-            given = {f"model.{name}": value for name, value in state.items()}
+            leaves = {name: state[name].requires_grad_() for name in trained}
             arrays = tuple(batch.values())
             inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
             outputs = functional_call(source.model, state, inputs)
@@ -202,7 +211,6 @@ def _try(source: Source) -> None:
                     )
             if not loss.requires_grad:
                 raise ExportError("the loss does not depend on any parameter of the model")
-            loss, *_ = functional_call(LossModule(source), given, arrays)
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         without = [name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None]
         if without:
@@ -216,10 +224,6 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-def _trained(model: nn.Module) -> set[str]:
-    return {name for name, value in model.named_parameters() if value.requires_grad}
 
 
 def copy_of_state(model: nn.Module) -> dict[str, Tensor]:

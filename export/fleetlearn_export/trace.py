@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained, place_of_node, place_of_operator
+from fleetlearn_export.places import explained, own_frames_recorded, place_of_node, place_of_operator
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
 from fleetlearn_export.update import hyper_names, update
@@ -182,7 +182,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], batch: int |
     batch = len(arguments) - fixed if batch is None else batch
     shapes = [{0: rows} if fixed <= place < fixed + batch else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
-    with explained("the model cannot be exported"), quiet():
+    with explained("the model cannot be exported"), quiet(), own_frames_recorded():
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 
 

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from by_hand import bundle_training, largest_difference, pytorch_training
+from export_cases import Case
+from fleetlearn_export import ExportError, LocalStep, export_bundle
+from fleetlearn_protocol import open_bundle, write_inference_model
+from fleetlearn_protocol.manifest import EVAL, TRAIN
+from fleetlearn_protocol.vector import flatten, views
+from torch import nn
+from torch.nn import functional
+
+Cases = Callable[[str], Case]
+SIZES = [20, 7] * 12 + [1]
+"""Two batch sizes in turn, and a last batch of one."""
+MODELS = ["softmax", "mlp", "cnn", pytest.param("mcmahan", marks=pytest.mark.slow)]
+
+
+def run(content: bytes, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return dict(zip([row.name for row in session.get_outputs()], session.run(None, feed), strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_train_matches_pytorch(cases: Cases, name: str) -> None:
+    case = cases(name)
+    found, losses = bundle_training(case.exported.bundle, case.batches(SIZES[:11] if name == "mcmahan" else SIZES), 0.1)
+    sizes = SIZES[:11] if name == "mcmahan" else SIZES
+    expected, expected_losses = pytorch_training(case.model, case.loss, case.batches(sizes), 0.1)
+    assert largest_difference(found, expected) < 1e-5
+    assert losses == pytest.approx(expected_losses, abs=1e-5)
+    start = {name: value.detach().numpy() for name, value in case.model.named_parameters()}
+    assert largest_difference(found, start) > 0.01, "training did not move the model"
+
+
+@pytest.mark.parametrize("name", ["softmax", "cnn"])
+def test_proximal_term_is_the_gradient_of_half_mu_times_the_squared_distance(cases: Cases, name: str) -> None:
+    case = cases(name)
+    random = torch.Generator().manual_seed(3)
+    anchor = {
+        name: value.detach() + 0.1 * torch.randn(value.shape, generator=random)
+        for name, value in case.model.named_parameters()
+    }
+    arrays = {name: value.numpy() for name, value in anchor.items()}
+    found, losses = bundle_training(case.exported.bundle, case.batches(SIZES), 0.1, 0.3, arrays)
+    expected, expected_losses = pytorch_training(case.model, case.loss, case.batches(SIZES), 0.1, 0.3, anchor)
+    assert largest_difference(found, expected) < 1e-5
+    assert losses == pytest.approx(expected_losses, abs=1e-5), "the loss is the user's, without the penalty"
+    without, _ = pytorch_training(case.model, case.loss, case.batches(SIZES), 0.1)
+    assert largest_difference(found, without) > 1e-3, "the term did nothing"
+
+
+def test_one_step_by_hand(tmp_path: Path) -> None:
+    """w = 2, anchor 1, loss (w * 1 - 0)^2 = 4, gradient 4; lr 0.1, mu 0.5: 2 - 0.1 * (4 + 0.5 * (2 - 1)) = 1.55."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    x, y = torch.ones(2, 1), torch.zeros(2, 1)
+    bundle = export_bundle(
+        model, functional.mse_loss, (x, y), tmp_path / "one", step=LocalStep(proximal=True), hyper={"mu": 0.5}
+    ).bundle
+    found, losses = bundle_training(bundle, [(x, y)], 0.1, 0.5, {"weight": np.ones((1, 1), np.float32)})
+    assert found["weight"] == pytest.approx(1.55)
+    assert losses == [4.0]
+    assert [(row.name, row.default) for row in bundle.manifest.hyper] == [("lr", None), ("mu", 0.5)]
+
+
+def test_without_proximal_term_neither_anchor_nor_mu_is_in_the_graph(cases: Cases) -> None:
+    bundle = cases("mlp").exported.bundle
+    session = onnxruntime.InferenceSession(bundle.read(TRAIN), providers=["CPUExecutionProvider"])
+    parameters = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    inputs = [*(f"param.{name}" for name in parameters), "batch.x", "batch.y", "hyper.lr"]
+    assert [row.name for row in session.get_inputs()] == inputs
+    outputs = [*(f"next.param.{name}" for name in parameters), "loss", "metric.accuracy"]
+    assert [row.name for row in session.get_outputs()] == outputs
+    assert [row.name for row in bundle.manifest.hyper] == ["lr"]
+
+
+def test_metric_is_the_mean_over_the_batch(cases: Cases) -> None:
+    case = cases("softmax")
+    feed = {f"param.{name}": value.detach().numpy() for name, value in case.model.named_parameters()}
+    feed |= {f"anchor.{name}": value.detach().numpy() for name, value in case.model.named_parameters()}
+    feed |= {"batch.x": case.x[:50].numpy(), "batch.y": case.y[:50].numpy()}
+    feed |= {"hyper.lr": np.array(0.1, np.float32), "hyper.mu": np.array(0, np.float32)}
+    right = int((case.model(case.x[:50]).argmax(1) == case.y[:50]).sum())
+    assert run(case.exported.bundle.read(TRAIN), feed)["metric.accuracy"] == pytest.approx(right / 50)
+
+
+def test_eval_gives_sums(cases: Cases) -> None:
+    """Against softmax regression in numpy, float64: -log of the label's share of exp(x W^T + b)."""
+    case = cases("softmax")
+    x, y = case.x[:37].numpy(), case.y[:37].numpy()
+    weight, bias = (value.detach().numpy() for value in case.model.parameters())
+    found = run(
+        case.exported.bundle.read(EVAL), {"param.weight": weight, "param.bias": bias, "batch.x": x, "batch.y": y}
+    )
+    scores = x.astype(np.float64) @ weight.T + bias
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert found["loss_sum"] == pytest.approx(-np.log(shares[np.arange(37), y]).sum(), rel=1e-6)
+    assert found["metric_sum.accuracy"] == (scores.argmax(1) == y).sum()
+    assert found["examples"] == 37
+    assert found["examples"].dtype == np.int64
+    assert {value.shape for value in found.values()} == {()}
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
+def test_infer_takes_other_parameters_by_replacing_bytes(cases: Cases, name: str) -> None:
+    case = cases(name)
+    bundle = case.exported.bundle
+    vector = np.random.default_rng(5).normal(0, 0.3, bundle.manifest.size).astype(np.float32)
+    other = copy.deepcopy(case.model)
+    other.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in views(vector, bundle.manifest.parameters).items()}
+    )
+    found = run(write_inference_model(bundle, vector), {"x": case.x[:9].numpy()})
+    np.testing.assert_allclose(found["output"], other(case.x[:9]).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_manifest_describes_the_model(cases: Cases) -> None:
+    case = cases("cnn")
+    bundle = open_bundle(case.exported.bundle.path)
+    manifest = bundle.manifest
+    state = {name: value.numpy() for name, value in case.model.state_dict().items()}
+    assert {row.name: row.shape for row in manifest.parameters} == {name: value.shape for name, value in state.items()}
+    np.testing.assert_array_equal(bundle.parameters(), flatten(state, manifest.parameters))
+    assert [(row.name, row.dtype, row.shape) for row in manifest.batch] == [
+        ("x", "float32", (1, 8, 8)),
+        ("y", "int64", ()),
+    ]
+    assert [(row.name, row.dtype, row.shape) for row in manifest.outputs] == [("output", "float32", (10,))]
+    assert manifest.metrics == ("accuracy",)
+    assert manifest.step == LocalStep("sgd", proximal=True)
+    assert manifest.name == "cnn"
+    assert bundle.sha256 == case.exported.bundle.sha256
+    assert case.exported.difference < 1e-5
+
+
+def test_the_same_export_gives_the_same_bytes(cases: Cases, tmp_path: Path) -> None:
+    case = cases("mlp")
+    again = export_bundle(
+        case.model, case.loss, (case.x[:8], case.y[:8]), tmp_path / "mlp.bundle", metrics={"accuracy": _accuracy}
+    ).bundle
+    ours = {name: file for name, file in again.manifest.files.items() if "ort_training" not in name}
+    assert ours == {name: case.exported.bundle.manifest.files[name] for name in ours}
+
+
+def _accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == y).float()
+
+
+class Normalised(nn.Module):
+    """Batch norm, a frozen layer, a buffer that never changes, two inputs and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.frozen = nn.Linear(3, 6).requires_grad_(False)
+        self.register_buffer("shift", torch.randn(6))
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, u: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.norm(self.first(u)) + self.frozen(v) + self.shift
+        return {"score": self.last(torch.tanh(hidden)), "hidden": hidden}
+
+
+def _two_losses(outputs: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(outputs["score"], a) + 0.5 * functional.mse_loss(outputs["hidden"], b)
+
+
+def test_buffers_frozen_parameters_and_several_arrays(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Normalised().eval()
+    model.norm.train()
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    batches = [
+        (torch.randn(n, 5), torch.randn(n, 3), torch.randn(n, 4), torch.randn(n, 6)) for n in (8, 5, 8, 5, 8, 5, 8, 2)
+    ]
+    torch.set_rng_state(random)
+    exported = export_bundle(
+        model, _two_losses, batches[0], tmp_path / "norm", targets=2, names=["u", "v", "a", "b"], name="two"
+    )
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+    manifest = exported.bundle.manifest
+    assert [row.name for row in manifest.parameters if row.buffer] == ["norm.running_mean", "norm.running_var"]
+    assert not any(row.name.startswith(("frozen", "shift")) for row in manifest.parameters)
+    assert [row.name for row in manifest.outputs] == ["output_score", "output_hidden"]
+    assert not exported.batch_of_one
+    assert "norm.running_mean" in (exported.without_ort_training or "")
+
+    found, losses = bundle_training(exported.bundle, batches, 0.1)
+    expected, expected_losses = pytorch_training(model, _two_losses, batches, 0.1, targets=2)
+    assert largest_difference(found, expected) < 1e-5
+    assert losses == pytest.approx(expected_losses, abs=1e-5)
+    assert abs(found["norm.running_var"] - before["norm.running_var"].numpy()).max() > 0.01
+
+    trained = copy.deepcopy(model)
+    trained.load_state_dict({name: torch.from_numpy(value) for name, value in found.items()}, strict=False)
+    vector = flatten(found, manifest.parameters)
+    outputs = run(
+        write_inference_model(exported.bundle, vector), {"u": batches[1][0].numpy(), "v": batches[1][1].numpy()}
+    )
+    expected_outputs = trained.eval()(*batches[1][:2])
+    np.testing.assert_allclose(outputs["output_score"], expected_outputs["score"].detach(), atol=1e-5)
+    np.testing.assert_allclose(outputs["output_hidden"], expected_outputs["hidden"].detach(), atol=1e-5)
+
+
+def test_one_array_may_be_input_and_target(tmp_path: Path) -> None:
+    """An autoencoder's example, in which both arrays are one tensor, of one row."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 6))
+    x = torch.randn(1, 6)
+    bundle = export_bundle(model, functional.mse_loss, (x, x), tmp_path / "auto").bundle
+    batches = [(a, a) for a in (torch.randn(4, 6), torch.randn(1, 6))]
+    found, _ = bundle_training(bundle, batches, 0.1)
+    expected, _ = pytorch_training(model, functional.mse_loss, batches, 0.1)
+    assert largest_difference(found, expected) < 1e-5
+
+
+def test_a_failed_export_leaves_what_was_there(cases: Cases, tmp_path: Path) -> None:
+    model, x, y = nn.Linear(4, 2), torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
+    first = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b").bundle
+    with pytest.raises(ExportError):
+        export_bundle(model, lambda outputs, y: outputs.median(1).values.mean(), (x, y), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert open_bundle(tmp_path / "b").sha256 == first.sha256
+    nn.init.zeros_(model.weight)
+    second = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b").bundle
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert open_bundle(tmp_path / "b").sha256 == second.sha256 != first.sha256
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "no parent"])
+def test_what_is_not_a_bundle_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "thesis"
+    if kind == "folder":
+        target.mkdir()
+        (target / "chapter.txt").write_text("years of work")
+    elif kind == "file":
+        target.write_text("years of work")
+    else:
+        target = target / "b"
+    with pytest.raises(ExportError, match="thesis"):
+        export_bundle(nn.Linear(2, 2), functional.mse_loss, (torch.ones(2, 2), torch.ones(2, 2)), target)
+    assert kind == "no parent" or "years of work" in next(p for p in tmp_path.rglob("*") if p.is_file()).read_text()

@@ -1,0 +1,71 @@
+"""The check before publication finds graphs that compute something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export_cases import DIGITS, Case
+from fleetlearn_export import ExportError
+from fleetlearn_export.check import check_eval, check_infer, check_train, compare
+from fleetlearn_export.source import Source, training
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
+
+
+@pytest.fixture
+def case(cases: Callable[[str], Case]) -> Case:
+    return cases("softmax")
+
+
+def source_of(case: Case) -> Source:
+    return Source(case.model, case.loss, {"accuracy": DIGITS["accuracy"]}, {"x": case.x[:8], "y": case.y[:8]}, 1)
+
+
+def values_of(case: Case) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in case.model.named_parameters()}
+
+
+def tampered(content: bytes, output: str, operator: str) -> bytes:
+    """The graph with another operator where ``output`` is made."""
+    model = onnx.load_model_from_string(content)
+    node = next(node for node in model.graph.node if output in node.output)
+    assert node.op_type != operator
+    node.op_type = operator
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_wrong_gradient_is_found_and_its_parameter_named(case: Case, name: str) -> None:
+    content = tampered(case.exported.bundle.read(TRAIN), f"next.param.{name}", "Add")
+    with training(case.model), pytest.raises(ExportError, match=f"another gradient than PyTorch for parameter {name}"):
+        check_train(source_of(case), case.exported.bundle.manifest.step, content, values_of(case), set())
+
+
+def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
+    source, values, bundle = source_of(case), values_of(case), case.exported.bundle
+    with training(case.model):
+        content = tampered(bundle.read(TRAIN), "loss", "Mul")
+        with pytest.raises(ExportError, match=r"on a batch of 8, differs from PyTorch in the loss by [\d.]+ "):
+            check_train(source, bundle.manifest.step, content, values, set())
+    with training(case.model, mode=False):
+        content = tampered(bundle.read(EVAL), "metric_sum.accuracy", "Add")
+        with pytest.raises(ExportError, match=r"evaluation differs from PyTorch in metric_sum\.accuracy"):
+            check_eval(source, content, values)
+        with pytest.raises(ExportError, match="model differs from PyTorch in output"):
+            check_infer(source, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()})
+        assert check_infer(source, bundle.read(INFER), values) < 1e-6
+
+
+def test_compare() -> None:
+    expected = torch.tensor([100.0, 1.0])
+    assert compare({"a": (np.array([100.0005, 1]), expected)}, "it") == pytest.approx(5e-6, rel=1e-2)
+    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 2e-05 \(and in 0 more\)"):
+        compare({"a": (np.array([100.002, 1]), expected), "b": (np.zeros(2), torch.zeros(2))}, "it")
+    with pytest.raises(ExportError, match="in a by nan"):
+        compare({"a": (np.array([np.nan, 1]), expected)}, "it")
+    with pytest.raises(ExportError, match=r"a with shape \(1,\) where PyTorch has \(2,\)"):
+        compare({"a": (np.zeros(1), expected)}, "it")

@@ -1,0 +1,83 @@
+"""The gradients that are written here, operator by operator, against PyTorch's: check_train compares them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fleetlearn_export import LocalStep
+from fleetlearn_export.check import check_train
+from fleetlearn_export.graph import serialised, to_onnx
+from fleetlearn_export.operators import decompositions
+from fleetlearn_export.source import make_source, training
+from fleetlearn_export.trace import joint_program, train_program
+from torch import nn
+
+
+class Unpooling(nn.Module):
+    """Uses max-pooling's indices, so they must be counted as PyTorch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, places = nn.functional.max_pool2d(self.first(x), 2, return_indices=True)
+        return values + places.float() / 100
+
+
+STACKS = {
+    "strided and padded": nn.Sequential(nn.Conv2d(2, 4, (3, 2), stride=(2, 3), padding=(1, 2)), nn.Conv2d(4, 3, 1)),
+    "dilated and grouped": nn.Sequential(
+        nn.Conv2d(2, 4, 3, dilation=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 3, stride=2, groups=2),
+        nn.Conv2d(6, 6, 3, groups=6),
+    ),
+    "one dimension": nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(2, 4, 5, stride=2, dilation=3), nn.MaxPool1d(2), nn.Conv1d(4, 2, 3, bias=False)
+    ),
+    "transposed": nn.Sequential(
+        nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1),
+        nn.Tanh(),
+        nn.ConvTranspose2d(4, 2, 3, groups=2),
+    ),
+    "overlapping pools": nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(3, 2, 2)),
+    "pools that round up": nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, 3, ceil_mode=True)
+    ),
+    "dilated pools": nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2, stride=1, dilation=2), nn.Conv2d(3, 2, 1)),
+    "indices in use": nn.Sequential(nn.Conv2d(2, 1, 2), Unpooling()),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_gradients_match_pytorch(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(STACKS[name], nn.Flatten(), nn.LazyLinear(3))
+    x, y = torch.randn(3, 2, 10, 11), torch.tensor([0, 1, 2])
+    model(x)
+    source = make_source(model, nn.functional.cross_entropy, (x, y), {}, None, 1)
+    with training(model):
+        joint = joint_program(source)
+        program = train_program(source, joint, LocalStep())
+        content = serialised(to_onnx(program, decompositions(joint.exported.graph)))
+        found = check_train(source, LocalStep(), content, joint.values, joint.buffers)
+    assert found.difference < 1e-5
+    assert found.batch_of_one
+    before = dict(model.named_parameters())
+    assert all(not torch.equal(value, before[name]) for name, value in found.values.items())
+
+
+def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
+    """MaxUnpool costs less than ScatterElements."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
+    x, y = torch.randn(3, 2, 10, 11), torch.randn(3, 3)
+    model(x)
+    source = make_source(model, nn.functional.mse_loss, (x, y), {}, None, 1)
+    with training(model):
+        joint = joint_program(source)
+        graph = to_onnx(train_program(source, joint, LocalStep()), decompositions(joint.exported.graph)).graph
+    operators = [node.op_type for node in graph.node]
+    assert "MaxUnpool" in operators
+    assert "ScatterElements" not in operators
+    assert operators.count("MaxPool") == 1
