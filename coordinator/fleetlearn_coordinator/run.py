@@ -120,17 +120,17 @@ class Run:
     def _plan_wants_more(self) -> bool:
         return self.engine.version < self.plan.stop.rounds and str(self.finished).endswith("rounds done")
 
-    def accept(self, device: str, task: str, report: Report, slot: int, largest: float) -> None:
+    def accept(self, report: Report, slot: int, largest: float) -> None:
         """Make a spooled and checked update count: durable first, then in the sum.
 
         ``largest`` is its greatest magnitude. The caller then tells the device and calls ``engine.accept``.
         """
         weight = self.weight(report)
         aggregator.check(largest, weight)
-        self.store.accept(task, report, weight, slot)
+        self.store.accept(report, weight, slot)
         aggregator.add_parts(self.total, self.store.read_slot(slot, report.size), weight, largest)
         self.store.fold(self.total)
-        self.reports[task] = report
+        self.reports[report.task] = report
 
     def weight(self, report: Report) -> int:
         """The update's weight in the mean: its device's examples, up to the plan's cap."""

@@ -18,9 +18,10 @@ from websockets.asyncio.server import serve as listen
 from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator import tuning
+from fleetlearn_coordinator.conversation import CLOSE_TIMEOUT
 from fleetlearn_coordinator.plan import Plan
 from fleetlearn_coordinator.run import Clocks, Run
-from fleetlearn_coordinator.server import CLOSE_TIMEOUT, Coordinator
+from fleetlearn_coordinator.server import Coordinator
 from fleetlearn_coordinator.store import Store
 
 logger = logging.getLogger("fleetlearn.coordinator")

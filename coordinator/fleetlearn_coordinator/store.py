@@ -228,15 +228,15 @@ class Store:
                 )
             yield part
 
-    def accept(self, task: str, report: Report, weight: int, slot: int) -> None:
+    def accept(self, report: Report, weight: int, slot: int) -> None:
         """From here on the update counts, whatever happens to this process."""
         if self._power:
             os.fsync(self._slots[slot])
         self._db.execute(
             "UPDATE tasks SET state='accepted', report=?, weight=?, slot=? WHERE task=?",
-            (msgspec.json.encode(report), weight, slot, task),
+            (msgspec.json.encode(report), weight, slot, report.task),
         )
-        self._held[task] = slot
+        self._held[report.task] = slot
 
     def fold(self, total: Sum) -> None:
         """Write the sum of all accepted updates if SLOTS_HELD slots are held, and free these."""

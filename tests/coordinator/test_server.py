@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_coordinator.conversation import Conversation
 from fleetlearn_coordinator.engine import Phase
 from fleetlearn_coordinator.server import Coordinator
-from fleetlearn_coordinator.server import Peer as ServerPeer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import TRAIN, File
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def fetch_until_blocked(coordinator: Coordinator, peer: ServerPeer, device: Peer, entry: File) -> int:
+async def fetch_until_blocked(coordinator: Coordinator, peer: Conversation, device: Peer, entry: File) -> int:
     """Have a device that does not read fetch until the coordinator waits for it; how often it fetched.
 
     The kernel takes some megabytes before that.
@@ -123,9 +123,9 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
         a = await join("a", check_in=False)
         a.connection.transport.pause_reading()  # so that the first cannot be sent before the second comes
         await a.send(CheckIn(1, "a", 10))
-        await until(lambda: "a" in coordinator.peers)
+        await until(lambda: "a" in coordinator.devices)
         entry = coordinator.run.bundle.manifest.files[TRAIN]
-        peer = coordinator.peers["a"]
+        peer = coordinator.devices["a"]
         asked = await fetch_until_blocked(coordinator, peer, a, entry)
         stuck = peer.download
         await a.send(Fetch(coordinator.run.model_digest))
@@ -366,7 +366,7 @@ async def test_a_broken_upload_resumes_where_it_was(make_plan: PlanMaker) -> Non
         await a.send(pack_chunk(grant.transfer, 0, update.tobytes()[:CHUNK_BYTES]))
         await until(lambda: bool(coordinator.uploads.active[task.task].offset))
         a.connection.transport.abort()
-        await until(lambda: not coordinator.peers)
+        await until(lambda: not coordinator.devices)
         a = await join("a", held=Held(task.task, task.round))
         await a.send(report_of(task, update))
         grant = await a.expect(Grant)
@@ -476,21 +476,21 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
 @run_async
 async def test_a_device_that_stops_reading_is_ended(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.server.SEND_TIMEOUT", 0.1)
+        patch.setattr("fleetlearn_coordinator.conversation.SEND_TIMEOUT", 0.1)
         async with fleet(make_plan()) as (coordinator, join):
             a = await join("a", check_in=False)
             a.connection.transport.pause_reading()
             await a.send(CheckIn(1, "a", 10))
-            await until(lambda: "a" in coordinator.peers)
+            await until(lambda: "a" in coordinator.devices)
             entry = coordinator.run.bundle.manifest.files[TRAIN]
-            await fetch_until_blocked(coordinator, coordinator.peers["a"], a, entry)
+            await fetch_until_blocked(coordinator, coordinator.devices["a"], a, entry)
             await until(lambda: not coordinator.connections)
 
 
 @run_async
 async def test_a_granted_upload_that_stalls_is_ended(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.server.UPLOAD_TIMEOUT", 0.1)
+        patch.setattr("fleetlearn_coordinator.conversation.UPLOAD_TIMEOUT", 0.1)
         async with fleet(make_plan()) as (_, join):
             a = await join("a")
             await a.send(report_of(await a.task(), update_of(1.0)))

@@ -22,7 +22,7 @@ def spool(kept: Store, task: str, update: Vector, weight: int, total: aggregator
     slot = kept.take_slot()
     kept.write_slot(slot, 0, update.tobytes())
     report = Report(task, 1, checksum(update), update.nbytes, weight, 1, 1.0, True, 0.5)
-    kept.accept(task, report, weight, slot)
+    kept.accept(report, weight, slot)
     aggregator.add(total, update, weight)
     kept.fold(total)
 
