@@ -63,28 +63,34 @@ class Runtime(Protocol):
         """Examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
 
 
-def open_runtime(bundle: str | os.PathLike[str] | Bundle, kind: Kind = "auto", threads: int = 1) -> Runtime:
+def open_runtime(
+    bundle: str | os.PathLike[str] | Bundle, kind: Kind = "auto", threads: int = 1, *, model: Vector | None = None
+) -> Runtime:
     """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
 
     ``onnx`` runs graphs/train.onnx on any ONNX Runtime; ``ort-training`` runs ort_training/ on
     onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
     measures metrics in the step itself, and gives the same numbers.
 
-    Raises ValueError (kind, threads), BundleError (damaged, or without ort_training/), RuntimeUnavailableError.
+    ``model`` (float32, shape (P,)) is loaded in place of the bundle's own parameters, which are not read then and
+    may be missing: a device in a round has no use for them.
+
+    Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError.
     """
     if kind not in KINDS:
         raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")
     if threads < 1:
         raise ValueError(f"{threads} threads; expected at least 1")
+    own = [PARAMETERS] if model is None else []
     # A module for each kind, so that opening one imports nothing for the other.
     if kind == "ort-training":
         from fleetlearn_device.runtime_ort_training import OrtTrainingRuntime
 
         if not isinstance(bundle, Bundle):
-            bundle = open_bundle(bundle, files=[EVAL, PARAMETERS])
-        return OrtTrainingRuntime(bundle, threads)
+            bundle = open_bundle(bundle, files=[EVAL, *own])
+        return OrtTrainingRuntime(bundle, threads, model)
     from fleetlearn_device.runtime_onnx import OnnxRuntime
 
     if not isinstance(bundle, Bundle):
-        bundle = open_bundle(bundle, files=[TRAIN, EVAL, PARAMETERS])
-    return OnnxRuntime(bundle, threads)
+        bundle = open_bundle(bundle, files=[TRAIN, EVAL, *own])
+    return OnnxRuntime(bundle, threads, model)

@@ -30,13 +30,13 @@ class OnnxRuntime:
 
     kind = "onnx"
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None) -> None:
         manifest = self.manifest = bundle.manifest
         self.version: str = import_onnxruntime().__version__
         self._bundle, self._threads = bundle, threads
         self._evaluator: Evaluator | None = None
-        first = bundle.parameters()
-        self._parameters, self._next, self._anchor = first, first.copy(), first.copy()
+        self._parameters, self._next, self._anchor = (np.empty(manifest.size, np.float32) for _ in range(3))
+        self.load(bundle.parameters() if model is None else model)
         # Scalars are views into one array too: bound once, their values are set before each step.
         self._hyper = np.zeros(len(manifest.hyper), np.float32)
         self._results = np.zeros(1 + len(manifest.metrics), np.float32)

@@ -29,7 +29,7 @@ class OrtTrainingRuntime:
 
     kind = "ort-training"
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None) -> None:
         manifest = self.manifest = bundle.manifest
         if not manifest.has_ort_training:
             raise BundleError(
@@ -74,7 +74,7 @@ class OrtTrainingRuntime:
         self._buffer, self._places = self._map_buffer()
         self._vector = np.empty(manifest.size, np.float32)
         self._anchor = np.empty(manifest.size, np.float32)
-        self.load(bundle.parameters())
+        self.load(bundle.parameters() if model is None else model)
 
     def _map_buffer(self) -> tuple[Vector, list[tuple[slice, slice]]]:
         """The contiguous copy, and where each parameter stands in it: pairs of places in (buffer, vector).
