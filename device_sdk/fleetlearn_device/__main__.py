@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 EXIT = """exit status:
   0    stopped by SIGTERM, or the training is finished (--until-finished)
-  1    the state directory cannot be used, or the coordinator speaks another version
+  1    the state directory or the runtime cannot be used, or the coordinator speaks another version
   2    wrong usage, or data that do not fit
   130  stopped by SIGINT (Ctrl-C)
 """

@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ from processes import free_port
 from scripted import PATIENCE, Line, Scripted, Served, scripted, small_buffers
 
 QUICK = Timing(send=0.5, close=0.5, base=0.01)
+HYPER = {"lr": 0.1, "mu": 0.01}
 LONG = {"epochs": 10**6, "deadline": 10**6}
 
 
@@ -107,9 +109,7 @@ def test_two_rounds_give_the_updates_that_training_gives(served: Served, data: A
 
             runtime = open_runtime(served.bundle)
             runtime.load(served.model)
-            expected = train(
-                runtime, data, hyper={"lr": 0.1, "mu": 0.01}, epochs=2, batch_size=8, seed=5, evaluate=True
-            )
+            expected = train(runtime, data, hyper=HYPER, epochs=2, batch_size=8, seed=5, evaluate=True)
             np.testing.assert_array_equal(update, expected.update)
             assert (report.examples, report.steps, report.epochs, report.complete) == (20, 6, 2.0, True)
             assert (report.loss, report.metrics) == (expected.loss, expected.metrics)
@@ -320,6 +320,24 @@ def test_batches_of_the_users_own(served: Served, data: Any, tmp_path: Path) -> 
             await line.say(served.task(epochs=3))
             report = await line.answer_fetches(Report)
             assert (report.steps, report.epochs) == (12, 3.0)
+
+    asyncio.run(test())
+
+
+@pytest.mark.skipif(find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed")
+def test_the_other_runtime_fetches_its_own_files(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path, runtime="ort-training") as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).runtime.startswith("ort-training 1.")
+            await line.say(served.task())
+            report = await line.answer_fetches(Report)
+            names = {fetch.sha256 for fetch in line.fetches}
+            assert served.file("ort_training/checkpoint") in names
+            assert served.file(TRAIN) not in names
+            update = np.frombuffer(await line.accept(report), np.float32)
+            expected = train(open_runtime(served.bundle), data, hyper=HYPER, epochs=2, batch_size=8, seed=5)
+            np.testing.assert_allclose(update, expected.update, atol=1e-6)
 
     asyncio.run(test())
 

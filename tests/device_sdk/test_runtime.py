@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -330,3 +331,20 @@ def test_bad_arguments_are_refused(cases: Cases, tmp_path: Path) -> None:
 
 def test_runtime_unavailable_is_a_runtime_error() -> None:
     assert issubclass(RuntimeUnavailableError, RuntimeError)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_given_model_takes_the_place_of_the_bundles_own(cases: Cases, kind: Any, tmp_path: Path) -> None:
+    case = cases("softmax")
+    bare = tmp_path / "bare.bundle"
+    shutil.copytree(case.path, bare, ignore=shutil.ignore_patterns("parameters.safetensors"))
+    model = away(open_bundle(case.path).parameters())
+    runtime = open_runtime(bare, kind, model=model)
+    np.testing.assert_array_equal(runtime.parameters, model)
+    np.testing.assert_array_equal(runtime.anchor, model)
+    runtime.step((case.x[:8], case.y[:8]), lr=0.1, mu=0.01)
+    np.testing.assert_array_equal(model, away(open_bundle(case.path).parameters()))  # it was copied
+    with pytest.raises(BundleError, match=r"parameters\.safetensors"):
+        open_runtime(bare, kind)
+    with pytest.raises(ValueError, match="shape"):
+        open_runtime(bare, kind, model=model[:-1])
