@@ -124,12 +124,10 @@ def server_process(command: Sequence[str], log: Path) -> Iterator[subprocess.Pop
 
 
 class Server(NamedTuple):
-    """A coordinator that is listening."""
+    """A process that is listening."""
 
     pid: int
     url: str
-    folder: Path
-    """Its data directory."""
 
 
 @contextmanager
@@ -145,7 +143,7 @@ def coordinator(*, size: int, devices: int, rounds: int, plan: str = "") -> Iter
         command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay", str(file)]
         log = folder / "coordinator.log"
         with server_process(command, log) as process:
-            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), folder / "benchmark.run")
+            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log))
 
 
 def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
@@ -161,6 +159,16 @@ def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 @contextmanager
+def floor(file: str, *arguments: int) -> Iterator[Server]:
+    """A server of this folder to compare with, run as ``file arguments``; it prints where it listens."""
+    with scratch() as folder:
+        log = folder / "floor.log"
+        command = [sys.executable, str(Path(__file__).with_name(file)), *map(str, arguments)]
+        with server_process(command, log) as process:
+            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log))
+
+
+@contextmanager
 def scratch() -> Iterator[Path]:
     """A folder that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="fleetlearn-benchmark-"))
@@ -173,6 +181,28 @@ def scratch() -> Iterator[Path]:
 def middle(values: Sequence[float]) -> dict[str, float]:
     """Median, least and greatest, as the JSON has them."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Of each contender's runs the middle of each figure, and of the first's ratio to the second's in each repeat."""
+    (first, ours), (second, others) = runs.items()
+    ratios = {key: [a[key] / b[key] for a, b in zip(ours, others, strict=True) if b[key]] for key in others[0]}
+    return {
+        first: {key: middle([row[key] for row in ours]) for key in ours[0]},
+        second: {key: middle([row[key] for row in others]) for key in others[0]},
+        "ratio": {key: middle(values) for key, values in ratios.items() if values},
+        "runs": dict(runs),
+    }
+
+
+def side_by_side(result: Mapping[str, Any]) -> str:
+    """A table of what ``summary`` gave."""
+    first, second = result["runs"]
+    rows = [("figure", first, second, "ratio, same repeat")]
+    for key in result[first]:
+        ratio = show(result["ratio"][key]) if key in result["ratio"] else ""
+        rows.append((key, show(result[first][key]), show(result[second][key]), ratio))
+    return table(rows)
 
 
 def show(values: Mapping[str, float]) -> str:

@@ -2,7 +2,7 @@
 
 The devices take the model (1M float32, 4 MB) and send an update that was made beforehand; they are real ones, on
 ``websockets`` and the protocol package, all in this process. The coordinator is a process of its own. Interleaved
-with it runs the floor (_floor.py): bare ``websockets`` and numpy moving the same bytes.
+with it runs the floor (_rounds_floor.py): bare ``websockets`` and numpy moving the same bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import _floor
 import _load
 import _measure as measure
+import _rounds_floor
 
 WARM = 3
 """Rounds at the start that do not count."""
@@ -86,13 +85,11 @@ def bare(devices: int, size: int, rounds: int, limit: float) -> dict[str, float]
     """Figures of the floor."""
     content = _load.make_update(size).content
     total = WARM + rounds + 1
-    with measure.scratch() as folder:
-        log = folder / "floor.log"
-        command = [sys.executable, str(Path(_floor.__file__)), *map(str, (devices, size, total))]
-        with measure.server_process(command, log) as process:
-            url = measure.wait_for(r"listening on (ws://\S+:\d+)", process, log)
-            watch = Watch(process.pid, rounds)
-            asyncio.run(together((_floor.take_part(url, content, total, watch) for _ in range(devices)), limit))
+    with measure.floor("_rounds_floor.py", devices, size, total) as server:
+        watch = Watch(server.pid, rounds)
+        asyncio.run(
+            together((_rounds_floor.take_part(server.url, content, total, watch) for _ in range(devices)), limit)
+        )
     return watch.figures(devices)
 
 
@@ -122,25 +119,17 @@ def main() -> None:
         gaps.after_accepted.extend(found.after_accepted)
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
-    results: dict[str, Any] = {
-        name: {key: measure.middle([row[key] for row in rows]) for key in rows[0]} for name, rows in runs.items()
-    }
-    keys = list(runs["floor"][0])
-    results["ratio"] = {
-        key: measure.middle([ours[key] / least[key] for ours, least in zip(*runs.values(), strict=True)])
-        for key in keys
-    }
+    results = measure.summary(runs)
     for name, values in gaps._asdict().items():
         results[f"next_task_{name}_ms"] = {
             "p50": 1e3 * quantile(values, 0.5), "p99": 1e3 * quantile(values, 0.99), "max": 1e3 * max(values)
         }  # fmt: skip
-    heads = ("figure", "fleetlearn", "floor", "ratio, same repeat")
-    print(measure.table([heads, *((key, *(measure.show(results[n][key]) for n in (*runs, "ratio"))) for key in keys)]))
+    print(measure.side_by_side(results))
     for name, words in (("after_report", "last report"), ("after_accepted", "last `accepted`")):
         line = ", ".join(f"{key} {value:.1f}" for key, value in results[f"next_task_{name}_ms"].items())
         print(f"\nms from a round's {words} to the next round's first task: {line}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}
-    measure.write_json(chosen.json, settings, results | {"runs": runs})
+    measure.write_json(chosen.json, settings, results)
 
 
 if __name__ == "__main__":

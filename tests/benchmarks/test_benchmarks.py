@@ -56,10 +56,10 @@ def test_rounds(tmp_path: Path) -> None:
 def test_connections(tmp_path: Path) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
     results = figures(tmp_path, "connections.py", *sizes)
-    assert results["round"]["accepted"]["min"] == 20
-    assert results["storm"]["welcomed"]["min"] == 300
-    assert results["round"]["failed"]["max"] == results["storm"]["failed"]["max"] == 0
-    assert results["round"]["peak_rss_mib"]["median"] >= results["round"]["idle_rss_mib"]["median"]
+    for contender in ("fleetlearn", "floor"):
+        assert results["round"][contender]["accepted"]["min"] == 20
+        assert results["storm"][contender]["welcomed"]["min"] == 300
+        assert results["storm"][contender]["failed"]["max"] == 0
 
 
 def test_step(tmp_path: Path) -> None:
