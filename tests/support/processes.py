@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import runpy
 import signal
@@ -103,11 +102,3 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
