@@ -52,9 +52,7 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
                     optimizer=artifacts.OptimType.SGD,
                     artifact_directory=folder,
                 )
-            optimizer = onnx.load(Path(folder, "optimizer_model.onnx"))
-            optimizer.ir_version = IR_VERSION
-            onnx.save(optimizer, Path(folder, "optimizer_model.onnx"))
+            _settle_optimizer(Path(folder, "optimizer_model.onnx"))
             with quiet_process():
                 _check(source, values, Path(folder))
             return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
@@ -93,6 +91,18 @@ def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> o
     if missing:
         raise ExportError(f"the exported loss does not have the parameters {', '.join(sorted(missing))}")
     return model
+
+
+def _settle_optimizer(file: Path) -> None:
+    """Give it an IR version that its own runtime reads, and names without the process's running numbers."""
+    model = onnx.load(file)
+    model.ir_version = IR_VERSION
+    for node in model.graph.node:
+        node.name = node.name.rsplit("::", 1)[0]
+        node.output[:] = [name.rsplit("::", 1)[0] for name in node.output]
+    for row in model.graph.output:
+        row.name = row.name.rsplit("::", 1)[0]
+    onnx.save(model, file)
 
 
 def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:

@@ -63,6 +63,8 @@ def test_exported_graphs_hold_standard_operators_only(cases: Callable[[str], Cas
         assert bundle.manifest.opset <= 20
         assert model.ir_version <= 10
         assert not model.functions
+        free = [row.type.tensor_type.shape.dim[0].dim_param for row in model.graph.input if "x" in row.name.split(".")]
+        assert free == ["n"]
         names = [output for node in model.graph.node for output in node.output]
         used = {name for node in model.graph.node for name in node.input} | {row.name for row in model.graph.output}
         dead = [node.op_type for node in model.graph.node if not used.intersection(node.output)]
