@@ -35,6 +35,7 @@ check: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --package examples
 	@$(BIN)/lint-imports
 
 bench: $(INSTALLED)
@@ -45,10 +46,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo >&2 \
-	  'make: there is no $(PYTHON) here. Install Python 3.11, or name another interpreter: make $(MAKECMDGOALS) PYTHON=...'; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
-	  'make: $(PYTHON) is older than Python 3.11. Name another: make $(MAKECMDGOALS) PYTHON=...'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo >&2 \
+	  'make: $(PYTHON) is not here, or older than Python 3.11. Install that, or name another: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python'; exit 1; }
 	@echo 'setting up .venv (some minutes the first time) ...'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev]'

@@ -106,7 +106,7 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     measured = [row for row in rounds if row.accuracy is not None and row.loss is not None]
     numbers = [row.number for row in measured]
@@ -121,6 +121,9 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     above.set_yticks([0, 0.2, 0.4, 0.6, 0.8, target], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}"])
     losses.plot(numbers, [row.loss for row in measured], color=ORANGE, lw=2, marker="o", ms=3.5)
     losses.set_yscale("log")
+    losses.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    losses.yaxis.set_major_formatter("{x:g}")
+    losses.yaxis.set_minor_formatter(NullFormatter())
     losses.set_ylabel("held-out loss")
 
     bottom = [row.reports for row in rounds]
