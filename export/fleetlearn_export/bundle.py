@@ -35,6 +35,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
 from fleetlearn_export.operators import decompositions
 from fleetlearn_export.ort_training import make_artifacts
+from fleetlearn_export.places import explained
 from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, named_outputs, training
 from fleetlearn_export.trace import Joint, eval_program, infer_program, joint_program, train_program
 from fleetlearn_export.update import hyper_names
@@ -86,18 +87,21 @@ def export_bundle(
     """
     target = _target(path)
     step = step or LocalStep()
+    if not isinstance(step, LocalStep):
+        raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep")
     if step.optimizer != "sgd":
         raise ExportError(f"optimizer {step.optimizer!r}; this version compiles 'sgd'")
     defaults = hyper_defaults(hyper or {}, hyper_names(step))
     source = make_source(model, loss, example, dict(metrics or {}), names, targets)
 
+    with training(model, mode=False):
+        outputs = _outputs(source)
     with training(model):
         joint = joint_program(source)
         train = serialised(to_onnx(train_program(source, joint, step), decompositions(joint.exported.graph)))
         trained = check_train(source, step, train, joint.values, joint.buffers)
         artifacts = make_artifacts(source, joint.values, joint.buffers)
     with training(model, mode=False):
-        outputs = _outputs(source)
         evaluation = serialised(to_onnx(eval_program(source, joint.values)))
         infer = with_parameters(
             to_onnx(infer_program(source, joint.values, [row.name for row in outputs])), joint.values
@@ -145,16 +149,18 @@ def export_bundle(
 def _outputs(source: Source) -> list[Input]:
     """The manifest's rows for what the model returns. Raises ExportError where that is not one row an example."""
     inputs = source.inputs()
-    rows = named_outputs(source.model(*inputs.values()))
+    with explained("in evaluation mode the model fails in PyTorch itself"):
+        rows = named_outputs(source.model(*(value.clone() for value in inputs.values())))
     size = len(next(iter(inputs.values())))
     for name, value in rows.items():
         if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
-            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"the type {type(value).__name__}"
             raise ExportError(
                 f"the model's {name} has {what} for {size} examples; expected tensors with the examples on the first "
                 "axis, alone or in a tuple, list or dict"
             )
-    return [array_row(name, value) for name, value in rows.items()]
+    with explained("the model's outputs do not fit a bundle"):
+        return [array_row(name, value) for name, value in rows.items()]
 
 
 def _table(joint: Joint, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:

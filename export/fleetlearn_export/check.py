@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnxruntime
 import torch
 from fleetlearn_protocol.manifest import LocalStep
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fleetlearn_export.errors import ExportError
@@ -32,6 +34,7 @@ by chance. What fails with all seeds is wrong."""
 
 Array = NDArray[Any]
 Tensors = dict[str, Tensor]
+Result = TypeVar("Result")
 
 
 class Session(NamedTuple):
@@ -72,7 +75,9 @@ def hand_step(
     leaves = {name: state[name].clone().requires_grad_() for name in anchor}
     after = {name: value.clone() for name, value in state.items()}
     given = {f"model.{name}": value for name, value in (after | leaves).items()}
-    loss, *metrics = functional_call(LossModule(source), given, tuple(batch.values()))
+    # Copies: a model may change its input in place.
+    arrays = tuple(value.clone() for value in batch.values())
+    loss, *metrics = functional_call(LossModule(source), given, arrays)
     target = loss
     if step.proximal:
         distance = torch.stack([((leaves[name] - anchor[name]) ** 2).sum() for name in anchor]).sum()
@@ -101,16 +106,28 @@ class Trained(NamedTuple):
     """Whether the model trains on a single example at all (BatchNorm may not)."""
 
 
+def over_seeds(check: Callable[[int], Result]) -> Result:
+    """What the check gives with the first seed that it passes. Raises ExportError where it passes with none."""
+    for seed in SEEDS[:-1]:
+        with suppress(ExportError):
+            return check(seed)
+    return check(SEEDS[-1])
+
+
+def in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None:
+    """What the model gives; None where it takes no batch of one, as BatchNorm in training."""
+    try:
+        return call()
+    except Exception:
+        if len(next(iter(batch.values()))) > 1:
+            raise
+        return None
+
+
 def check_train(source: Source, step: LocalStep, content: bytes, values: Tensors, buffers: set[str]) -> Trained:
     """Compare gradients and a few steps. The model is in training mode. Raises ExportError, naming the worst."""
     session = open_session(content)
-    for seed in SEEDS:
-        try:
-            return _check_steps(source, step, session, values, buffers, seed)
-        except ExportError:
-            if seed == SEEDS[-1]:
-                raise
-    raise AssertionError
+    return over_seeds(lambda seed: _check_steps(source, step, session, values, buffers, seed))
 
 
 def _check_steps(
@@ -119,9 +136,9 @@ def _check_steps(
     random = torch.Generator().manual_seed(seed)
     shifted = {name: value + 0.05 * torch.randn(value.shape, generator=random) for name, value in values.items()}
     anchor = {name: value for name, value in shifted.items() if name not in buffers}
-    hyper = dict.fromkeys(hyper_names(step), 0.25) | {"lr": PROBE}
+    hyper = dict.fromkeys(hyper_names(step), 0.0) | {"lr": PROBE}
 
-    def exported_step(now: Mapping[str, Array], batch: Tensors) -> dict[str, Array]:
+    def exported_step(now: Mapping[str, Array], batch: Tensors, hyper: Mapping[str, float]) -> dict[str, Array]:
         feed: dict[str, Any] = {f"param.{name}": value for name, value in now.items()}
         feed |= {f"anchor.{name}": value.numpy() for name, value in shifted.items()}
         feed |= {f"batch.{name}": value.numpy() for name, value in batch.items()}
@@ -130,27 +147,25 @@ def _check_steps(
     now: dict[str, Array] = {name: value.numpy() for name, value in values.items()}
     state = copy_of_state(source.model)
     first = next(batches(source, seed))
-    largest = _compare_gradients(now, exported_step(now, first), hand_step(source, step, state, anchor, first, hyper))
+    largest = _compare_gradients(
+        now, exported_step(now, first, hyper), hand_step(source, step, state, anchor, first, hyper)
+    )
 
-    hyper["lr"] = min(0.1, 0.1 / max(largest, 1e-30))
+    hyper = dict.fromkeys(hyper_names(step), 0.25) | {"lr": min(0.1, 0.1 / max(largest, 1e-30))}
     worst, batch_of_one = 0.0, True
     for batch in batches(source, seed):
-        size = len(next(iter(batch.values())))
-        try:
-            expected = hand_step(source, step, state, anchor, batch, hyper)
-        except ValueError:
-            if size > 1:
-                raise
+        expected = in_pytorch(partial(hand_step, source, step, state, anchor, batch, hyper), batch)
+        if expected is None:
             batch_of_one = False
             continue
-        got = exported_step(now, batch)
+        got = exported_step(now, batch, hyper)
         now, state = {name: got[f"next.param.{name}"] for name in values}, expected.state
         rows = {f"parameter {name}": (now[name], state[name]) for name in values} | {
             "the loss": (got["loss"], expected.loss)
         }
         for name, value in zip(source.metrics, expected.metrics, strict=True):
             rows[f"metric {name}"] = (got[f"metric.{name}"], value)
-        worst = max(worst, compare(rows, f"the exported step, on a batch of {size},"))
+        worst = max(worst, compare(rows, f"the exported step, on a batch of {len(next(iter(batch.values())))},"))
     return Trained(worst, {name: state[name] for name in values}, batch_of_one)
 
 
@@ -176,31 +191,45 @@ def _compare_gradients(before: Mapping[str, Array], got: Mapping[str, Array], ex
 
 def check_eval(source: Source, content: bytes, values: Tensors) -> float:
     """The largest difference found. The model is in evaluation mode. Raises ExportError."""
-    session, worst = open_session(content), 0.0
     names = ["loss_sum", *(f"metric_sum.{name}" for name in source.metrics), "examples"]
-    given = {f"model.{name}": value for name, value in values.items()}
-    for batch in batches(source, SEEDS[0]):
-        with torch.no_grad():
-            expected = functional_call(EvalModule(source), given, tuple(batch.values()))
-        feed: dict[str, Any] = {f"param.{name}": value.numpy() for name, value in values.items()}
-        got = session.run(feed | {f"batch.{name}": value.numpy() for name, value in batch.items()})
-        rows = {name: (got[name], value) for name, value in zip(names, expected, strict=True)}
-        worst = max(worst, compare(rows, "the exported evaluation"))
-    return worst
+    feed = {f"param.{name}": value.numpy() for name, value in values.items()}
+    return _check_outputs(source, EvalModule(source), list(source.batch), content, values, feed, "batch.", names)
 
 
 def check_infer(source: Source, content: bytes, values: Tensors) -> float:
     """The largest difference found; ``values`` are what ``content`` holds. The model is in evaluation mode."""
-    session, worst = open_session(content), 0.0
+    inputs = list(source.inputs())
+    return _check_outputs(source, InferModule(source), inputs, content, values, {}, "", None)
+
+
+def _check_outputs(
+    source: Source,
+    module: nn.Module,
+    inputs: list[str],
+    content: bytes,
+    values: Tensors,
+    feed: Mapping[str, Array],
+    prefix: str,
+    names: list[str] | None,
+) -> float:
+    session = open_session(content)
     given = {f"model.{name}": value for name, value in values.items()}
-    for batch in batches(source, SEEDS[0]):
-        inputs = {name: batch[name] for name in source.inputs()}
-        with torch.no_grad():
-            expected = functional_call(InferModule(source), given, tuple(inputs.values()))
-        got = session.run({name: value.numpy() for name, value in inputs.items()})
-        rows = {name: (got[name], value) for name, value in zip(session.outputs, expected, strict=True)}
-        worst = max(worst, compare(rows, "the exported model"))
-    return worst
+
+    def check(seed: int) -> float:
+        worst = 0.0
+        for batch in batches(source, seed):
+            arrays = tuple(batch[name].clone() for name in inputs)
+            with torch.no_grad():
+                expected = in_pytorch(partial(functional_call, module, given, arrays), batch)
+            if expected is not None:
+                got = session.run({**feed, **{prefix + name: batch[name].numpy() for name in inputs}})
+                rows = {
+                    name: (got[name], value) for name, value in zip(names or session.outputs, expected, strict=True)
+                }
+                worst = max(worst, compare(rows, f"the exported {'evaluation' if names else 'model'}"))
+        return worst
+
+    return over_seeds(check)
 
 
 def compare(rows: Mapping[str, tuple[Array, Tensor]], what: str) -> float:

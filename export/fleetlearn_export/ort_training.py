@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import torch
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 from torch import Tensor
 
-from fleetlearn_export.check import SEEDS, batches, compare, hand_step
+from fleetlearn_export.check import batches, compare, hand_step, in_pytorch, over_seeds
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import first_line
 from fleetlearn_export.quiet import quiet, quiet_process
@@ -54,7 +56,7 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
                 )
             _settle_optimizer(Path(folder, "optimizer_model.onnx"))
             with quiet_process():
-                _check(source, values, Path(folder))
+                over_seeds(lambda seed: _check(source, values, Path(folder), seed))
             return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
     except Exception as error:
         # Whatever the old exporter and the artifacts' builder cannot do, they say with exceptions of many kinds.
@@ -68,7 +70,7 @@ def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> o
     with quiet():
         torch.onnx.export(
             LossModule(source),
-            tuple(source.batch.values()),
+            tuple(value.clone() for value in source.batch.values()),
             str(file),
             dynamo=False,
             training=torch.onnx.TrainingMode.TRAINING,
@@ -105,7 +107,7 @@ def _settle_optimizer(file: Path) -> None:
     onnx.save(model, file)
 
 
-def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:
+def _check(source: Source, values: dict[str, Tensor], folder: Path, seed: int) -> None:
     from onnxruntime.training import api
 
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
@@ -113,8 +115,11 @@ def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(LEARNING_RATE)
     hand = copy_of_state(source.model)
-    for batch in batches(source, SEEDS[0]):
-        expected = hand_step(source, LocalStep("sgd"), hand, values, batch, {"lr": LEARNING_RATE})
+    for batch in batches(source, seed):
+        step = partial(hand_step, source, LocalStep("sgd"), hand, values, batch, {"lr": LEARNING_RATE})
+        expected = in_pytorch(step, batch)
+        if expected is None:
+            continue
         outputs: Any = module(*(value.numpy() for value in batch.values()))
         optimizer.step()
         module.lazy_reset_grad()
@@ -126,7 +131,5 @@ def _check(source: Source, values: dict[str, Tensor], folder: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """The error's first line, without the C++ function that it came from."""
-    line = first_line(error)
-    for mark in ("[ONNXRuntimeError] : ", " was false. "):
-        line = line.rsplit(mark, 1)[-1]
-    return line[:300]
+    line = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : ", "", first_line(error))
+    return re.sub(r"^.* was false\. (?=\S)", "", line)[:300]

@@ -61,7 +61,7 @@ def place_of_fixed_size(error: BaseException) -> str | None:
         shapes = getattr(frame.f_locals.get("fake_mode"), "shape_env", None)
         for location in getattr(shapes, "replacements_slocs", {}).values():
             found = location.framework_loc
-            if isinstance(found, traceback.FrameSummary):
+            if isinstance(found, traceback.FrameSummary) and _is_own(found.filename):
                 return _place([(found.filename, found.lineno or 0, found.name)])
     return ""
 

@@ -202,6 +202,7 @@ def _try(source: Source) -> None:
             loss = source.loss(outputs, *targets)
             if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
                 raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+            outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
             for name, metric in source.metrics.items():
                 value = metric(outputs, *targets)
                 if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
@@ -253,7 +254,7 @@ def training(model: nn.Module, mode: bool = True) -> Iterator[None]:
 def hyper_defaults(given: Mapping[str, float], names: Sequence[str]) -> dict[str, float | None]:
     """The manifest's defaults: what the user gave; mu 0; None, the plan must say, for the rest. Raises ExportError."""
     for name, value in given.items():
-        if name not in names or not math.isfinite(value):
+        if name not in names or not isinstance(value, int | float) or not math.isfinite(value):
             raise ExportError(f"hyper-parameter {name}={value}: the step has {', '.join(names)}, each a finite number")
     defaults: dict[str, float | None] = {name: 0.0 if name == "mu" else None for name in names}
     return defaults | {name: float(value) for name, value in given.items()}

@@ -255,3 +255,70 @@ def test_what_is_not_a_bundle_is_not_replaced(tmp_path: Path, kind: str) -> None
     with pytest.raises(ExportError, match="thesis"):
         export_bundle(nn.Linear(2, 2), functional.mse_loss, (torch.ones(2, 2), torch.ones(2, 2)), target)
     assert kind == "no parent" or "years of work" in next(p for p in tmp_path.rglob("*") if p.is_file()).read_text()
+
+
+class Odd(nn.Module):
+    """A parameter that only training uses, an input changed in place, and no batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.temperature = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        if x.shape[0] == 1:
+            raise ValueError("one is too few")
+        outputs = self.linear(x)
+        return outputs * self.temperature if self.training else outputs
+
+
+def test_a_parameter_that_evaluation_does_not_use(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    model, x, y = Odd(), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    before = x.clone()
+    exported = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "odd")
+    assert torch.equal(x, before)
+    assert not exported.batch_of_one
+    offsets = {row.name: row.infer_offset for row in exported.bundle.manifest.parameters}
+    assert offsets["temperature"] is None
+    assert offsets["linear.weight"] is not None
+    session = onnxruntime.InferenceSession(exported.bundle.read(EVAL), providers=["CPUExecutionProvider"])
+    inputs = {"param.linear.weight", "param.linear.bias", "param.temperature", "batch.x", "batch.y"}
+    assert {row.name for row in session.get_inputs()} == inputs
+    found, _ = bundle_training(exported.bundle, [(x, y)] * 5, 0.1)
+    expected, _ = pytorch_training(model, functional.cross_entropy, [(x.clone(), y) for _ in range(5)], 0.1)
+    assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (lambda z: z.sum(), r"output has shape \(\) for 4 examples"),
+        (lambda z: (z, z.sum(0)), r"output_1 has shape \(2,\) for 4 examples"),
+        (lambda z: {"score": z, "note": "fine"}, "output_note has the type str"),
+        (lambda z: (z, z.half()), "outputs do not fit a bundle: .*float16"),
+    ],
+)
+def test_outputs_that_are_not_one_row_an_example_are_refused(
+    returned: Callable[[torch.Tensor], object], text: str, tmp_path: Path
+) -> None:
+    class Returning(nn.Linear):
+        def forward(self, x: torch.Tensor) -> object:
+            return returned(super().forward(x))
+
+    def loss(outputs: object, y: torch.Tensor) -> torch.Tensor:
+        if isinstance(outputs, dict):
+            return (outputs["score"] - y).mean()
+        return ((outputs[0] if isinstance(outputs, tuple) else outputs) - y).mean()
+
+    with pytest.raises(ExportError, match=text):
+        export_bundle(Returning(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
+
+
+def test_other_steps_are_refused(tmp_path: Path) -> None:
+    model, example = nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2, 2))
+    with pytest.raises(ExportError, match="optimizer 'adam'; this version compiles 'sgd'"):
+        export_bundle(model, functional.mse_loss, example, tmp_path / "b", step=LocalStep("adam"))
+    with pytest.raises(ExportError, match="the step is a str"):
+        export_bundle(model, functional.mse_loss, example, tmp_path / "b", step="sgd")

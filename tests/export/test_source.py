@@ -163,7 +163,7 @@ def test_training_gives_everything_back() -> None:
 def test_hyper_defaults() -> None:
     assert hyper_defaults({}, ["lr", "mu"]) == {"lr": None, "mu": 0.0}
     assert hyper_defaults({"lr": 1}, ["lr"]) == {"lr": 1.0}
-    for wrong in ({"mu": 0.1}, {"lr": float("nan")}):
+    for wrong in ({"mu": 0.1}, {"lr": float("nan")}, {"lr": "fast"}):
         with pytest.raises(ExportError, match="the step has lr"):
             hyper_defaults(wrong, ["lr"])
 
