@@ -13,6 +13,7 @@ def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.Capture
     handler = logging.StreamHandler(sys.stderr)
     logger = logging.getLogger("torch.of_this_test")
     logger.addHandler(handler)
+    logger.propagate = False  # to torch's own handler, which is there once another test has exported something
     try:
         with quiet():
             logger.error("hidden")
