@@ -1,0 +1,128 @@
+"""A run without a network: commands carried out on the model and the data directory."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.engine import Assign, Command, Phase
+from fleetlearn_coordinator.run import Clocks, Run, describe, pooled, settings_of
+from fleetlearn_coordinator.store import Store
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+from peers import SIZE, PlanMaker, report_of, update_of
+
+NOW = Clocks(0.0, 1000.0)
+
+
+class Fleet:
+    """A run whose devices answer at once."""
+
+    def __init__(self, plan: Plan) -> None:
+        bundle = open_bundle(plan.bundle)
+        self.store = Store(plan.data_dir, bundle.sha256)
+        self.run = Run(plan, bundle, self.store, NOW)
+
+    def check_in(self, *devices: str) -> list[Command]:
+        return [
+            command
+            for device in devices
+            for command in self.run.carry_out(self.run.engine.check_in(device, None, 0.0), NOW)
+        ]
+
+    def report(self, lease: Assign, update: Vector) -> list[Command]:
+        """Spool and accept the update; what the engine then wants, carried out."""
+        slot = self.store.take_slot()
+        self.store.write_slot(slot, 0, update.tobytes())
+        report = report_of(lease, update)  # type: ignore[arg-type]
+        self.run.accept(report, slot, float(np.abs(update).max()))
+        return self.run.carry_out(self.run.engine.accept(lease.device, lease.task, 0.0), NOW)
+
+
+def leases(commands: list[Command]) -> list[Assign]:
+    return [command for command in commands if isinstance(command, Assign)]
+
+
+def test_a_plan_becomes_the_engine_s_settings(make_plan: PlanMaker) -> None:
+    stop = {"stop__metric": "loss", "stop__target": 0.5, "stop__epsilon": 1e-6, "stop__rounds": 7}
+    plan = make_plan(round__goal=10, round__over_selection=1.25, **stop)
+    settings = settings_of(plan)
+    assert (settings.goal, settings.cohort, settings.minimum) == (10, 13, 1)
+    assert (settings.rounds, settings.metric, settings.target, settings.below) == (7, "loss", 0.5, True)
+    assert settings.epsilon == 1e-6
+    assert settings_of(make_plan()).epsilon == 0.0
+
+
+def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> None:
+    """Two rounds of momentum in one process, and in two: the same model. By hand: v = 1, then 0.9 + 1 = 1.9."""
+    plan = make_plan(round__goal=1, server__optimizer="momentum", server__momentum=0.9, server__lr=1.0)
+    fleet = Fleet(plan)
+    initial = fleet.run.model.copy()
+    (first,) = leases(fleet.check_in("a"))
+    fleet.report(first, update_of(1.0))
+    np.testing.assert_array_equal(fleet.run.model, initial + np.float32(1.0))
+    fleet.store.close()
+    fleet = Fleet(plan)
+    assert fleet.run.engine.version == 1
+    fleet.run.resume(NOW)
+    (second,) = leases(fleet.check_in("a"))
+    fleet.run.carry_out(fleet.run.engine.tick(0.0), NOW)
+    fleet.report(second, update_of(1.0))
+    np.testing.assert_allclose(fleet.run.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
+
+
+def test_another_server_optimizer_begins_with_a_fresh_state(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    Fleet(make_plan(server__optimizer="momentum")).store.close()
+    with caplog.at_level(logging.WARNING):
+        fleet = Fleet(make_plan(server__optimizer="adam"))
+    assert "the server optimizer is now adam: its state begins anew" in caplog.text
+    assert set(fleet.run.state) == set(fleet.run.optimizer.init(fleet.run.model))
+
+
+def test_a_finished_run_goes_on_when_the_plan_wants_more_rounds(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
+    (lease,) = leases(fleet.check_in("a"))
+    fleet.report(lease, update_of(1.0))
+    assert fleet.run.finished == "1 rounds done"
+    fleet.store.close()
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
+    assert fleet.run.engine.phase is Phase.FINISHED
+    fleet.store.close()
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=2))
+    assert fleet.run.finished is None
+    assert len(leases(fleet.check_in("a"))) == 1
+
+
+def test_a_device_s_weight_is_capped(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=2, round__max_weight=3))
+    commands = leases(fleet.check_in("a", "b"))
+    initial = fleet.run.model.copy()
+    for lease, value in zip(commands, (0.0, 1.0), strict=True):
+        fleet.report(lease, update_of(value))  # both claim 10 examples
+    np.testing.assert_array_equal(fleet.run.model, initial + np.float32(0.5))
+    assert fleet.run.model.shape == (SIZE,)
+
+
+def test_metrics_are_pooled_by_examples() -> None:
+    """(3 * 0.5 + 1 * 1.0) / 4; a metric that one device lacks is the others' mean."""
+    rows = [(3, {"loss": 1.5, "accuracy": 3.0}), (1, {"loss": 1.0})]
+    assert pooled(rows) == {"loss": 0.625, "accuracy": 1.0}
+    assert pooled(rows) == pooled(rows[::-1])
+    assert pooled([]) == {}
+
+
+def test_a_round_in_one_line() -> None:
+    summary = {
+        "reports": 8,
+        "partial": 1,
+        "dropped": {"lost": 2, "late": 1},
+        "metrics": {"loss": 0.25, "accuracy": 0.9},
+        "change": 0.125,
+        "seconds": 1.5,
+    }
+    line = "8 reports (1 partial), dropped: 1 late, 2 lost; loss 0.25, accuracy 0.9; change 0.125; 1.50 s"
+    assert describe(summary) == line
