@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from fleetlearn_export.check import check_eval, check_infer, check_train
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
-from fleetlearn_export.operators import decompositions
+from fleetlearn_export.operators import decompositions, inference_decompositions
 from fleetlearn_export.ort_training import make_artifacts
 from fleetlearn_export.places import explained
 from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, named_outputs, training
@@ -102,10 +102,12 @@ def export_bundle(
         trained = check_train(source, step, train, joint.values, joint.buffers)
         artifacts = make_artifacts(source, joint.values, joint.buffers)
     with training(model, mode=False):
-        evaluation = serialised(to_onnx(eval_program(source, joint.values)))
-        infer = with_parameters(
-            to_onnx(infer_program(source, joint.values, [row.name for row in outputs])), joint.values
+        programs = (
+            eval_program(source, joint.values),
+            infer_program(source, joint.values, [row.name for row in outputs]),
         )
+        graphs = [to_onnx(program, inference_decompositions(program.origin)) for program in programs]
+        evaluation, infer = serialised(graphs[0]), with_parameters(graphs[1], joint.values)
         differences = [
             trained.difference,
             check_eval(source, evaluation, joint.values),

@@ -26,8 +26,8 @@ MAX_BYTES = 2**31 - 1
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
 
 
-def to_onnx(program: Program, table: Decompositions | None = None) -> onnx.ModelProto:
-    """The program as ONNX. Raises ExportError on an operator without a counterpart."""
+def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
+    """The program as ONNX, decomposed by ``table`` first. Raises ExportError on an operator without a counterpart."""
     exported = program.exported
     try:
         with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():

@@ -34,6 +34,16 @@ def decompositions(graph: torch.fx.Graph) -> Decompositions:
     return table
 
 
+def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
+    """The replacements for a forward graph: max-pooling that rounds up."""
+    pools = (node for node in graph.nodes if node.target is aten.max_pool2d.default)
+    return (
+        {aten.max_pool2d.default: max_pool2d}
+        if any(True in (*node.args[5:], node.kwargs.get("ceil_mode")) for node in pools)
+        else {}
+    )
+
+
 def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:
     return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
 
@@ -67,26 +77,56 @@ def max_pool2d_with_indices(
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """MaxPool with its indices counted over the whole array."""
-    kernel, pads, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
-    strides = _pair(stride, kernel)
-    shape = [*x.shape[:-2]]
-    for axis in range(2):
-        room = int(x.shape[axis - 2]) + 2 * pads[axis] - dilations[axis] * (kernel[axis] - 1) - 1
-        windows = (room + (strides[axis] - 1) * ceil_mode) // strides[axis] + 1
-        if ceil_mode and (windows - 1) * strides[axis] >= int(x.shape[axis - 2]) + pads[axis]:
-            windows -= 1  # a window that would begin behind the image and its left padding
-        shape.append(windows)
-    attributes: Attributes = {
-        "kernel_shape": kernel,
-        "strides": strides,
-        "pads": pads * 2,
-        "dilations": dilations,
-        "ceil_mode": int(ceil_mode),
-    }
+    attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
     values, indices = symbolic_multi_out(
         "MaxPool", (x,), attributes, dtypes=(x.dtype, torch.int64), shapes=(shape, shape)
     )
     return values, indices
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """MaxPool."""
+    attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return symbolic("MaxPool", (x,), attributes, dtype=x.dtype, shape=shape)
+
+
+def _max_pool(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Attributes, list[Any]]:
+    """MaxPool's attributes and its result's shape.
+
+    Rounding up is said by padding at the end: under ceil_mode, ONNX Runtime 1.19 keeps a last window that begins behind
+    the image, which PyTorch leaves out.
+    """
+    kernel, begin, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
+    strides, end = _pair(stride, kernel), list(begin)
+    shape = [*x.shape[:-2]]
+    for axis in range(2):
+        size, reach = int(x.shape[axis - 2]), dilations[axis] * (kernel[axis] - 1) + 1
+        windows = (size + 2 * begin[axis] - reach + (strides[axis] - 1) * ceil_mode) // strides[axis] + 1
+        if ceil_mode and (windows - 1) * strides[axis] >= size + begin[axis]:
+            windows -= 1
+        end[axis] = max(begin[axis], (windows - 1) * strides[axis] + reach - size - begin[axis])
+        shape.append(windows)
+    attributes: Attributes = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "pads": begin + end,
+        "dilations": dilations,
+    }
+    return attributes, shape
 
 
 def max_pool2d_with_indices_backward(

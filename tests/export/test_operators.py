@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from fleetlearn_export import LocalStep
+from fleetlearn_export import LocalStep, export_bundle
 from fleetlearn_export.check import check_train
 from fleetlearn_export.graph import serialised, to_onnx
 from fleetlearn_export.operators import decompositions
@@ -26,12 +28,12 @@ class Unpooling(nn.Module):
 
 
 STACKS = {
-    "strided and padded": nn.Sequential(nn.Conv2d(2, 4, (3, 2), stride=(2, 3), padding=(1, 2)), nn.Conv2d(4, 3, 1)),
-    "dilated and grouped": nn.Sequential(
-        nn.Conv2d(2, 4, 3, dilation=2, padding=1),
+    "convolutions": nn.Sequential(
+        nn.Conv2d(2, 4, (3, 2), stride=(2, 3), padding=(1, 2)),  # a stride that leaves rows over
+        nn.Conv2d(4, 6, 3, dilation=2, padding=2, groups=2),
         nn.Tanh(),
-        nn.Conv2d(4, 6, 3, stride=2, groups=2),
-        nn.Conv2d(6, 6, 3, groups=6),
+        nn.Conv2d(6, 6, (3, 1), stride=2, groups=6, bias=False),
+        nn.Conv2d(6, 3, 1),
     ),
     "one dimension": nn.Sequential(
         nn.Flatten(2), nn.Conv1d(2, 4, 5, stride=2, dilation=3), nn.MaxPool1d(2), nn.Conv1d(4, 2, 3, bias=False)
@@ -41,11 +43,15 @@ STACKS = {
         nn.Tanh(),
         nn.ConvTranspose2d(4, 2, 3, groups=2),
     ),
-    "overlapping pools": nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(3, 2, 2)),
-    "pools that round up": nn.Sequential(
-        nn.Conv2d(2, 3, 2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, 3, ceil_mode=True)
+    "pools": nn.Sequential(
+        nn.Conv2d(2, 3, 2),
+        nn.MaxPool2d(2, stride=1, dilation=2),
+        nn.Conv2d(3, 3, 2, padding=1),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(3, 3, 2, padding=1),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, 3, ceil_mode=True),
     ),
-    "dilated pools": nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2, stride=1, dilation=2), nn.Conv2d(3, 2, 1)),
     "indices in use": nn.Sequential(nn.Conv2d(2, 1, 2), Unpooling()),
 }
 
@@ -81,3 +87,12 @@ def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
     assert "MaxUnpool" in operators
     assert "ScatterElements" not in operators
     assert operators.count("MaxPool") == 1
+
+
+def test_pools_that_round_up_outside_training(tmp_path: Path) -> None:
+    """Of 3 columns, windows of 2 at every third: PyTorch leaves out the second, which would begin behind them."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(2, 3, ceil_mode=True), nn.Flatten())
+    x = torch.randn(4, 1, 3, 5)
+    assert model(x).shape == (4, 4)
+    exported = export_bundle(model, nn.functional.mse_loss, (x, torch.randn(4, 4)), tmp_path / "b")
+    assert exported.difference < 1e-5
