@@ -33,7 +33,7 @@ class Kill:
     """Since the coordinator's first start."""
     returned_in_round: int | None = None
     update: str | None = None
-    """What became of a finished one: ``not sent``; ``accepted`` or ``not wanted`` once its device was back."""
+    """What became of a finished one: ``not sent``, ``accepted`` (mostly after its device came back), ``not wanted``."""
 
 
 @dataclass
@@ -129,7 +129,12 @@ class Strikes:
         fleet, spared = self.fleet, {kill.device for kill in self.kills}
         while time.monotonic() < deadline:
             fleet.read_logs()
-            found = [device for device in fleet.alive if device.phase is phase and device.name not in spared]
+            number, _ = read_tasks(fleet.paths.run)
+            found = [
+                device
+                for device in fleet.alive
+                if device.phase is phase and device.name not in spared and _round_of(device.task) == number
+            ]
             if not found:
                 time.sleep(0.001)
                 continue
@@ -196,12 +201,16 @@ class Strikes:
             deadline = time.monotonic() + HUNT
 
     def check_round(self, number: int) -> None:
-        """Raises DemoError where the round in which the coordinator died ended without a report it had accepted."""
+        """Look at a round that is over: were updates of the dead in it after all, and those accepted before the
+        coordinator died? Raises DemoError where one of these is missing."""
+        _, tasks = read_tasks(self.fleet.paths.run, number)
+        accepted = {task.task for task in tasks if task.state == "accepted"}
+        for kill in self.kills:
+            if kill.task in accepted and kill.returned_in_round is None:
+                kill.update = "accepted"  # only its acknowledgement was still to come
         if self.coordinator is None or self.coordinator.round != number:
             return
-        _, tasks = read_tasks(self.fleet.paths.run, number)
-        kept = {task.task for task in tasks if task.state == "accepted"}
-        if missing := sorted(set(self.safe) - kept):
+        if missing := sorted(set(self.safe) - accepted):
             raise DemoError(f"round {number} lost {missing}, accepted before the coordinator was killed")
 
     def _device(self, name: str) -> Device:
