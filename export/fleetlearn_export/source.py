@@ -154,6 +154,10 @@ def array_row(name: str, value: Tensor) -> Input:
 
 def _check_parameters(model: nn.Module, loss: Function) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise ExportError(
+                f"{name} has no shape yet: run the model on the example once, so that its lazy modules know"
+            )
         if tensor.device.type != "cpu":
             raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}

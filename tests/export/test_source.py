@@ -91,6 +91,7 @@ class Metric(nn.Module):
         ({"model": _tied()}, "parameters 0.weight and 1.weight are one tensor"),
         ({"model": _unused()}, "parameter idle gets no gradient"),
         ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
+        ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
         ({"model": nn.Linear(3, 2, device="meta")}, r"weight is on meta; .* model.cpu\(\)"),
         ({"loss": 3}, "the loss is a int; expected a function"),
         ({"loss": Metric()}, "the loss has a parameter of its own, margin"),
