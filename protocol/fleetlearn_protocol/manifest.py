@@ -6,7 +6,7 @@ train.onnx   inputs  ``param.NAME``, ``anchor.NAME`` (where proximal), ``state.S
                      ``hyper.NAME``
              outputs ``next.param.NAME``, ``next.state.SLOT.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
-             outputs ``loss_sum``, ``metric_sum.NAME``, ``examples``
+             outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
 
 ONNX graphs are in single-assignment form: an output cannot carry its input's name, hence ``next.``.
