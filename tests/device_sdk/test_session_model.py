@@ -302,8 +302,8 @@ class Model(RuleBasedStateMachine):
         from fleetlearn_protocol.messages import decode_from_coordinator
 
         message = decode_from_coordinator(frame)
-        if isinstance(message, Task):
-            self.settled |= self.saved - {message.task}
+        if isinstance(message, Task) and self.session.current not in (None, message.task):
+            self.settled.add(str(self.session.current))
         if isinstance(message, Accepted):
             self.acknowledged.add(message.task)
         if isinstance(message, Accepted | Cancel | Refused) and message.task is not None:
