@@ -139,6 +139,8 @@ class Engine:
     """The state of one training run. ``version`` counts committed rounds; ``round`` numbers all of them from 1."""
 
     settings: Settings
+    prefix: str = "t"
+    """Of task ids; to be the run's own, so that an update of another run cannot be taken for one of this."""
     version: int = 0
     round: int = 0
     phase: Phase = Phase.GATHERING
@@ -318,7 +320,7 @@ class Engine:
         self._serial += 1
         place = _draw(self.settings.seed, self.round, f"pick {self._serial}") % len(self.idle)
         device = self.idle.pop(place)
-        lease = Lease(f"t{self.round}-{self._serial}", device)
+        lease = Lease(f"{self.prefix}{self.round}-{self._serial}", device)
         self.leases[device] = lease
         self._turns.add(device)
         return self._assign(lease, again=False)

@@ -79,7 +79,7 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.wall
         version = self._load_model(now)
-        self.engine = Engine(settings_of(plan), version=version, round=store.last_round())
+        self.engine = Engine(settings_of(plan), prefix=f"{store.run}-", version=version, round=store.last_round())
         self.finished: str | None = store.get("finished")
         if self.finished is not None and self._plan_wants_more():
             store.put("finished", None)

@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,7 +86,10 @@ class Store:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 self.put("bundle", bundle)
+                self.put("run", token_hex(4))
         self._check(bundle)
+        self.run: str = self.get("run")
+        """The run's name: random, so that no other run has it."""
         self._slots: dict[int, int] = {}
         """Slot -> open file descriptor."""
         self._free: list[int] = []

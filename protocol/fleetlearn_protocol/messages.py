@@ -189,7 +189,7 @@ class Task(Message, frozen=True, tag="task"):
     """A lease on one slot of the round: train the model and report before ``deadline`` seconds are over."""
 
     task: Identifier
-    """Names this lease in every later message about it."""
+    """Names this lease in every later message about it. No other lease has it, in this run or another."""
     round: RoundNumber
     """The round that it belongs to."""
     bundle: Digest

@@ -275,6 +275,18 @@ def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], r
         assert engine.wake_at() is None
 
 
+def test_an_update_of_another_run_is_not_taken_for_one_of_this() -> None:
+    old, tasks = started("ab", SETTINGS)
+    assert old.round == 1
+    engine = Engine(SETTINGS, prefix="other-")
+    engine.check_in("a", tasks["a"].task, 0.0)
+    engine.check_in("b", None, 0.0)
+    assert engine.leases["a"].task.startswith("other-1-")
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce("a", tasks["a"].task, 1)
+    assert caught.value.code is Code.UNKNOWN_TASK
+
+
 def test_a_restart_goes_on_with_the_round() -> None:
     engine = Engine(SETTINGS, version=4, round=5)
     commands = engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [("t5-3", "c")], [("t5-4", "d", LOST)], now=1000.0)

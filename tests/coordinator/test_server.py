@@ -587,3 +587,93 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
     expected = sum(weight * update.astype(np.float64) for weight, update in zip(weights, updates, strict=True))
     initial = coordinator.run.bundle.parameters()
     np.testing.assert_array_equal(coordinator.run.model, (initial + expected / weights.sum()).astype(np.float32))
+
+
+@run_async
+async def test_a_device_that_returns_to_train_again_leaves_its_place_to_the_next(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(service__uploads=1)) as (_, join):
+        a, b = await join("a"), await join("b")
+        await a.send(report_of(await a.task(), update_of(1.0)))
+        await a.expect(Grant)
+        task = await b.task()
+        await b.send(report_of(task, update_of(2.0)))
+        await (await join("a")).task()  # without its update: it trains again
+        await b.send_update(await b.expect(Grant), update_of(2.0))
+        await b.expect(Accepted)
+
+
+@run_async
+async def test_an_upload_ends_with_its_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(service__uploads=1)) as (coordinator, join):
+        a, b = await join("a"), await join("b")
+        task = await a.task()
+        await a.send(report_of(task, update_of(1.0)))
+        await a.expect(Grant)
+        await b.send(report_of(await b.task(), update_of(2.0)))
+        await a.send(report_of(task, update_of(1.0), size=4))
+        assert (await a.expect(Refused)).code is Code.WRONG_LENGTH
+        await b.expect(Grant)
+        assert [upload.device for upload in coordinator.uploads.active.values()] == ["b"]
+
+
+@run_async
+async def test_an_error_at_the_end_of_a_connection_ends_the_process_too(make_plan: PlanMaker) -> None:
+    plan = make_plan(service__uploads=1)
+    (plan.data_dir / "uploads" / "slot-0001").mkdir(parents=True)  # so that the second slot cannot be made
+    async with fleet(plan) as (coordinator, join):
+        a, b = await join("a"), await join("b")
+        await a.send(report_of(await a.task(), update_of(1.0)))
+        grant = await a.expect(Grant)
+        await b.send(report_of(await b.task(), update_of(2.0)))
+        await a.send(pack_chunk(grant.transfer, 0, bytes(CHUNK_BYTES)))
+        await until(lambda: coordinator.run.bytes_up > 0 and len(coordinator.uploads.waiting) == 1)
+        a.connection.transport.abort()
+        with pytest.raises(IsADirectoryError, match="slot-0001"):
+            async with asyncio.timeout(5):
+                await coordinator.done
+
+
+@run_async
+async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan: PlanMaker) -> None:
+    plan = make_plan()
+    (plan.data_dir / "uploads").mkdir(parents=True)
+    (plan.data_dir / "uploads" / "slot-0000").symlink_to("/dev/full")
+    async with fleet(plan) as (coordinator, join):
+        a, b = await join("a"), await join("b")
+        await a.send(report_of(await a.task(), update_of(1.0)))
+        grant = await a.expect(Grant)
+        await b.send(report_of(await b.task(), update_of(2.0)))
+        other = await b.expect(Grant)
+        await a.send(pack_chunk(grant.transfer, 0, bytes(CHUNK_BYTES)))
+        with pytest.raises(OSError, match="No space left"):
+            await coordinator.done
+        for chunk in pack_chunks(other.transfer, update_of(2.0).tobytes()):
+            await b.send(chunk)
+        await b.closed()
+        assert coordinator.run.reports == {}
+    async with fleet(make_plan()) as (coordinator, join):  # with room again
+        assert coordinator.engine.phase is Phase.OPEN
+        assert len(coordinator.engine.leases) == 2
+
+
+@run_async
+async def test_a_device_that_takes_chunks_in_is_not_silent(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan()) as (coordinator, join):
+        a = await join("a")
+        conversation = coordinator.devices["a"]
+        await a.send(Fetch(coordinator.run.model_digest))
+        await a.expect(Content)
+        asked = conversation.seen
+        await until(lambda: conversation.download is None)
+        assert conversation.seen > asked
+
+
+@run_async
+async def test_what_a_connection_ended_is_remembered_within_bounds(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan()) as (coordinator, join):
+        a = await join("a")
+        task = await a.task()
+        for number in range(3 * MAX_REFUSALS):
+            await a.send(report_of(task, update_of(1.0), crc32=number))
+            await a.expect(Grant)
+        assert len(coordinator.devices["a"]._past_transfers) <= MAX_REFUSALS

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +121,14 @@ def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     assert kept.get("b") is None
 
 
+def test_a_run_has_a_name_of_its_own_that_stays(tmp_path: Path) -> None:
+    first, other = Store(tmp_path / "first", BUNDLE), Store(tmp_path / "other", BUNDLE)
+    assert first.run != other.run
+    name = first.run
+    first.close()
+    assert Store(tmp_path / "first", BUNDLE).run == name
+
+
 def test_two_coordinators_cannot_share_a_directory(tmp_path: Path) -> None:
     first = Store(tmp_path, BUNDLE)
     with pytest.raises(StoreError, match="in use by another coordinator") as caught:
@@ -153,3 +165,67 @@ def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest
     fast.assign("t1-1", 1, "a")
     spool(fast, "t1-1", updates(1)[0], 1, total)
     assert len(synced) == 1
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond it: a write across that border is a short one, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_half_a_chunk_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    kept = Store(tmp_path, BUNDLE)
+    slot = kept.take_slot()
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        kept.write_slot(slot, 0, bytes(4000))
+
+
+def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    """The disk becomes full while the sum is written: what was accepted is still there."""
+    kept, total = Store(tmp_path, BUNDLE), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    for number, update in enumerate(updates(SLOTS_HELD)):
+        kept.assign(f"t1-{number}", 1, f"d{number}")
+        if number < SLOTS_HELD - 1:
+            spool(kept, f"t1-{number}", update, 1, total)
+            continue
+        slot = kept.take_slot()
+        kept.write_slot(slot, 0, update.tobytes())
+        kept.accept(Report(f"t1-{number}", 1, checksum(update), update.nbytes, 1, 1, 1.0, True, 0.5), 1, slot)
+        aggregator.add(total, update, 1)
+    with pytest.raises(OSError, match="File too large"), largest_file(4 * SIZE):
+        kept.fold(total)
+    kept.close()
+    opened = Store(tmp_path, BUNDLE).recover(SIZE)
+    assert opened is not None
+    np.testing.assert_array_equal(aggregator.mean(opened.total), aggregator.mean(total))
+
+
+def test_a_sum_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    kept, total = Store(tmp_path, BUNDLE), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    for number, update in enumerate(updates(SLOTS_HELD)):
+        kept.assign(f"t1-{number}", 1, f"d{number}")
+        spool(kept, f"t1-{number}", update, 1, total)
+    turn = kept.get("sum")
+    kept.close()
+    path = tmp_path / "sums" / store.SUMS[turn]
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(StoreError, match="is shorter than the sum of a round"):
+        Store(tmp_path, BUNDLE).recover(SIZE)
+
+
+def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
+    """SQLite ends the transaction by itself; what comes out is the cause, not that there is nothing to roll back."""
+    kept = Store(tmp_path, BUNDLE)
+    pages = kept._db.execute("PRAGMA page_count").fetchone()[0]
+    kept._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"), kept.transaction():
+        kept.put("a", "x" * 100_000)
+    kept.put("b", 1)
+    assert kept.get("a") is None
