@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,8 @@ class Conversation:
         self.download: asyncio.Task[None] | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
-        self._past_transfers: set[int] = set()
-        """Grants that ended early: chunks of theirs may still be on the way."""
+        self._past_transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
+        """The last grants that ended early: chunks of theirs may still be on the way."""
         self._refusals = 0
 
     async def serve(self) -> None:
@@ -88,6 +89,8 @@ class Conversation:
             while True:
                 message = await self.connection.recv()
                 self.seen = self.coordinator.loop.time()
+                if self.coordinator.failed:
+                    break
                 try:
                     self._handle(message)
                 except ProtocolError as error:
@@ -131,7 +134,7 @@ class Conversation:
         logger.info("device %s: refused: %s", self.device or "(not checked in)", error)
         self.send(Refused(error.code, error.text, task, sha256))
         self._refusals += 1
-        if self._refusals > MAX_REFUSALS:
+        if self._refusals == MAX_REFUSALS + 1:  # once, however many more are on their way
             self.close(1008, "too many refused messages")
 
     def _handle(self, message: str | bytes) -> None:
@@ -193,7 +196,7 @@ class Conversation:
                 for frame in frames:
                     self.blocked = loop.time()
                     await connection.drain()
-                    self.blocked = None
+                    self.blocked, self.seen = None, loop.time()  # who takes chunks in is not silent
                     await asyncio.sleep(0)  # drain() does not yield while the buffer is low
                     if connection.state is not State.OPEN:
                         return
@@ -216,6 +219,7 @@ class Conversation:
             self._refuse(error, message.task)
             return
         if message.size != coordinator.run.model.nbytes:
+            self.stop_upload()
             text = f"an update of {message.size} bytes was announced; the model has {coordinator.run.model.nbytes}"
             self._reject(device, message.task, ProtocolError(Code.WRONG_LENGTH, text))
             return
@@ -247,7 +251,7 @@ class Conversation:
             self._spoiled(device, task, error)
             return
         self._refuse(error, task)  # and go on from where it is right
-        self._past_transfers.add(upload.transfer)
+        self._past_transfers.append(upload.transfer)
         self.coordinator.uploads.renew(upload, self.seen)
         self.send(Grant(task, upload.transfer, upload.offset))
 
@@ -292,7 +296,8 @@ class Conversation:
     def stop_upload(self) -> None:
         """Drop the upload under way, if there is one. The caller grants its place to another."""
         if self.upload is not None:
-            self._past_transfers.add(self.upload.transfer)
+            if self.upload.transfer:
+                self._past_transfers.append(self.upload.transfer)
             self.coordinator.uploads.drop(self.upload)
             self.upload = None
 

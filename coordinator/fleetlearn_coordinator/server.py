@@ -42,6 +42,8 @@ class Coordinator:
         self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
+        self.failed = False
+        """What is in memory can no longer be trusted: nothing more may be made of it."""
         self._alarm: asyncio.TimerHandle | None = None
         self._round = 0
         self._spoilt: set[str] = set()
@@ -65,12 +67,18 @@ class Coordinator:
             self.fail(error)
         finally:
             self.connections.discard(conversation)
-            self._part(conversation)
+            try:
+                self._part(conversation)
+            except Exception as error:
+                self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the process rather than go on half-done. Disk has the truth."""
+        self.failed = True
         if not self.done.done():
             self.done.set_exception(error)
+        else:
+            logger.error("after the end: %s", error, exc_info=error)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that nobody waits for."""
@@ -99,6 +107,7 @@ class Coordinator:
             earlier.close(1008, "replaced")
         self.devices[device] = conversation
         self._carry_out(self.engine.check_in(device, held, self.loop.time()))
+        self.grant()  # the place of an upload that the earlier connection left
 
     def _part(self, conversation: Conversation) -> None:
         device = conversation.device
@@ -172,6 +181,8 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._alarm = None
+        if self.failed:
+            return
         try:
             self._carry_out(self.engine.tick(self.loop.time()))
             self.grant()

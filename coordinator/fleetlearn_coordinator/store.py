@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, checksum, digest
 from safetensors.numpy import load_file, save_file
@@ -37,6 +38,7 @@ SCHEMA_VERSION = 1
 SLOTS_HELD = 32
 """Accepted updates kept as files before the sum is written and their slots are freed."""
 MODELS_KEPT = 3
+SUMS = ("a", "b")
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -95,7 +97,7 @@ class Store:
         self._free: list[int] = []
         self._held: dict[str, int] = {}
         """Accepted task -> its slot, until the sum is written."""
-        self._sums = [os.open(folder / "sums" / name, os.O_RDWR | os.O_CREAT) for name in ("a", "b")]
+        self._sums = [os.open(folder / "sums" / name, os.O_RDWR | os.O_CREAT) for name in SUMS]
 
     def _check(self, bundle: str) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -126,10 +128,11 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def get(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
@@ -218,8 +221,8 @@ class Store:
         self._free += self._held.values()
         self._held.clear()
 
-    def write_slot(self, slot: int, offset: int, content: bytes | memoryview) -> None:
-        os.pwrite(self._slots[slot], content, offset)
+    def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
+        write_all(self._slots[slot], content, offset)
 
     def read_slot(self, slot: int, size: int) -> Iterator[Vector]:
         """The first ``size`` bytes as float32, in parts that share one buffer. Raises StoreError (a short file)."""
@@ -249,7 +252,8 @@ class Store:
         turn = 1 - int(self.get("sum") or 0)
         place = 0
         for tensor in aggregator.to_tensors(total).values():
-            place += os.pwrite(self._sums[turn], np.ascontiguousarray(tensor).data.cast("B"), place)
+            write_all(self._sums[turn], np.ascontiguousarray(tensor).data.cast("B"), place)
+            place += tensor.nbytes
         if self._power:
             os.fsync(self._sums[turn])
         with self.transaction():
@@ -292,10 +296,11 @@ class Store:
         turn = self.get("sum")
         if turn is None:
             return total
-        place, tensors = 0, {}
+        path, place, tensors = self.folder / "sums" / SUMS[int(turn)], 0, {}
         for name, like in aggregator.to_tensors(total).items():
-            content = os.pread(self._sums[int(turn)], like.nbytes, place)
-            tensors[name] = np.frombuffer(content, like.dtype).reshape(like.shape)
+            tensors[name] = np.fromfile(path, like.dtype, like.size, offset=place)
+            if tensors[name].size != like.size:
+                raise StoreError(Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged")
             place += like.nbytes
         return aggregator.from_tensors(tensors)
 
@@ -322,6 +327,13 @@ def lock(path: Path) -> int:
         os.close(descriptor)
         raise StoreError(Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first") from None
     return descriptor
+
+
+def write_all(descriptor: int, content: Buffer, offset: int) -> None:
+    """pwrite everything: one call may write less, where the disk becomes full or above 2 GiB. Raises OSError."""
+    written = os.pwrite(descriptor, content, offset)
+    while written < len(content):
+        written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)
 
 
 def sync(path: Path) -> None:

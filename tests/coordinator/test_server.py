@@ -658,12 +658,14 @@ async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan:
 
 @run_async
 async def test_a_device_that_takes_chunks_in_is_not_silent(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(service__downloads=1)) as (coordinator, join):
         a = await join("a")
         conversation = coordinator.devices["a"]
-        await a.send(Fetch(coordinator.run.model_digest))
+        async with coordinator.downloads:
+            await a.send(Fetch(coordinator.run.model_digest))
+            await until(lambda: conversation.download is not None)
+            asked = conversation.seen
         await a.expect(Content)
-        asked = conversation.seen
         await until(lambda: conversation.download is None)
         assert conversation.seen > asked
 

@@ -198,7 +198,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         kept.write_slot(slot, 0, update.tobytes())
         kept.accept(Report(f"t1-{number}", 1, checksum(update), update.nbytes, 1, 1, 1.0, True, 0.5), 1, slot)
         aggregator.add(total, update, 1)
-    with pytest.raises(OSError, match="File too large"), largest_file(4 * SIZE):
+    with pytest.raises(OSError, match="File too large"), largest_file(16 * SIZE + 12):
         kept.fold(total)
     kept.close()
     opened = Store(tmp_path, BUNDLE).recover(SIZE)
