@@ -129,11 +129,12 @@ class Strikes:
         fleet, spared = self.fleet, {kill.device for kill in self.kills}
         while time.monotonic() < deadline:
             fleet.read_logs()
-            number, _ = read_tasks(fleet.paths.run)
+            number, tasks = read_tasks(fleet.paths.run)
+            open_tasks = {task.task for task in tasks}
             found = [
                 device
                 for device in fleet.alive
-                if device.phase is phase and device.name not in spared and _round_of(device.task) == number
+                if device.phase is phase and device.name not in spared and device.task in open_tasks
             ]
             if not found:
                 time.sleep(0.001)
@@ -142,11 +143,11 @@ class Strikes:
             victim = sorted(found, key=lambda device: device.examples)[len(found) // 2]
             fleet.kill(victim.child)
             victim.read_log()
-            if victim.phase not in (Phase.TRAINING, Phase.UPLOADING):
+            if victim.phase not in (Phase.TRAINING, Phase.UPLOADING) or victim.task not in open_tasks:
                 yield f"{victim.name} was killed just after its work was done; it starts again"
                 fleet.revive(victim)
                 continue
-            kill = Kill(victim.name, _round_of(victim.task), victim.task, victim.phase.value, self._now())
+            kill = Kill(victim.name, number, victim.task, victim.phase.value, self._now())
             kill.update = "not sent" if victim.phase is Phase.UPLOADING else None
             self.kills.append(kill)
             doing = "training" if victim.phase is Phase.TRAINING else "uploading its update"
@@ -218,8 +219,3 @@ class Strikes:
 
     def _now(self) -> float:
         return round(time.monotonic() - self.began, 2)
-
-
-def _round_of(task: str) -> int:
-    """``t7-3`` is a task of round 7."""
-    return int(task.removeprefix("t").partition("-")[0])
