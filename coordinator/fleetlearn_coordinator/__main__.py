@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,8 +120,9 @@ def _errors() -> Iterator[None]:
     """Expected errors as one line and exit status 1."""
     try:
         yield
-    except (FleetError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+    except (FleetError, OSError, sqlite3.Error) as error:
+        what = f"the database of the run: {error}" if isinstance(error, sqlite3.Error) else str(error)
+        Console(stderr=True).print(f"error: {what}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
 
 

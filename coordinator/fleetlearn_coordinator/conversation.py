@@ -89,7 +89,7 @@ class Conversation:
             while True:
                 message = await self.connection.recv()
                 self.seen = self.coordinator.loop.time()
-                if self.coordinator.failed:
+                if self.coordinator.ended:
                     break
                 try:
                     self._handle(message)

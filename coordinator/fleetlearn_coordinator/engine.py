@@ -235,6 +235,8 @@ class Engine:
         """
         if self.accepted.get(task) == device:
             return False
+        if device not in self.leases:  # it trained on while it was away for too long
+            self._revive(device, task)
         self._lease(device, task, round).reported = True
         return True
 

@@ -77,7 +77,7 @@ class Run:
         self.total = aggregator.init(bundle.manifest.size)
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
-        self._opened = now.wall
+        self._opened = now.engine
         version = self._load_model(now)
         self.engine = Engine(settings_of(plan), prefix=f"{store.run}-", version=version, round=store.last_round())
         self.finished: str | None = store.get("finished")
@@ -170,7 +170,7 @@ class Run:
     def _open(self, number: int, now: Clocks) -> None:
         self.store.open_round(number, now.wall)
         self.total = aggregator.init(self.total.hi.size)
-        self.reports, self._opened = {}, now.wall
+        self.reports, self._opened = {}, now.engine
 
     def _commit(self, number: int, dropped: dict[str, int], now: Clocks) -> list[Command]:
         self.state, model = self.optimizer.apply(self.state, aggregator.mean(self.total), self.model)
@@ -208,7 +208,7 @@ class Run:
             "change": change,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
-            "seconds": round(now.wall - self._opened, 6),
+            "seconds": round(now.engine - self._opened, 6),
         }
         self.bytes_up = self.bytes_down = 0
         return summary

@@ -42,8 +42,8 @@ class Coordinator:
         self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
-        self.failed = False
-        """What is in memory can no longer be trusted: nothing more may be made of it."""
+        self.ended = False
+        """Nothing more may be done: the run is being closed, or memory may be ahead of the disk after an error."""
         self._alarm: asyncio.TimerHandle | None = None
         self._round = 0
         self._spoilt: set[str] = set()
@@ -74,7 +74,7 @@ class Coordinator:
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the process rather than go on half-done. Disk has the truth."""
-        self.failed = True
+        self.ended = True
         if not self.done.done():
             self.done.set_exception(error)
         else:
@@ -115,7 +115,7 @@ class Coordinator:
             return
         del self.devices[device]
         conversation.leave()
-        if not self.done.done():  # else the leases stay as they are on disk, for the next process
+        if not self.done.done() and not self.ended:  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, self.loop.time()))
             self.grant()
 
@@ -181,7 +181,7 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._alarm = None
-        if self.failed:
+        if self.ended:
             return
         try:
             self._carry_out(self.engine.tick(self.loop.time()))

@@ -67,7 +67,8 @@ async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
         await asyncio.wait({coordinator.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if stay and coordinator.done.done() and coordinator.done.exception() is None:
             logger.info("finished; staying until a signal comes")
-            await stopped
+            while not stopped.done() and not coordinator.ended:
+                await asyncio.wait({stopped}, timeout=SWEEP)
         await coordinator.stop(stopped.result() if stopped.done() else "")
         reason = coordinator.done.result()
     run = coordinator.run
@@ -109,6 +110,7 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
             finally:
                 sweeper.cancel()
                 _record(coordinator, ended=True)
+                coordinator.ended = True  # an alarm may still be set, and devices still talk
     finally:
         store.close()
 

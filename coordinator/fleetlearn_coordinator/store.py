@@ -27,6 +27,7 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, checksum, digest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fleetlearn_coordinator import aggregator
@@ -149,7 +150,10 @@ class Store:
         row = self._db.execute("SELECT version, sha256 FROM models ORDER BY version DESC LIMIT 1").fetchone()
         if row is None:
             return None
-        tensors = load_file(self.model_path(row[0]))
+        try:
+            tensors = load_file(self.model_path(row[0]))
+        except SafetensorError as error:
+            raise StoreError(Code.WRONG_HASH, f"{self.model_path(row[0])} is damaged: {error}") from None
         vector = tensors.pop("parameters")
         if digest(vector) != row[1]:
             raise StoreError(Code.WRONG_HASH, f"{self.model_path(row[0])} was changed after it was committed")
@@ -162,7 +166,10 @@ class Store:
         """Write a model and make it the newest; returns its SHA-256. Call within the transaction of its round's end."""
         path = self.model_path(version)
         draft = path.with_suffix(".draft")
-        save_file({"parameters": vector, **{f"state.{name}": tensor for name, tensor in state.items()}}, draft)
+        try:
+            save_file({"parameters": vector, **{f"state.{name}": tensor for name, tensor in state.items()}}, draft)
+        except SafetensorError as error:  # its way to say that the disk is full
+            raise StoreError(Code.BUSY, f"{draft} cannot be written: {error}") from None
         if self._power:
             sync(draft)
         draft.replace(path)

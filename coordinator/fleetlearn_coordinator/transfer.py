@@ -77,7 +77,7 @@ class Contents:
         self._contents[sha256] = Content(self._count, content)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two are never the same, and looking one up among many is quick
 class Upload:
     """One update on its way: spooled to a slot of the store and checked as it arrives."""
 

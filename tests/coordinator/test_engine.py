@@ -161,6 +161,17 @@ def test_a_device_whose_new_connection_replaces_the_old_one_is_in_one_place() ->
     assert "a" not in engine.resting
 
 
+def test_a_lost_device_that_trains_on_gets_a_free_slot_back_when_it_reports() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    assert engine.check_in("a", None, 20.0) == []
+    assert engine.announce("a", tasks["a"].task, 1)
+    assert engine.causes() == {}
+    engine.accept("a", tasks["a"].task, 21.0)
+    assert engine.accepted == {tasks["a"].task: "a"}
+
+
 def test_a_lost_device_is_not_wanted_once_its_slot_is_taken() -> None:
     engine, tasks = started("abcd")
     lost = next(iter(engine.leases))
@@ -408,7 +419,10 @@ class AnyOrder(RuleBasedStateMachine):
         if not wanted:
             assert self.counted[task] == device
             return
-        assert self.running.pop(task) == device
+        if task in self.ended:
+            assert self.ended.pop(task) == (device, LOST)
+        else:
+            assert self.running.pop(task) == device
         assert task not in self.counted, "a report counted twice"
         self.counted[task] = device
         self.do(self.engine.accept(device, task, self.now))

@@ -111,3 +111,13 @@ def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
     served = command("serve", plan)
     assert served.returncode == 0
     assert "is below 0.2" in served.stderr
+
+
+def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "coordinator.sqlite3").write_bytes(b"not a database" * 100)
+    for verb in ("serve", "status"):
+        shown = command(verb, plan)
+        assert shown.returncode == 1
+        assert "the database of the run: file is not a database" in re.sub(r"\s+", " ", shown.stderr)
+        assert "Traceback" not in shown.stderr

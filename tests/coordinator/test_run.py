@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator import Plan, read_status
 from fleetlearn_coordinator.engine import Assign, Command, Phase
 from fleetlearn_coordinator.run import Clocks, Run, describe, pooled, settings_of
 from fleetlearn_coordinator.store import Store
@@ -126,3 +126,14 @@ def test_a_round_in_one_line() -> None:
     }
     line = "8 reports (1 partial), dropped: 1 late, 2 lost; loss 0.25, accuracy 0.9; change 0.125; 1.50 s"
     assert describe(summary) == line
+
+
+def test_a_round_s_length_does_not_follow_the_wall_clock(make_plan: PlanMaker) -> None:
+    """It is set back by an hour while the round is open."""
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
+    (lease,) = leases(fleet.check_in("a"))
+    commands = fleet.run.engine.end("a", lease.task, "failed: diverged", 1.0)
+    later = Clocks(31.0, NOW.wall - 3600.0)
+    fleet.run.carry_out([*commands, *fleet.run.engine.tick(later.engine)], later)
+    fleet.store.close()
+    assert read_status(fleet.run.plan.data_dir).rounds[-1].summary["seconds"] == 31.0

@@ -119,7 +119,7 @@ async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a", check_in=False)
         a.connection.transport.pause_reading()  # so that the first cannot be sent before the second comes
         await a.send(CheckIn(1, "a", 10))
@@ -143,6 +143,7 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
             received += chunk.payload
         assert received == coordinator.run.model.tobytes()
         await until(lambda: peer.download is None)
+        await join("b")  # not before: a task would come between the contents
         await a.do_round(update_of(1.0))
 
 
@@ -679,3 +680,11 @@ async def test_what_a_connection_ended_is_remembered_within_bounds(make_plan: Pl
             await a.send(report_of(task, update_of(1.0), crc32=number))
             await a.expect(Grant)
         assert len(coordinator.devices["a"]._past_transfers) <= MAX_REFUSALS
+
+
+@run_async
+async def test_no_alarm_goes_off_after_the_end(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(round__deadline=0.3)) as (coordinator, join):
+        await (await join("a")).task()
+    await until(lambda: coordinator._alarm is None)
+    assert not coordinator.done.done()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import pytest
 from fleetlearn_coordinator import Plan, Result, StoreError, read_status, serve, serve_async
 from fleetlearn_coordinator.service import running
+from fleetlearn_coordinator.store import DATABASE
 from fleetlearn_protocol import BundleError
 from peers import Peer, PlanMaker, update_of
 from websockets.asyncio.client import connect
@@ -60,3 +63,22 @@ def test_a_client_of_another_protocol_is_turned_away(make_plan: PlanMaker) -> No
                 await connect(coordinator.address)
 
     asyncio.run(test())
+
+
+def test_an_error_ends_a_coordinator_that_stays(make_plan: PlanMaker) -> None:
+    plan = make_plan(round__goal=1, stop__rounds=2)
+
+    async def break_it() -> None:
+        await two_rounds(plan)
+        while read_status(plan.data_dir).finished is None:
+            await asyncio.sleep(0.01)
+        with closing(sqlite3.connect(plan.data_dir / DATABASE, timeout=10.0)) as database:
+            database.execute("DROP TABLE meta")
+
+    async def both() -> None:
+        async with asyncio.timeout(10) as bound:
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                await asyncio.gather(serve_async(plan, stay=True), break_it())
+        assert not bound.expired()
+
+    asyncio.run(both())

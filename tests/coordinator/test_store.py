@@ -229,3 +229,14 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
         kept.put("a", "x" * 100_000)
     kept.put("b", 1)
     assert kept.get("a") is None
+
+
+def test_a_model_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    kept, vector = Store(tmp_path, BUNDLE), np.zeros(SIZE, np.float32)
+    with largest_file(1000), pytest.raises(StoreError, match=r"v00000001.draft cannot be written"):
+        kept.save_model(1, 1, vector, {}, 0.0)
+    kept.save_model(1, 1, vector, {}, 0.0)
+    path = kept.model_path(1)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StoreError, match=r"v00000001.safetensors is damaged"):
+        kept.model()
