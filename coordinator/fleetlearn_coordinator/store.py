@@ -99,6 +99,9 @@ class Store:
         self._held: dict[str, int] = {}
         """Accepted task -> its slot, until the sum is written."""
         self._sums = [os.open(folder / "sums" / name, os.O_RDWR | os.O_CREAT) for name in SUMS]
+        if self._power:  # a file is safe only once its name is
+            sync(folder / "sums")
+            sync(folder)
 
     def _check(self, bundle: str) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -314,6 +317,8 @@ class Store:
     def _add_slot(self) -> None:
         slot = len(self._slots)
         self._slots[slot] = os.open(self._slot_path(slot), os.O_RDWR | os.O_CREAT)
+        if self._power:
+            sync(self.folder / "uploads")
         self._free.append(slot)
 
     def _slot_path(self, slot: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sqlite3
 from collections.abc import Iterator
@@ -154,17 +155,18 @@ def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Any] = []
-    monkeypatch.setattr("os.fsync", synced.append)
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     safe, total = Store(tmp_path / "safe", BUNDLE, durable="power"), aggregator.init(SIZE)
     safe.open_round(1, 0.0)
     safe.assign("t1-1", 1, "a")
     spool(safe, "t1-1", updates(1)[0], 1, total)
-    assert len(synced) == 1
+    paths = ("sums", "", "uploads", "uploads/slot-0000")  # a new file's folder too, or its name may be gone
+    assert synced == [(tmp_path / "safe" / path).stat().st_ino for path in paths]
     fast = Store(tmp_path / "fast", BUNDLE)
     fast.open_round(1, 0.0)
     fast.assign("t1-1", 1, "a")
     spool(fast, "t1-1", updates(1)[0], 1, total)
-    assert len(synced) == 1
+    assert len(synced) == len(paths)
 
 
 @contextmanager
