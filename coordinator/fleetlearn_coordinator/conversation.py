@@ -160,6 +160,7 @@ class Conversation:
         not_now = self.coordinator.turn_away(message.device)
         if not_now is not None:
             self.send(not_now)
+            self.close(1000, "come back later")
             return
         self.device = message.device
         self.send(Welcome(SOFTWARE, self.coordinator.service.heartbeat, CHUNK_BYTES))
@@ -171,7 +172,7 @@ class Conversation:
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self.stop_upload()
-        logger.warning("device %s failed task %s: %s %s", device, message.task, message.code, message.text)
+        logger.warning("device %s failed task %s: %s %r", device, message.task, message.code, message.text)
         self.coordinator.end_task(device, message.task, f"failed: {message.code}")
 
     # Downloads

@@ -80,16 +80,13 @@ class Run:
         self._opened = now.engine
         version = self._load_model(now)
         self.engine = Engine(settings_of(plan), prefix=f"{store.run}-", version=version, round=store.last_round())
-        self.finished: str | None = store.get("finished")
-        if self.finished is not None and self._plan_wants_more():
-            store.put("finished", None)
-            self.finished = None
+        self.finished = self._still_finished()
         if self.finished is not None:
             self.engine.phase = Phase.FINISHED
 
     def resume(self, now: Clocks) -> list[Command]:
         """Take up the open round of an earlier process, if there is one. Call once."""
-        opened = self.store.recover(self.bundle.manifest.size)
+        opened = self.store.recover(self.bundle.manifest.size) if self.finished is None else None
         if opened is None:
             return []
         self.total = opened.total
@@ -117,8 +114,16 @@ class Run:
         self.model_digest = digest(self.model)
         return version
 
-    def _plan_wants_more(self) -> bool:
-        return self.engine.version < self.plan.stop.rounds and str(self.finished).endswith("rounds done")
+    def _still_finished(self) -> str | None:
+        """Why training is over, if it is: the plan's number of rounds may be another than at the last start."""
+        done = " rounds done"
+        reason: str | None = self.store.get("finished")
+        if self.engine.version >= self.plan.stop.rounds:
+            reason = reason or f"{self.engine.version}{done}"
+        elif reason is not None and reason.endswith(done):
+            reason = None
+        self.store.put("finished", reason)
+        return reason
 
     def accept(self, report: Report, slot: int, largest: float) -> None:
         """Make a spooled and checked update count: durable first, then in the sum.
@@ -191,13 +196,19 @@ class Run:
     def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
         """The round as it is kept and shown. ``metrics``: of the round's model before training where the devices
         evaluated it, else of their training."""
+        known, most = self.bundle.manifest.metrics, self.plan.round.max_weight
         train, evaluation = [], []
         for report in self.reports.values():
             weight = self.weight(report)
-            means = {"loss": report.loss, **report.metrics}
+            means = {name: report.metrics[name] for name in known if name in report.metrics} | {"loss": report.loss}
             train.append((weight, {name: weight * value for name, value in means.items()}))
-            if (sums := report.evaluation) is not None:
-                evaluation.append((sums.examples, {"loss": sums.loss_sum, **sums.metric_sums}))
+            if (own := report.evaluation) is not None:
+                # However many examples a device claims, it has no more say here than in the model.
+                share = min(1.0, most / own.examples)
+                sums = {name: own.metric_sums[name] for name in known if name in own.metric_sums} | {
+                    "loss": own.loss_sum
+                }
+                evaluation.append((min(own.examples, most), {name: share * value for name, value in sums.items()}))
         summary = {
             "reports": len(self.reports),
             "partial": sum(not report.complete for report in self.reports.values()),

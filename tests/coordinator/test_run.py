@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fleetlearn_coordinator.engine import Assign, Command, Phase
 from fleetlearn_coordinator.run import Clocks, Run, describe, pooled, settings_of
 from fleetlearn_coordinator.store import Store
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from peers import SIZE, PlanMaker, report_of, update_of
 
@@ -32,11 +34,11 @@ class Fleet:
             for command in self.run.carry_out(self.run.engine.check_in(device, None, 0.0), NOW)
         ]
 
-    def report(self, lease: Assign, update: Vector) -> list[Command]:
+    def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
         """Spool and accept the update; what the engine then wants, carried out."""
         slot = self.store.take_slot()
         self.store.write_slot(slot, 0, update.tobytes())
-        report = report_of(lease, update)  # type: ignore[arg-type]
+        report = report_of(lease, update, **fields)  # type: ignore[arg-type]
         self.run.accept(report, slot, float(np.abs(update).max()))
         return self.run.carry_out(self.run.engine.accept(lease.device, lease.task, 0.0), NOW)
 
@@ -95,6 +97,36 @@ def test_a_finished_run_goes_on_when_the_plan_wants_more_rounds(make_plan: PlanM
     fleet = Fleet(make_plan(round__goal=1, stop__rounds=2))
     assert fleet.run.finished is None
     assert len(leases(fleet.check_in("a"))) == 1
+
+
+def test_fewer_rounds_than_are_done_are_enough(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=5))
+    commands = fleet.check_in("a")
+    for _ in range(2):
+        commands = fleet.report(leases(commands)[-1], update_of(1.0))
+    fleet.store.close()
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=2))
+    assert fleet.run.finished == "2 rounds done"
+    assert fleet.run.resume(NOW) == []
+    fleet.store.close()
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=3))
+    fleet.run.resume(NOW)
+    assert len(leases(fleet.check_in("a"))) == 1, "the round that was open goes on"
+
+
+def test_a_device_has_no_more_say_in_the_metrics_than_in_the_model(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=2, round__max_weight=10))
+    first, second = leases(fleet.check_in("a", "b"))
+    fleet.report(first, update_of(0.0), evaluation=Evaluation(10, 20.0, {"accuracy": 5.0, "made-up": 1.0}))
+    fleet.report(
+        second,
+        update_of(0.0),
+        metrics={"accuracy": 1.0, "loss": 0.0},
+        evaluation=Evaluation(1000, 0.0, {"accuracy": 1000.0}),
+    )
+    (row,) = read_status(fleet.run.plan.data_dir).rounds
+    assert row.summary["evaluation"] == {"accuracy": 0.75, "loss": 1.0}
+    assert row.summary["train"] == {"accuracy": 1.0, "loss": 0.5}
 
 
 def test_a_device_s_weight_is_capped(make_plan: PlanMaker) -> None:

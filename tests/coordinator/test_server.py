@@ -534,6 +534,7 @@ async def test_no_more_connections_than_the_plan_allows(make_plan: PlanMaker) ->
         c = await join("c", check_in=False)
         await c.send(CheckIn(1, "c", 10))
         assert (await c.expect(ComeBack)).reason == "busy"
+        assert await c.closed() == 1000
 
 
 @run_async
