@@ -105,6 +105,7 @@ def main() -> None:
     options.add_argument("--size", type=int, default=1_000_000, help="parameters of the model, float32")
     options.add_argument("--rounds", type=int, default=30, help=f"rounds that count, after {WARM} that do not")
     options.add_argument("--uploads", type=int, default=16, help="the plan's service.uploads")
+    options.add_argument("--durable", choices=("process", "power"), default="process", help="service.durable")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--limit", type=float, default=120.0, help="seconds that one repeat may take")
     chosen = options.parse_args()
@@ -113,7 +114,8 @@ def main() -> None:
     gaps = Gaps([], [])
     for _ in range(chosen.repeats):
         runs["floor"].append(bare(*sizes))
-        figures, found = fleetlearn(*sizes, plan=f"uploads = {chosen.uploads}")
+        service = f'uploads = {chosen.uploads}\ndurable = "{chosen.durable}"\n'
+        figures, found = fleetlearn(*sizes, plan=service)
         runs["fleetlearn"].append(figures)
         gaps.after_report.extend(found.after_report)
         gaps.after_accepted.extend(found.after_accepted)
