@@ -200,14 +200,14 @@ class Run:
         train, evaluation = [], []
         for report in self.reports.values():
             weight = self.weight(report)
-            means = {name: report.metrics[name] for name in known if name in report.metrics} | {"loss": report.loss}
+            means = {name: value for name, value in report.metrics.items() if name in known}
+            means["loss"] = report.loss
             train.append((weight, {name: weight * value for name, value in means.items()}))
             if (own := report.evaluation) is not None:
                 # However many examples a device claims, it has no more say here than in the model.
                 share = min(1.0, most / own.examples)
-                sums = {name: own.metric_sums[name] for name in known if name in own.metric_sums} | {
-                    "loss": own.loss_sum
-                }
+                sums = {name: value for name, value in own.metric_sums.items() if name in known}
+                sums["loss"] = own.loss_sum
                 evaluation.append((min(own.examples, most), {name: share * value for name, value in sums.items()}))
         summary = {
             "reports": len(self.reports),
