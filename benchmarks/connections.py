@@ -63,6 +63,9 @@ def storm(serving: Serving, devices: int, limit: float) -> dict[str, float]:
             used = measure.usage(server.pid)
         finally:
             fleet.close()
+    for cause, count in fleet.counts.items():
+        if cause.startswith("failed: "):
+            print(f"storm: {count} {cause}", file=sys.stderr)
     waits = sorted(at - begin for at in fleet.welcomed_at)
     return {
         "seconds": waits[-1],
