@@ -122,7 +122,7 @@ def _errors() -> Iterator[None]:
         yield
     except (FleetError, OSError, sqlite3.Error) as error:
         what = f"the database of the run: {error}" if isinstance(error, sqlite3.Error) else str(error)
-        Console(stderr=True).print(f"error: {what}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 

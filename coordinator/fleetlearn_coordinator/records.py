@@ -105,7 +105,11 @@ def _open(folder: Path) -> sqlite3.Connection:
     if not path.is_file():
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)
+    if not db.execute("PRAGMA user_version").fetchone()[0]:  # set in the transaction that makes the tables
+        db.close()
+        raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again")
+    return db
 
 
 def _alive(pid: int | None) -> bool:

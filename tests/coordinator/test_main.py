@@ -121,3 +121,11 @@ def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
         assert shown.returncode == 1
         assert "the database of the run: file is not a database" in re.sub(r"\s+", " ", shown.stderr)
         assert "Traceback" not in shown.stderr
+
+
+def test_an_error_is_one_line_also_where_it_is_long(tmp_path: Path) -> None:
+    missing = tmp_path / ("a-rather-long-name-" * 8 + ".toml")
+    shown = command("status", missing)
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(f"error: {missing}: the plan cannot be read")
+    assert shown.stderr.count("\n") == 1

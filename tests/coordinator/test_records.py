@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.records import Task, read_tasks
-from fleetlearn_coordinator.store import Store, StoreError
+from fleetlearn_coordinator.records import Task, read_status, read_tasks
+from fleetlearn_coordinator.store import DATABASE, Store, StoreError
 
 
 def test_the_tasks_of_a_round(tmp_path: Path) -> None:
@@ -30,3 +31,10 @@ def test_the_tasks_of_a_round(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_data_directory(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not a coordinator's data directory.*has no coordinator\.sqlite3"):
         read_tasks(tmp_path)
+
+
+def test_a_database_without_its_tables_yet(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+    with pytest.raises(StoreError, match="is still being made by a coordinator that starts"):
+        read_status(tmp_path)
