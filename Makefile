@@ -36,6 +36,7 @@ check: $(INSTALLED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy --package examples
+	@MYPYPATH=benchmarks $(BIN)/mypy benchmarks/*.py
 	@$(BIN)/lint-imports
 
 bench: $(INSTALLED)

@@ -39,6 +39,8 @@ SCHEMA_VERSION = 1
 SLOTS_HELD = 32
 """Accepted updates kept as files before the sum is written and their slots are freed."""
 MODELS_KEPT = 3
+ROUNDS_KEPT = 100
+"""Closed rounds whose tasks and reports are kept one by one; of older ones the summary stays."""
 SUMS = ("a", "b")
 
 SCHEMA = """
@@ -210,6 +212,7 @@ class Store:
             (now, outcome, msgspec.json.encode(summary).decode(), number),
         )
         self._db.execute("UPDATE tasks SET slot=NULL WHERE round=?", (number,))
+        self._db.execute("DELETE FROM tasks WHERE round<=?", (number - ROUNDS_KEPT,))
         self.put("sum", None)
         self._free_held()
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import aggregator, store
+from fleetlearn_coordinator.records import read_status, read_tasks
 from fleetlearn_coordinator.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Report
@@ -104,6 +105,17 @@ def test_models_are_kept_and_the_old_ones_go(tmp_path: Path) -> None:
     )
     with pytest.raises(StoreError, match="was changed after it was committed"):
         kept.model()
+
+
+def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROUNDS_KEPT", 2)
+    kept = Store(tmp_path, BUNDLE)
+    for number in range(1, 5):
+        kept.open_round(number, 0.0)
+        kept.assign(f"t{number}-1", number, "a")
+        kept.close_round(number, "committed", {"reports": number}, 1.0)
+    assert [len(read_tasks(tmp_path, number)[1]) for number in range(1, 5)] == [0, 0, 1, 1]
+    assert [row.summary["reports"] for row in read_status(tmp_path).rounds] == [1, 2, 3, 4]
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
