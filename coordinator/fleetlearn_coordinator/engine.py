@@ -129,7 +129,6 @@ class Lease:
     task: str
     device: str
     connected: bool = True
-    reported: bool = False
     expires: float | None = None
     """While disconnected: when the slot comes back."""
 
@@ -237,7 +236,7 @@ class Engine:
             return False
         if device not in self.leases:  # it trained on while it was away for too long
             self._revive(device, task)
-        self._lease(device, task, round).reported = True
+        self._lease(device, task, round)
         return True
 
     def wanted(self, device: str, task: str) -> bool:
@@ -328,7 +327,6 @@ class Engine:
         return self._assign(lease, again=False)
 
     def _assign(self, lease: Lease, *, again: bool) -> Assign:
-        lease.reported = False
         # Not the serial: a device trains the same way in a round whichever slot it was given.
         seed = _draw(self.settings.seed, self.round, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
         return Assign(lease.device, lease.task, self.round, seed, self.deadline, again)
