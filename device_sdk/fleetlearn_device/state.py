@@ -187,14 +187,11 @@ class State:
         folder = self.bundle(task.bundle)
         folder.mkdir(exist_ok=True)
         os.utime(folder)
-        for old in self._bundles_by_use()[KEEP:]:
+        for old in _bundles_by_use(self.path)[KEEP:]:
             self.forget_bundle(old.name)
         for path in (self.path / "models").iterdir():
             if path.name != task.model:
                 path.unlink()
-
-    def _bundles_by_use(self) -> list[Path]:
-        return sorted((self.path / "bundles").iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     def _partial(self, wanted: Wanted) -> Path:
         return self.path / "partial" / wanted.sha256
@@ -208,7 +205,7 @@ class State:
         """
         folder = self.path / "pending"
         with _clear_errors(folder):
-            _write_durably(folder / f"{report.crc32:08x}.bin", update)
+            _write_durably(self._update(report), update)
             _write_durably(folder / "report.json", msgspec.json.encode(report))
             self._tidy_pending()
 
@@ -250,7 +247,7 @@ class State:
     def _tidy_pending(self) -> None:
         """Delete what belongs to no report: an update whose report was not written yet, or was deleted already."""
         report = _read_report(self.path)
-        keep = {"report.json"} if report is None else {"report.json", f"{report.crc32:08x}.bin"}
+        keep = {"report.json"} if report is None else {"report.json", self._update(report).name}
         for path in (self.path / "pending").iterdir():
             if path.name not in keep:
                 path.unlink()
@@ -265,12 +262,17 @@ def describe(path: str | os.PathLike[str]) -> Summary:
         identity = state / "identity.json"
         device = _read_identity(identity).device if identity.exists() else None
         bundles = []
-        for folder in sorted((state / "bundles").iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        for folder in _bundles_by_use(state):
             try:
                 bundles.append((folder.name, read_manifest((folder / MANIFEST).read_bytes()).name))
             except (FleetError, FileNotFoundError):
                 bundles.append((folder.name, "(incomplete)"))
         return Summary(device, bundles, _read_report(state))
+
+
+def _bundles_by_use(state: Path) -> list[Path]:
+    """The cached bundles' folders, the last used first."""
+    return sorted((state / "bundles").iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _read_report(state: Path) -> Report | None:

@@ -41,7 +41,6 @@ class Trainer:
         self.steps = 0
         model = from_bytes(self._state.model(task.model).read_bytes())
         runtime = self._open(task, model)
-        runtime.load(model)
         outcome = train(
             runtime,
             self._data,
@@ -73,15 +72,18 @@ class Trainer:
         return Trained(report, outcome.update)
 
     def _open(self, task: Task, model: Vector) -> Runtime:
-        if self._opened is None or self._opened[0] != task.bundle:
-            self._opened = None  # two models at a time may be more than the memory holds
-            try:
-                bundle = self._state.bundle(task.bundle)
-                self._opened = task.bundle, open_runtime(bundle, self._kind, self._threads, model=model)
-            except BundleError:
-                self._state.forget_bundle(task.bundle)
-                raise
-        return self._opened[1]
+        """The task's runtime with the round's model in it: the last one, if it was of the same bundle."""
+        if self._opened is not None and self._opened[0] == task.bundle:
+            self._opened[1].load(model)
+            return self._opened[1]
+        self._opened = None  # two models at a time may be more than the memory holds
+        try:
+            runtime = open_runtime(self._state.bundle(task.bundle), self._kind, self._threads, model=model)
+        except BundleError:
+            self._state.forget_bundle(task.bundle)
+            raise
+        self._opened = task.bundle, runtime
+        return runtime
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps
