@@ -20,22 +20,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_protocol import Manifest, write_manifest
+from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
     INFER,
-    MANIFEST,
     PARAMETERS,
     TRAIN,
-    File,
     Hyper,
     Input,
     LocalStep,
     Parameter,
 )
-from fleetlearn_protocol.vector import digest
 from safetensors.numpy import save
 
 START_LIMIT = 60.0
@@ -96,12 +93,9 @@ def write_placeholder_bundle(folder: Path, size: int) -> Path:
         hyper=(Hyper("lr", 0.1),),
         step=LocalStep("sgd"),
         metrics=(),
-        files={path: File(digest(content), len(content)) for path, content in contents.items()},
+        files={},
     )
-    for path, content in {**contents, MANIFEST: write_manifest(manifest)}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
+    return write_bundle(folder, manifest, contents)
 
 
 @contextmanager

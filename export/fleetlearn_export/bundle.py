@@ -11,22 +11,20 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
-from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_inference_model, write_manifest
+from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
     INFER,
-    MANIFEST,
     PARAMETERS,
     TRAIN,
-    File,
     Hyper,
     Input,
     LocalStep,
     Parameter,
 )
-from fleetlearn_protocol.vector import digest, flatten
+from fleetlearn_protocol.vector import flatten
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
@@ -126,17 +124,14 @@ def export_bundle(
         hyper=tuple(Hyper(row, value) for row, value in defaults.items()),
         step=step,
         metrics=tuple(source.metrics),
-        files={row: File(digest(content), len(content)) for row, content in files.items()},
+        files={},  # the table is made when they are written
         opset=OPSET,
         ir_version=IR_VERSION,
         made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",
     )
     temporary = _beside(target, "part")
     try:
-        for row, content in {**files, MANIFEST: write_manifest(manifest)}.items():
-            (temporary / row).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / row).write_bytes(content)
-        bundle = open_bundle(temporary)
+        bundle = open_bundle(write_bundle(temporary, manifest, files))
         with training(model, mode=False):
             vector = flatten({row: value.numpy() for row, value in trained.values.items()}, manifest.parameters)
             differences.append(check_infer(source, write_inference_model(bundle, vector), trained.values))

@@ -1,4 +1,4 @@
-"""Reading a training bundle from disk: a directory, or the same directory as one stored (uncompressed) zip."""
+"""A training bundle on disk: a directory, or the same directory as one stored (uncompressed) zip."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
@@ -21,8 +22,10 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     PARAMETERS,
+    File,
     Manifest,
     read_manifest,
+    write_manifest,
 )
 from fleetlearn_protocol.vector import Vector, check_finite, digest, flatten
 
@@ -78,6 +81,19 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
     for file in bundle.manifest.files if files is None else files:
         bundle.read(file)
     return bundle
+
+
+def write_bundle(folder: Path, manifest: Manifest, contents: Mapping[str, bytes]) -> Path:
+    """Write a bundle's files (path below the bundle -> bytes) and its manifest into ``folder``, which is returned.
+
+    The manifest's table of files is made from ``contents``. Nothing is checked: ``open_bundle`` does that.
+    """
+    table = {path: File(digest(content), len(content)) for path, content in contents.items()}
+    made = write_manifest(msgspec.structs.replace(manifest, files=table))
+    for path, content in {**contents, MANIFEST: made}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
 
 
 def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:

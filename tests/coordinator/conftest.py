@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator import Plan
-from peers import PlanMaker, plan_text, write_bundle
+from peers import PlanMaker, plan_text, write_test_bundle
 
 
 @pytest.fixture(scope="session")
 def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(tmp_path_factory.mktemp("bundle") / "test.bundle")
+    return write_test_bundle(tmp_path_factory.mktemp("bundle") / "test.bundle")
 
 
 @pytest.fixture

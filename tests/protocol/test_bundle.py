@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fleetlearn_protocol import open_bundle, pack_bundle, write_inference_model
+from fleetlearn_protocol import open_bundle, pack_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.manifest import (
@@ -94,6 +94,16 @@ def refused(act: Callable[[], Any], code: Code, *words: str) -> None:
     assert caught.value.code is code, caught.value
     for word in words:
         assert word in caught.value.text
+
+
+def test_what_is_written_can_be_opened(tmp_path: Path) -> None:
+    """Byte for byte what this file writes by hand; the manifest's own table of files does not matter."""
+    by_hand = write_folder(tmp_path / "by-hand")
+    written = write_bundle(tmp_path / "written", manifest_of(CONTENTS, files={}), CONTENTS)
+    assert open_bundle(written).manifest == open_bundle(by_hand).manifest
+    assert [(written / path).read_bytes() for path in (MANIFEST, *CONTENTS)] == [
+        (by_hand / path).read_bytes() for path in (MANIFEST, *CONTENTS)
+    ]
 
 
 def test_a_bundle(bundle: Bundle) -> None:

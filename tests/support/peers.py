@@ -12,22 +12,20 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.service import running
+from fleetlearn_protocol import write_bundle
 from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
     INFER,
-    MANIFEST,
     PARAMETERS,
     TRAIN,
-    File,
     Hyper,
     Input,
     LocalStep,
     Manifest,
     Parameter,
-    write_manifest,
 )
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
@@ -47,7 +45,7 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
     encode,
 )
-from fleetlearn_protocol.vector import Vector, checksum, digest
+from fleetlearn_protocol.vector import Vector, checksum
 from safetensors.numpy import save
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -56,7 +54,7 @@ SIZE = 70_000
 """Elements of the model: 280,000 bytes, two full chunks and a part of one."""
 
 
-def write_bundle(folder: Path, size: int = SIZE) -> Path:
+def write_test_bundle(folder: Path, size: int = SIZE) -> Path:
     """A bundle as the coordinator sees one: it runs no graph, so the graphs are bytes like any others."""
     vector = np.linspace(-1, 1, size, dtype=np.float32)
     contents = {
@@ -75,12 +73,9 @@ def write_bundle(folder: Path, size: int = SIZE) -> Path:
         hyper=(Hyper("lr", 0.1), Hyper("mu", 0.0)),
         step=LocalStep("sgd", proximal=True),
         metrics=("accuracy",),
-        files={path: File(digest(content), len(content)) for path, content in contents.items()},
+        files={},
     )
-    for path, content in {**contents, MANIFEST: write_manifest(manifest)}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
+    return write_bundle(folder, manifest, contents)
 
 
 PlanMaker = Callable[..., Plan]
