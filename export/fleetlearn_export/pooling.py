@@ -1,0 +1,107 @@
+"""Pooling in ONNX operators, for operators.py's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.onnx.ops import symbolic, symbolic_multi_out
+
+Attributes = dict[str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]]
+
+
+def _pair(value: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value) or list(default)
+    return values * 2 if len(values) == 1 else values
+
+
+def max_pool2d_with_indices(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """MaxPool with its indices counted over the whole array."""
+    attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+    values, indices = symbolic_multi_out(
+        "MaxPool", (x,), attributes, dtypes=(x.dtype, torch.int64), shapes=(shape, shape)
+    )
+    return values, indices
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """MaxPool."""
+    attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return symbolic("MaxPool", (x,), attributes, dtype=x.dtype, shape=shape)
+
+
+def _max_pool(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Attributes, list[Any]]:
+    """MaxPool's attributes and its result's shape.
+
+    Rounding up is said by padding at the end: under ceil_mode, ONNX Runtime 1.19 keeps a last window that begins behind
+    the image, which PyTorch leaves out.
+    """
+    kernel, begin, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
+    strides, end = _pair(stride, kernel), list(begin)
+    shape = [*x.shape[:-2]]
+    for axis in range(2):
+        size, reach = int(x.shape[axis - 2]), dilations[axis] * (kernel[axis] - 1) + 1
+        windows = (size + 2 * begin[axis] - reach + (strides[axis] - 1) * ceil_mode) // strides[axis] + 1
+        if ceil_mode and (windows - 1) * strides[axis] >= size + begin[axis]:
+            windows -= 1
+        end[axis] = max(begin[axis], (windows - 1) * strides[axis] + reach - size - begin[axis])
+        shape.append(windows)
+    attributes: Attributes = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "pads": begin + end,
+        "dilations": dilations,
+    }
+    return attributes, shape
+
+
+def max_pool2d_with_indices_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """Send each output's gradient to where its maximum was; windows that overlap add up."""
+    kernel = _pair(kernel_size)
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
+    if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
+        shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])
+        # The indices alone say where; with the pool's own kernel, ONNX Runtime refuses shapes that were rounded.
+        attributes: Attributes = {"kernel_shape": [1, 1], "strides": [1, 1]}
+        return symbolic("MaxUnpool", (grad, indices, shape), attributes, dtype=grad.dtype, shape=x.shape)
+    flat = torch.zeros_like(x).reshape(-1)
+    scattered = symbolic(
+        "ScatterElements",
+        (flat, indices.reshape(-1), grad.reshape(-1)),
+        {"axis": 0, "reduction": "add"},
+        dtype=grad.dtype,
+        shape=flat.shape,
+    )
+    return scattered.reshape(x.shape)
