@@ -6,7 +6,7 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -22,12 +22,13 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     PARAMETERS,
+    STATE,
     File,
     Manifest,
     read_manifest,
     write_manifest,
 )
-from fleetlearn_protocol.vector import Vector, check_finite, digest, flatten
+from fleetlearn_protocol.vector import Slot, Vector, check_finite, digest, flatten
 
 
 class Bundle(NamedTuple):
@@ -52,19 +53,28 @@ class Bundle(NamedTuple):
         return content
 
     def parameters(self) -> Vector:
-        """The initial global model, float32, shape (P,). Raises BundleError."""
+        """The initial model, float32, shape (local_size,): what travels, then what is personal. Raises BundleError."""
+        return self._vector(PARAMETERS, self.manifest.parameters)
+
+    def state(self) -> Vector:
+        """The initial state, float32, shape (state_size,). Raises BundleError."""
+        if STATE not in self.manifest.files:
+            return np.zeros(self.manifest.state_size, np.float32)
+        return self._vector(STATE, self.manifest.state)
+
+    def _vector(self, file: str, table: Sequence[Slot]) -> Vector:
         try:
-            tensors = load_safetensors(self.read(PARAMETERS))
+            tensors = load_safetensors(self.read(file))
             for name, tensor in tensors.items():
                 if tensor.dtype != np.float32:
                     raise ValueError(f"tensor {name} is of {tensor.dtype}; expected float32")
-            vector = flatten(tensors, self.manifest.parameters)
+            vector = flatten(tensors, table)
             check_finite(vector)
             return vector
         except ProtocolError as error:
-            raise BundleError(error.code, f"{self.path}: {PARAMETERS}: {error.text}") from None
+            raise BundleError(error.code, f"{self.path}: {file}: {error.text}") from None
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise BundleError(Code.BAD_MESSAGE, f"{self.path}: {PARAMETERS} does not fit: {error}") from None
+            raise BundleError(Code.BAD_MESSAGE, f"{self.path}: {file} does not fit: {error}") from None
 
 
 def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = None) -> Bundle:
@@ -114,17 +124,22 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
 
 
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
-    """infer.onnx with ``vector`` (float32, shape (P,)) as its parameters: a file that any ONNX Runtime runs.
+    """infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs.
+
+    ``vector`` is float32 of shape (P,), what travels, with which personal parameters keep their initial values; or of
+    shape (local_size,), a device's whole model.
 
     Raises ValueError on another shape or dtype, ProtocolError (not-finite), BundleError.
     """
     manifest = bundle.manifest
-    if vector.shape != (manifest.size,) or vector.dtype != np.float32:
-        raise ValueError(f"a {vector.dtype} vector of shape {vector.shape}; expected float32 ({manifest.size},)")
+    sizes = sorted({manifest.size, manifest.local_size})
+    if vector.ndim != 1 or vector.size not in sizes or vector.dtype != np.float32:
+        expected = " or ".join(f"({size},)" for size in sizes)
+        raise ValueError(f"a {vector.dtype} vector of shape {vector.shape}; expected float32 {expected}")
     check_finite(vector)
     content = bytearray(bundle.read(INFER))
     for row in manifest.parameters:
-        if row.infer_offset is not None:
+        if row.infer_offset is not None and row.offset < vector.size:
             raw = vector[row.offset : row.offset + prod(row.shape)].tobytes()
             content[row.infer_offset : row.infer_offset + len(raw)] = raw
     return bytes(content)

@@ -67,7 +67,9 @@ def tables() -> dict[str, str]:
                 manifest.Parameter,
                 manifest.Input,
                 manifest.Hyper,
+                manifest.State,
                 manifest.LocalStep,
+                manifest.Many,
                 manifest.File,
             )
         ),

@@ -2,9 +2,11 @@
 
 Names inside the graphs (all float32 unless the manifest says otherwise; the first axis of a batch is dynamic):
 
-train.onnx   inputs  ``param.NAME``, ``anchor.NAME`` (where proximal), ``state.SLOT.NAME``, ``batch.NAME``,
-                     ``hyper.NAME``
-             outputs ``next.param.NAME``, ``next.state.SLOT.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
+train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAME``, and for each of the manifest's
+                     references ``anchor.NAME``, ``correction.NAME``, ``previous.NAME``, of the parameters that
+                     travel; ``seed`` (int64, a scalar from 0) where the step is random
+             outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
+train_many.onnx  the same names, with a leading axis of devices and, in the batch, one of steps behind it; see ``Many``
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
@@ -15,6 +17,7 @@ ONNX graphs are in single-assignment form: an output cannot carry its input's na
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
@@ -31,7 +34,8 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
 TRAIN, EVAL, INFER = "graphs/train.onnx", "graphs/eval.onnx", "graphs/infer.onnx"
-PARAMETERS = "parameters.safetensors"
+TRAIN_MANY = "graphs/train_many.onnx"
+PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
 ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 """The files below ``ort_training/``."""
 
@@ -48,7 +52,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One row of the parameter table: a tensor that travels."""
+    """One row of the parameter table: a tensor of the model."""
 
     name: TensorName
     """As in ``param.NAME`` and in parameters.safetensors."""
@@ -58,6 +62,8 @@ class Parameter(msgspec.Struct, frozen=True):
     """Of its first element in the flat vector, in elements."""
     buffer: bool = False
     """Takes no gradient (BatchNorm's running statistics)."""
+    personal: bool = False
+    """Never leaves the device: not a part of what travels. Personal rows are the table's last."""
     infer_offset: Bytes | None = None
     """Where its raw bytes begin in infer.onnx, so that a trained model is written by replacing bytes in place."""
 
@@ -82,13 +88,59 @@ class Hyper(msgspec.Struct, frozen=True):
     """Its value where the plan gives none."""
 
 
-class LocalStep(msgspec.Struct, frozen=True):
-    """The update rule compiled into train.onnx."""
+class State(msgspec.Struct, frozen=True):
+    """One row of the state table: a float32 tensor that the step hands to the next step, on the same device."""
 
-    optimizer: Literal["sgd"] = "sgd"
-    """The optimizer's name."""
+    name: TensorName
+    """As in ``state.NAME``; of an optimizer's slot ``SLOT.PARAMETER``."""
+    shape: Shape
+    """Sizes of the axes; empty for a scalar."""
+    offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
+    """Of its first element in the flat state vector, in elements."""
+    kept: bool = False
+    """Whether it outlives a task. Otherwise each task begins with its initial value."""
+
+
+class LocalStep(msgspec.Struct, frozen=True):
+    """The update rule compiled into train.onnx: w <- optimizer(w, clipped(g + mu * (w - anchor)) + correction)."""
+
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "custom"] = "sgd"
+    """The optimizer's name; ``custom`` is a step that the user wrote."""
     proximal: bool = False
-    """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2."""
+    """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2 (FedProx, Ditto)."""
+    correction: bool = False
+    """Whether ``correction`` is added to the gradient (SCAFFOLD's c - c_k)."""
+    contrastive: bool = False
+    """Whether mu times MOON's contrastive loss is added to the loss."""
+    clip: bool = False
+    """Whether the gradient is scaled down to the norm ``max_norm`` where it is longer."""
+    weight_decay: bool = False
+    """Whether ``weight_decay`` * w is added to the gradient; with adamw the decay is decoupled from it."""
+
+
+Reference = Literal["anchor", "correction", "previous"]
+"""A vector like the model's, P elements, that the step reads: the round's model; SCAFFOLD's c - c_k; the model with
+which the device's last task of this bundle ended, and before that the round's."""
+NEEDS: dict[str, tuple[Reference, ...]] = {
+    "proximal": ("anchor",),
+    "correction": ("correction",),
+    "contrastive": ("anchor", "previous"),
+}
+"""Switch of the step -> the references that it reads."""
+
+
+class Many(msgspec.Struct, frozen=True):
+    """train_many.onnx: several steps of many devices in one call. Parameters, state and ``seed`` have a leading axis of
+    ``devices``; batch arrays (devices, steps, n, ...); references and hyper-parameters are as in train.onnx, one for
+    all, but ``previous`` and ``correction``, which have the axis too. ``steps`` (int64, shape (devices,)) says how many
+    of the steps each device does; the rest changes nothing of it. Outputs ``next.param.NAME`` and ``next.state.NAME``
+    have the axis; ``loss`` and ``metric.NAME`` are (devices, steps), 0 for what was not done.
+    """
+
+    devices: Annotated[int, Meta(ge=1, le=2**20)]
+    """Devices in a call; a smaller block is filled up with devices that do 0 steps."""
+    steps: Annotated[int, Meta(ge=1, le=10_000)]
+    """Most steps in a call."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -123,8 +175,15 @@ class Manifest(msgspec.Struct, frozen=True):
     """What train.onnx and eval.onnx measure beside the loss."""
     files: Annotated[dict[FilePath, File], Meta(max_length=64)]
     """Path below the bundle's folder -> hash and size."""
-    slots: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
-    """Optimizer state slots; each has one tensor for each parameter that is not a buffer."""
+    state: Annotated[tuple[State, ...], Meta(max_length=100_000)] = ()
+    """The state table, in the order of its flat vector, without gaps. Initial values are in state.safetensors; without
+    that file they are 0."""
+    references: Annotated[tuple[Reference, ...], Meta(max_length=3)] = ()
+    """The vectors that train.onnx reads beside the model."""
+    random: bool = False
+    """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for each step."""
+    many: Many | None = None
+    """What graphs/train_many.onnx takes, where the bundle has one."""
     opset: Version = 0
     """Of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -134,8 +193,23 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """P, the elements of the flat vector."""
-        return sum(prod(parameter.shape) for parameter in self.parameters)
+        """P, the elements of the flat vector that travels."""
+        return sum(prod(row.shape) for row in self.parameters if not row.personal)
+
+    @property
+    def local_size(self) -> int:
+        """Elements of the flat vector on a device: what travels, then the personal parameters."""
+        return sum(prod(row.shape) for row in self.parameters)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the flat state vector."""
+        return sum(prod(row.shape) for row in self.state)
+
+    @property
+    def travelling(self) -> tuple[Parameter, ...]:
+        """The table's rows that travel."""
+        return tuple(row for row in self.parameters if not row.personal)
 
     @property
     def has_ort_training(self) -> bool:
@@ -196,7 +270,8 @@ def _problem(manifest: Manifest) -> str | None:
         ("output", [row.name for row in manifest.outputs]),
         ("hyper-parameter", [row.name for row in manifest.hyper]),
         ("metric", list(manifest.metrics)),
-        ("state slot", list(manifest.slots)),
+        ("state", [row.name for row in manifest.state]),
+        ("reference", list(manifest.references)),
         # Some file systems do not tell upper case from lower.
         ("file", [path.lower() for path in (MANIFEST, *manifest.files)]),
     ):
@@ -210,20 +285,36 @@ def _problem(manifest: Manifest) -> str | None:
             return f"{path} is a file and a folder"
         if path.startswith("ort_training/"):
             wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
+    if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
+        return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
     for path in wanted:
         if path not in manifest.files:
             return f"{path} is missing"
+    for switch, references in NEEDS.items():
+        for reference in references:
+            if getattr(manifest.step, switch) and reference not in manifest.references:
+                return f"a {switch} step reads the reference {reference}, which is not among {manifest.references}"
     return _table_problem(manifest)
 
 
 def _table_problem(manifest: Manifest) -> str | None:
-    end = 0
-    for row in manifest.parameters:
-        if row.offset != end:
-            return f"parameter {row.name} begins at element {row.offset}; the ones before it end at {end}"
-        end += prod(row.shape)
-        if end > MAX_ELEMENTS:
-            return f"up to parameter {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+    tables: tuple[tuple[str, Sequence[Parameter | State]], ...] = (
+        ("parameter", manifest.parameters),
+        ("state", manifest.state),
+    )
+    for what, table in tables:
+        end = 0
+        for row in table:
+            if row.offset != end:
+                return f"{what} {row.name} begins at element {row.offset}; the ones before it end at {end}"
+            end += prod(row.shape)
+            if end > MAX_ELEMENTS:
+                return f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+    if manifest.parameters[0].personal:
+        return "every parameter is personal: nothing travels"
+    for row, after in pairwise(manifest.parameters):
+        if row.personal and not after.personal:
+            return f"parameter {after.name} comes after {row.name}, which is personal; those are the last"
     rows = [
         (row.infer_offset, prod(row.shape), row.name) for row in manifest.parameters if row.infer_offset is not None
     ]

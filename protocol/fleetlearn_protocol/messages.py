@@ -205,7 +205,7 @@ class Task(Message, frozen=True, tag="task"):
     batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
     """Examples per step; 0 means all of the device's examples in one step."""
     seed: Count
-    """Decides the order of the examples."""
+    """Decides the order of the examples and, where the bundle is random, what each step draws."""
     deadline: Seconds
     """Seconds from now until the round ends."""
     time_budget: Seconds | None = None

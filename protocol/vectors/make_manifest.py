@@ -30,7 +30,7 @@ def manifest() -> dict[str, Any]:
         parameters=(
             bundle.Parameter("linear.weight", (3, 4), 0, infer_offset=100),
             bundle.Parameter("linear.bias", (3,), 12, infer_offset=148),
-            bundle.Parameter("norm.running_mean", (), 15, buffer=True),
+            bundle.Parameter("norm.running_mean", (), 15, buffer=True, personal=True),
         ),
         batch=(bundle.Input("x", "float32", (4,)), bundle.Input("y", "int64", ())),
         outputs=(bundle.Input("logits", "float32", (3,)),),
@@ -38,7 +38,13 @@ def manifest() -> dict[str, Any]:
         step=bundle.LocalStep("sgd", proximal=True),
         metrics=("accuracy",),
         files=files,
-        slots=("momentum",),
+        state=(
+            bundle.State("momentum.linear.weight", (3, 4), 0),
+            bundle.State("momentum.linear.bias", (3,), 12),
+            bundle.State("t", (), 15, kept=True),
+        ),
+        references=("anchor",),
+        random=True,
         opset=18,
         ir_version=10,
         made_by="fleetlearn-export 0.1.0",
@@ -72,7 +78,17 @@ def manifest() -> dict[str, Any]:
         ("33 axes", table({"shape": [1] * 33}, {"offset": 1}), "bad-message"),
         ("a hyper-parameter twice", {"hyper": [{"name": "lr"}, {"name": "lr"}]}, "bad-message"),
         ("a metric twice", {"metrics": ["accuracy", "accuracy"]}, "bad-message"),
-        ("a slot twice", {"slots": ["m", "m"]}, "bad-message"),
+        ("a state twice", {"state": [{"name": "t", "shape": [], "offset": 0}] * 2}, "bad-message"),
+        ("a gap between states", {"state": [{"name": "t", "shape": [], "offset": 1}]}, "bad-message"),
+        ("a reference twice", {"references": ["anchor", "anchor"]}, "bad-message"),
+        ("an unknown reference", {"references": ["compass"]}, "bad-message"),
+        ("proximal without an anchor", {"references": ["previous"]}, "bad-message"),
+        ("corrected without a correction", {"step": {"correction": True}}, "bad-message"),
+        ("contrastive without the previous model", {"step": {"contrastive": True}}, "bad-message"),
+        ("all personal", table(*[{"personal": True}] * 3), "bad-message"),
+        ("a personal one that is not last", table({}, {"personal": True}, {"personal": False}), "bad-message"),
+        ("many without its graph", {"many": {"devices": 8, "steps": 2}}, "bad-message"),
+        ("the graph of many alone", added(bundle.TRAIN_MANY), "bad-message"),
         ("a batch array twice", {"batch": [full["batch"][0]] * 2}, "bad-message"),
         ("an output twice", {"outputs": full["outputs"] * 2}, "bad-message"),
         ("an optimizer of another time", {"step": {"optimizer": "lion"}}, "bad-message"),
@@ -97,7 +113,7 @@ def manifest() -> dict[str, Any]:
     invalid += [
         {"name": f"without {field}", "without": field, "code": "bad-message"}
         for field in full
-        if field not in ("slots", "opset", "ir_version", "made_by")
+        if field not in ("state", "references", "random", "many", "opset", "ir_version", "made_by")
     ]
     invalid += [
         {"name": "nothing", "text": "", "code": "bad-message"},
@@ -107,6 +123,6 @@ def manifest() -> dict[str, Any]:
         {"name": "not UTF-8", "hex": content.replace(b"softmax", b"\xff").hex(), "code": "bad-message"},
     ]
     return {
-        "valid": {"text": content.decode(), "sha256": digest(content), "elements": 16},
+        "valid": {"text": content.decode(), "sha256": digest(content), "elements": 15, "local_elements": 16},
         "invalid": invalid,
     }

@@ -19,6 +19,7 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     PARAMETERS,
+    STATE,
     TRAIN,
     File,
     Hyper,
@@ -26,6 +27,7 @@ from fleetlearn_protocol.manifest import (
     LocalStep,
     Manifest,
     Parameter,
+    State,
     write_manifest,
 )
 from fleetlearn_protocol.vector import digest
@@ -320,6 +322,44 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
 def test_parameters_that_do_not_fit(tmp_path: Path, content: bytes, code: Code, words: str) -> None:
     bundle = open_bundle(write_folder(tmp_path / "b", CONTENTS | {PARAMETERS: content}))
     refused(bundle.parameters, code, PARAMETERS, words)
+
+
+STATES = (State("m.w", (2, 3), 0), State("t", (), 6))
+INITIAL = {"m.w": WEIGHT, "t": np.array(5, np.float32)}
+
+
+def test_the_initial_state(tmp_path: Path) -> None:
+    contents = CONTENTS | {STATE: save(INITIAL)}
+    bundle = open_bundle(write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents))
+    assert bundle.state().tolist() == [1, 2, 3, 4, 5, 6, 5]
+    assert bundle.state().dtype == np.float32
+
+
+def test_without_its_file_the_initial_state_is_zeros(tmp_path: Path) -> None:
+    for states, zeros in (STATES, [0.0] * 7), ((), []):
+        bundle = open_bundle(write_bundle(tmp_path / f"{len(zeros)}", manifest_of(CONTENTS, state=states), CONTENTS))
+        assert bundle.state().tolist() == zeros
+        assert bundle.state().dtype == np.float32
+
+
+def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
+    contents = CONTENTS | {STATE: save({"m.w": WEIGHT})}
+    bundle = open_bundle(write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents))
+    refused(bundle.state, Code.BAD_MESSAGE, STATE, "missing ['t']")
+
+
+def test_an_inference_model_with_and_without_what_is_personal(tmp_path: Path) -> None:
+    """A vector of what travels leaves the personal bytes as they were exported; a device's own replaces all."""
+    head = msgspec.structs.replace(TABLE[1], personal=True), msgspec.structs.replace(TABLE[2], personal=True)
+    manifest = manifest_of(CONTENTS, parameters=(TABLE[0], *head))
+    bundle = open_bundle(write_bundle(tmp_path / "b", manifest, CONTENTS))
+    assert (manifest.size, bundle.parameters().shape) == (6, (9,))
+    own = np.arange(10, 19, dtype=np.float32)
+    body = b"head" + own[:6].tobytes() + b"----more"
+    assert write_inference_model(bundle, own[:6]) == body + BIAS.tobytes() + b"tail"
+    assert write_inference_model(bundle, own) == body + own[6:8].tobytes() + b"tail"
+    with pytest.raises(ValueError, match=r"a float32 vector of shape \(8,\); expected float32 \(6,\) or \(9,\)"):
+        write_inference_model(bundle, own[:8])
 
 
 def test_the_inference_model_by_hand(bundle: Bundle) -> None:

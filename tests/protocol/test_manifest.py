@@ -14,12 +14,16 @@ from fleetlearn_protocol.manifest import (
     ORT_TRAINING,
     PARAMETERS,
     TRAIN,
+    TRAIN_MANY,
     File,
     Hyper,
     Input,
     LocalStep,
     Manifest,
+    Many,
     Parameter,
+    Reference,
+    State,
     read_manifest,
     write_manifest,
 )
@@ -58,6 +62,40 @@ def test_round_trip_and_the_same_bytes_each_time() -> None:
 
 def test_size_counts_scalars_as_one() -> None:
     assert MANIFEST.size == 7
+
+
+def test_personal_rows_do_not_travel() -> None:
+    body, head = MANIFEST.parameters[0], Parameter("head", (4,), 6, personal=True)
+    manifest = replace(MANIFEST, parameters=(body, head, Parameter("s", (), 10, personal=True)))
+    assert read_manifest(write_manifest(manifest)) == manifest
+    assert (manifest.size, manifest.local_size, manifest.travelling) == (6, 11, (body,))
+    assert (MANIFEST.size, MANIFEST.local_size, MANIFEST.travelling) == (7, 7, MANIFEST.parameters)
+
+
+def test_the_state_is_a_table_of_its_own() -> None:
+    manifest = replace(MANIFEST, state=(State("m.w", (2, 3), 0), State("t", (), 6, kept=True)))
+    assert read_manifest(write_manifest(manifest)) == manifest
+    assert (manifest.state_size, MANIFEST.state_size) == (7, 0)
+
+
+def test_a_step_for_many_devices() -> None:
+    manifest = replace(MANIFEST, many=Many(128, 5), files=FILES | {TRAIN_MANY: FILES[TRAIN]})
+    assert read_manifest(write_manifest(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("step", "references"),
+    [
+        (LocalStep(proximal=True), ("anchor",)),
+        (LocalStep("momentum", correction=True), ("correction",)),
+        (LocalStep("adam", contrastive=True), ("previous", "anchor")),
+        (LocalStep("custom"), ("previous",)),
+        (LocalStep("adamw", clip=True, weight_decay=True), ()),
+    ],
+)
+def test_a_step_needs_the_references_of_its_switches(step: LocalStep, references: tuple[Reference, ...]) -> None:
+    manifest = replace(MANIFEST, step=step, references=references)
+    assert read_manifest(write_manifest(manifest)) == manifest
 
 
 def test_has_ort_training() -> None:
@@ -109,8 +147,39 @@ def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int
             "the parameters' bytes end at 101 in graphs/infer.onnx, which has 100",
         ),
         (
-            replace(MANIFEST, parameters=(Parameter("a", (2,), 0, False, 8), Parameter("b", (2,), 2, False, 1))),
+            replace(
+                MANIFEST, parameters=(Parameter("a", (2,), 0, infer_offset=8), Parameter("b", (2,), 2, infer_offset=1))
+            ),
             "the bytes of parameter a in graphs/infer.onnx overlap another's",
+        ),
+        (
+            replace(MANIFEST, parameters=(Parameter("a", (2,), 0, personal=True), Parameter("b", (2,), 2))),
+            "every parameter is personal: nothing travels",
+        ),
+        (
+            replace(
+                MANIFEST,
+                parameters=(
+                    Parameter("a", (2,), 0),
+                    Parameter("b", (2,), 2, personal=True),
+                    Parameter("c", (2,), 4),
+                ),
+            ),
+            "parameter c comes after b, which is personal; those are the last",
+        ),
+        (
+            replace(MANIFEST, state=(State("m", (2,), 0), State("v", (2,), 3))),
+            "state v begins at element 3; the ones before it end at 2",
+        ),
+        (replace(MANIFEST, state=(State("m", (2,), 0), State("m", (2,), 2))), "state m is there twice"),
+        (replace(MANIFEST, references=("anchor", "anchor")), "reference anchor is there twice"),
+        (
+            replace(MANIFEST, step=LocalStep(contrastive=True), references=("anchor",)),
+            r"a contrastive step reads the reference previous, which is not among \('anchor',\)",
+        ),
+        (
+            replace(MANIFEST, many=Many(8, 2)),
+            "graphs/train_many.onnx and the entry `many` belong together; one of them is missing",
         ),
     ],
 )

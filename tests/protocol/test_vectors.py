@@ -113,7 +113,7 @@ def test_manifest() -> None:
     manifest = read_manifest(valid["text"].encode())
     assert write_manifest(manifest).decode() == valid["text"]
     assert digest(valid["text"].encode()) == valid["sha256"]
-    assert manifest.size == valid["elements"]
+    assert (manifest.size, manifest.local_size) == (valid["elements"], valid["local_elements"])
 
 
 @named(MANIFEST["invalid"])
