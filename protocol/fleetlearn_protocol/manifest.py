@@ -278,6 +278,8 @@ def _problem(manifest: Manifest) -> str | None:
         for name, after in pairwise(sorted(names)):
             if name == after:
                 return f"{what} {name} is there twice"
+    if any(row.name == "seed" for row in manifest.hyper):
+        return "a hyper-parameter is named seed, which is the random steps' own input"
     folders = {path[:end].lower() for path in manifest.files for end, mark in enumerate(path) if mark == "/"}
     wanted = [TRAIN, EVAL, INFER, PARAMETERS]
     for path in manifest.files:

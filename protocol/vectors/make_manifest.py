@@ -77,6 +77,7 @@ def manifest() -> dict[str, Any]:
         ("2^64 elements, 0 in 64 bits", table({"shape": [2**16] * 4}, {"offset": 0}), "bad-message"),
         ("33 axes", table({"shape": [1] * 33}, {"offset": 1}), "bad-message"),
         ("a hyper-parameter twice", {"hyper": [{"name": "lr"}, {"name": "lr"}]}, "bad-message"),
+        ("a hyper-parameter named seed", {"hyper": [{"name": "lr"}, {"name": "seed"}]}, "bad-message"),
         ("a metric twice", {"metrics": ["accuracy", "accuracy"]}, "bad-message"),
         ("a state twice", {"state": [{"name": "t", "shape": [], "offset": 0}] * 2}, "bad-message"),
         ("a gap between states", {"state": [{"name": "t", "shape": [], "offset": 1}]}, "bad-message"),

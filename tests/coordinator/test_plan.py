@@ -60,6 +60,7 @@ def manifest(
         outputs=(Input("scores", "float32", (3,)),),
         hyper=hyper,
         step=LocalStep("sgd", proximal=proximal),
+        references=("anchor",) if proximal else (),
         metrics=metrics,
         files={path: File("0" * 64, 1) for path in (TRAIN, EVAL, INFER, PARAMETERS)},
     )

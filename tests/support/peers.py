@@ -72,6 +72,7 @@ def write_test_bundle(folder: Path, size: int = SIZE) -> Path:
         outputs=(Input("output", "float32", (3,)),),
         hyper=(Hyper("lr", 0.1), Hyper("mu", 0.0)),
         step=LocalStep("sgd", proximal=True),
+        references=("anchor",),
         metrics=("accuracy",),
         files={},
     )
