@@ -1,0 +1,305 @@
+"""Random numbers inside a graph: a function of a seed that is an input, the same in PyTorch and in every ONNX Runtime.
+
+A number is a hash of (seed, draw, element): a counter-based generator in the sense of Salmon et al., Parallel random
+numbers: as easy as 1, 2, 3 (2011). It has no state to carry, so that a traced graph stays a function and a step can be
+repeated. The hash is C. Wellons' ``lowbias32`` (the hash-prospector project; the design of the finaliser of A.
+Appleby's MurmurHash3, with constants found by search), keyed twice: before its first and after its second operation.
+
+It computes with what every ONNX Runtime has a CPU kernel for. A 32-bit word stands in an int64, so that no product
+leaves 63 bits; a right shift is a product with a power of two in float64, which is exact below 2**53.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fleetlearn_export.errors import ExportError
+
+aten = torch.ops.aten
+
+LIMIT = 2**53
+"""Seeds are below it: integers that float64, and so JSON in a browser, holds exactly."""
+_WORD = 2**32 - 1
+_FIRST = 0x21F0AAAD
+_SECOND = 0xD35A2D97 - 2**32
+"""lowbias32's multipliers. The second is taken modulo 2**32 as a negative number, so that its products fit in int64."""
+_Size = Sequence[Any]
+
+
+class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Under it, whatever random numbers the code asks PyTorch for come from ``seed`` and from the draw's place.
+
+    ``seed`` is an int64 scalar tensor, real, fake or batched by vmap; 0 <= seed < 2**53. The first random operator is
+    draw 0, the next draw 1; PyTorch's own generators, also those given as ``generator=``, are neither read nor
+    advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a multiple
+    of 2**-32. A tensor may have up to 2**31 elements.
+
+    Raises ExportError on a random operator that it cannot replace, among them multinomial and poisson.
+    """
+
+    draws: int
+    """How many random operators were replaced."""
+
+    def __init__(self, seed: Tensor) -> None:
+        if seed.dtype != torch.int64 or seed.dim() != 0:
+            raise ExportError(f"the seed is {seed.dtype} of shape {tuple(seed.shape)}; it must be an int64 scalar")
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.draws = 0
+        low, high = seed & _WORD, _shift(seed, 32)
+        self._before = _mix(_mix(low ^ 0x9E3779B9) ^ high)
+        self._between = _mix(_mix(low ^ 0x3C6EF372) ^ high)
+        self.device = seed.device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            kwargs.pop("generator", None)
+            if "from" in kwargs:  # uniform_'s lower end; no Python function could name it so
+                kwargs["low"] = kwargs.pop("from")
+            result = replacement(self, *args, **kwargs)
+            self.draws += 1
+            return args[0].copy_(result) if func in _IN_PLACE else result
+        if func.namespace == "aten":
+            with self:  # an operator made of others shows those, as it would where autograd records
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
+            raise ExportError(
+                f"random operator {func} cannot be drawn from the graph's seed. Draw with dropout, bernoulli, rand, "
+                "randn, randint, randperm, uniform_, normal_ or exponential_, or give the random numbers as an input"
+            )
+        return func(*args, **kwargs)
+
+    def words(self, size: _Size, part: int = 0) -> Tensor:
+        """int64 of shape ``size``: its low 32 bits are random, the high bits of these the best; the rest is not.
+
+        ``part`` (0 or 1) tells apart the two that one draw may need.
+        """
+        count: Any = 1
+        for length in size:
+            count = count * length
+        place = 4 * self.draws + 2 * part
+        index = torch.arange(count, dtype=torch.int64, device=self.device)
+        # Below 2**31 both, so that the sum is one word.
+        word = index + _shift(self._before ^ _constant(place), 1)
+        word = word ^ _shift(word, 16)
+        word = (word * _FIRST + (self._between ^ _constant(place + 1))) & _WORD
+        word = word ^ _shift(word, 15)
+        return (word * _SECOND).reshape(tuple(size))
+
+    def uniform(self, size: _Size, dtype: torch.dtype | None = None, part: int = 0) -> Tensor:
+        """Of shape ``size`` in [0, 1): multiples of 2**-24, or of as much as ``dtype`` holds exactly below 1."""
+        dtype = dtype or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise ExportError(f"uniform random numbers of {dtype} were asked for; they must be floating-point")
+        digits = min(24, 1 - round(math.log2(torch.finfo(dtype).eps)))
+        signed = self.words(size, part).to(torch.int32) & -(1 << 32 - digits)
+        return signed.to(dtype) * 2.0**-32 + 0.5
+
+    def normal(self, size: _Size, dtype: torch.dtype | None = None) -> Tensor:
+        """Of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller (1958), the cosine of the pair.
+
+        Not the same bit for bit on every runtime, whose logarithms and cosines differ by roundings.
+        """
+        radius = torch.sqrt(-2 * torch.log(1 - self.uniform(size, dtype)))
+        return radius * torch.cos(2 * math.pi * self.uniform(size, dtype, part=1))
+
+    def bernoulli(self, size: _Size, p: float) -> Tensor:
+        """bool of shape ``size``: True with probability ``p``."""
+        if not 0 <= p <= 1:
+            raise ExportError(f"a Bernoulli probability of {p}; it must be from 0 to 1")
+        if p == 0:
+            return torch.zeros(tuple(size), dtype=torch.bool, device=self.device)
+        return self.words(size).to(torch.int32) <= math.ceil(p * 2**32) - 2**31 - 1
+
+    def integers(self, low: Any, high: Any, size: _Size) -> Tensor:
+        """float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``; at most 2**32 different ones."""
+        share = (self.words(size) & _WORD).to(torch.float64) * 2.0**-32
+        values: Tensor = torch.floor(share * (high - low)) + low
+        return values
+
+
+def _shift(word: Tensor, bits: int) -> Tensor:
+    """A right shift of an int64 in [0, 2**53): exact in float64, while ONNX's BitShift takes unsigned types only."""
+    return (word.to(torch.float64) * 2.0**-bits).to(torch.int64)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """lowbias32 of an int64 in [0, 2**32), into the same."""
+    word = word ^ _shift(word, 16)
+    word = (word * _FIRST) & _WORD
+    word = word ^ _shift(word, 15)
+    word = (word * _SECOND) & _WORD
+    return word ^ _shift(word, 15)
+
+
+def _constant(number: int) -> int:
+    """lowbias32 of a Python integer."""
+    word = number & _WORD
+    word = ((word ^ word >> 16) * _FIRST) & _WORD
+    word = ((word ^ word >> 15) * _SECOND) & _WORD
+    return word ^ word >> 15
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the operator draws at all: attention, and layers of cells, do only where a dropout is above 0."""
+    for place, row in enumerate(func._schema.arguments):
+        if row.name in ("dropout_p", "dropout"):
+            value = kwargs.get(row.name, args[place] if place < len(args) else row.default_value)
+            return bool(value)
+    return True
+
+
+def _bernoulli(mode: Seeded, self: Tensor, p: Any = None) -> Tensor:
+    if p is None:
+        p = self
+    if isinstance(p, Tensor):
+        return (mode.uniform(self.shape, torch.float32) < p).to(self.dtype)
+    return mode.bernoulli(self.shape, p).to(self.dtype)
+
+
+def _bernoulli_in_place(mode: Seeded, self: Tensor, p: Any = 0.5) -> Tensor:
+    return _bernoulli(mode, self, p)
+
+
+def _native_dropout(mode: Seeded, self: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return self.clone(), torch.ones_like(self, dtype=torch.bool)
+    mask = mode.bernoulli(self.shape, 1 - p)
+    return self * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+
+def _rand(mode: Seeded, size: _Size, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return mode.uniform(size, dtype)
+
+
+def _rand_like(mode: Seeded, self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return mode.uniform(self.shape, dtype or self.dtype)
+
+
+def _uniform(mode: Seeded, self: Tensor, low: float = 0.0, to: float = 1.0) -> Tensor:
+    return mode.uniform(self.shape, self.dtype) * (to - low) + low
+
+
+def _randn(mode: Seeded, size: _Size, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return mode.normal(size, dtype)
+
+
+def _randn_like(mode: Seeded, self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return mode.normal(self.shape, dtype or self.dtype)
+
+
+def _normal_like(mode: Seeded, self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mode.normal(self.shape, self.dtype) * std + mean
+
+
+def _normal(mode: Seeded, mean: Any, std: Any = 1.0, size: _Size = (), **options: Any) -> Tensor:
+    like = mean + std  # of the shape and the dtype wanted, where one of the two is a tensor
+    noise = mode.normal(like.shape, like.dtype) if isinstance(like, Tensor) else mode.normal(size, options.get("dtype"))
+    values: Tensor = noise * std + mean
+    return values
+
+
+def _exponential(mode: Seeded, self: Tensor, lambd: float = 1.0) -> Tensor:
+    return -torch.log(1 - mode.uniform(self.shape, self.dtype)) / lambd
+
+
+def _randint(mode: Seeded, high: Any, size: _Size, **options: Any) -> Tensor:
+    return _randint_low(mode, 0, high, size, **options)
+
+
+def _randint_low(
+    mode: Seeded, low: Any, high: Any, size: _Size, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
+    return mode.integers(low, high, size).to(dtype or torch.int64)
+
+
+def _randint_like(mode: Seeded, self: Tensor, high: Any, **options: Any) -> Tensor:
+    return _randint_like_low(mode, self, 0, high, **options)
+
+
+def _randint_like_low(
+    mode: Seeded, self: Tensor, low: Any, high: Any, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
+    return mode.integers(low, high, self.shape).to(dtype or self.dtype)
+
+
+def _randperm(mode: Seeded, n: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    # The index in the low bits: no two keys are equal, so that every way of sorting finds the same order.
+    index = torch.arange(n, dtype=torch.int64, device=mode.device)
+    return torch.argsort((mode.words((n,)) & _WORD >> 1) * 2**31 + index).to(dtype or torch.int64)
+
+
+def _rrelu(
+    mode: Seeded, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The output and the noise: the slope where the input is not positive, 1 elsewhere (B. Xu et al., 1505.00853)."""
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise
+    slopes = torch.where(self <= 0, _uniform(mode, self, lower, upper), 1.0)
+    return self * slopes, slopes
+
+
+def _rrelu_with_noise(mode: Seeded, self: Tensor, noise: Tensor, *args: Any, **options: Any) -> Tensor:
+    output, slopes = _rrelu(mode, self, noise, *args, **options)
+    if slopes is not noise:
+        noise.copy_(slopes)
+    return output
+
+
+_IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+    aten.bernoulli_.float: _bernoulli_in_place,
+    aten.bernoulli_.Tensor: _bernoulli_in_place,
+    aten.uniform_.default: _uniform,
+    aten.normal_.default: _normal_like,
+    aten.exponential_.default: _exponential,
+    aten.random_.to: _randint_like,
+    aten.rrelu_with_noise_.default: _rrelu_with_noise,
+}
+"""Their results are written over the first argument."""
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    **_IN_PLACE,
+    aten.native_dropout.default: _native_dropout,
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.Tensor: _bernoulli,
+    aten.rand.default: _rand,
+    aten.rand.generator: _rand,
+    aten.rand_like.default: _rand_like,
+    aten.rand_like.generator: _rand_like,
+    aten.uniform.default: _uniform,
+    aten.randn.default: _randn,
+    aten.randn.generator: _randn,
+    aten.randn_like.default: _randn_like,
+    aten.randn_like.generator: _randn_like,
+    aten.normal_functional.default: _normal_like,
+    aten.normal.Tensor_float: _normal,
+    aten.normal.float_Tensor: _normal,
+    aten.normal.Tensor_Tensor: _normal,
+    aten.normal.float_float: _normal,
+    aten.exponential.default: _exponential,
+    aten.randint.default: _randint,
+    aten.randint.generator: _randint,
+    aten.randint.low: _randint_low,
+    aten.randint.low_generator: _randint_low,
+    aten.randint_like.default: _randint_like,
+    aten.randint_like.generator: _randint_like,
+    aten.randint_like.Tensor: _randint_like,
+    aten.randint_like.Tensor_generator: _randint_like,
+    aten.randint_like.low_dtype: _randint_like_low,
+    aten.randint_like.low_generator_dtype: _randint_like_low,
+    aten.randperm.default: _randperm,
+    aten.randperm.generator: _randperm,
+    aten.rrelu_with_noise.default: _rrelu_with_noise,
+    aten.rrelu_with_noise_functional.default: _rrelu,
+}
