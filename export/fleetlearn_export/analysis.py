@@ -218,10 +218,8 @@ def _product(node: NodeProto, values: Values) -> int:
         case "MatMul":
             return 2 * prod(out) * left[-1]
     terms = _attribute(node, "equation", b"").decode().replace(" ", "").split("->")[0].split(",")
-    sizes = {
-        letter: size for term, shape in zip(terms, (left, *rest), strict=True) for letter, size in zip(term, shape)
-    }
-    return 2 * prod(sizes.values()) if rest else 0
+    pairs = (zip(term, shape, strict=False) for term, shape in zip(terms, (left, *rest), strict=True))
+    return 2 * prod(dict(chain.from_iterable(pairs)).values()) if rest else 0
 
 
 def _others(node: NodeProto, values: Values) -> int:
