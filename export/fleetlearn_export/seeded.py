@@ -2,8 +2,10 @@
 
 A number is a hash of (seed, draw, element): a counter-based generator in the sense of Salmon et al., Parallel random
 numbers: as easy as 1, 2, 3 (2011). It has no state to carry, so that a traced graph stays a function and a step can be
-repeated. The hash is C. Wellons' ``lowbias32`` (the hash-prospector project; the design of the finaliser of A.
-Appleby's MurmurHash3, with constants found by search), keyed twice: before its first and after its second operation.
+repeated. The hash is C. Wellons' ``lowbias32`` (the hash-prospector project: A. Appleby's finaliser of MurmurHash3 with
+constants found by search) of a Weyl sequence, index * golden ratio + key; a second key is added inside it, so that no
+two draws walk through the same sequence. Its last shift, which changes low bits only, is left out. Without the Weyl
+sequence neighbouring elements fail the birthday-spacings test.
 
 It computes with what every ONNX Runtime has a CPU kernel for. A 32-bit word stands in an int64, so that no product
 leaves 63 bits; a right shift is a product with a power of two in float64, which is exact below 2**53.
@@ -26,6 +28,8 @@ aten = torch.ops.aten
 LIMIT = 2**53
 """Seeds are below it: integers that float64, and so JSON in a browser, holds exactly."""
 _WORD = 2**32 - 1
+_GOLDEN = 0x9E3779B1
+"""The prime next to 2**32 times the golden ratio's fraction (D. E. Knuth, The Art of Computer Programming, 6.4)."""
 _FIRST = 0x21F0AAAD
 _SECOND = 0xD35A2D97 - 2**32
 """lowbias32's multipliers. The second is taken modulo 2**32 as a negative number, so that its products fit in int64."""
@@ -90,8 +94,7 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             count = count * length
         place = 4 * self.draws + 2 * part
         index = torch.arange(count, dtype=torch.int64, device=self.device)
-        # Below 2**31 both, so that the sum is one word.
-        word = index + _shift(self._before ^ _constant(place), 1)
+        word = (index * _GOLDEN + (self._before ^ _constant(place))) & _WORD
         word = word ^ _shift(word, 16)
         word = (word * _FIRST + (self._between ^ _constant(place + 1))) & _WORD
         word = word ^ _shift(word, 15)
