@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
@@ -18,11 +19,13 @@ from fleetlearn_protocol.manifest import (
     FORMAT_VERSION,
     INFER,
     PARAMETERS,
+    STATE,
     TRAIN,
     Hyper,
     Input,
     LocalStep,
     Parameter,
+    State,
 )
 from fleetlearn_protocol.vector import flatten
 from safetensors.numpy import save as save_safetensors
@@ -34,9 +37,10 @@ from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serial
 from fleetlearn_export.operators import decompositions, inference_decompositions
 from fleetlearn_export.ort_training import make_artifacts
 from fleetlearn_export.places import explained
-from fleetlearn_export.source import Function, Source, array_row, hyper_defaults, make_source, named_outputs, training
-from fleetlearn_export.trace import Joint, eval_program, infer_program, joint_program, train_program
-from fleetlearn_export.update import hyper_names
+from fleetlearn_export.source import Source, array_row, make_source, named_outputs, training
+from fleetlearn_export.steps import Function
+from fleetlearn_export.trace import check_source, eval_program, infer_program, train_program
+from fleetlearn_export.train_step import TrainStep, make_train_step
 
 
 class Exported(NamedTuple):
@@ -49,6 +53,8 @@ class Exported(NamedTuple):
     """Whether a step may have a single example; BatchNorm may forbid it, in PyTorch as in the bundle."""
     without_ort_training: str | None
     """Why the bundle has no ``ort_training/``; None where it has."""
+    frozen: int
+    """Elements of the model's frozen parameters, which are constants of the graphs."""
 
 
 def export_bundle(
@@ -57,26 +63,40 @@ def export_bundle(
     example: Sequence[Any],
     path: str | PathLike[str],
     *,
-    step: LocalStep | None = None,
+    step: LocalStep | Function | None = None,
     metrics: Mapping[str, Function] | None = None,
     names: Sequence[str] | None = None,
     targets: int = 1,
-    hyper: Mapping[str, float] | None = None,
+    hyper: Mapping[str, float | None] | None = None,
+    features: Function | None = None,
+    personal: Sequence[str] = (),
+    state: Mapping[str, Any] | None = None,
+    kept: Sequence[str] = (),
     name: str | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
     """Write ``model``, and how it is trained, as a training bundle: a folder at ``path``.
 
     model: in whatever mode; it is the same afterwards. Parameters with ``requires_grad`` (float32) are trained and
-        travel; frozen ones become constants of the graphs. Buffers that training changes travel too.
+        travel; frozen ones become constants of the graphs. Buffers that training changes travel too. Tied weights
+        are one parameter. Dropout and other randomness come from a seed that is an input of the graph.
     loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar, the mean over the batch.
     example: arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's ``targets`` (how many of them
         come last). The first axis of each is the examples' and is free in the bundle; other axes, and dtypes, are
         fixed by the example. Two rows of real data are enough, but the checks train on these rows.
-    step: the optimizer step compiled into the bundle; SGD without proximal term unless given.
+    step: the optimizer step compiled into the bundle; SGD alone unless given. Or a step of your own, a function
+        ``(params, state, batch, hyper) -> params, state, metrics`` in PyTorch; ``fleetlearn_export.steps`` says more.
     metrics: name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a value for each example.
     names: of the example's arrays; ``x`` and ``y`` unless given, numbered (``x0``, ``x1``) where there are several.
-    hyper: default values of the step's hyper-parameters: ``lr`` has none, so that a plan must say it; ``mu`` is 0.
+    hyper: default values of the step's hyper-parameters. Of a LocalStep's ``lr`` has none, so that a plan must say it.
+        Of a step of your own these are all that it has; None is one that a plan must say.
+    features: of a contrastive step: ``features(outputs)``, the float tensor (n, ...) of what the model returns.
+    personal: parameters, and buffers that training changes, that never leave the device (FedPer's head, FedBN's
+        norms): names, names with wildcards, or modules' names.
+    state: of a step of your own: the initial values (float32) of what it hands from one step to the next.
+    kept: names of ``state`` that outlive a task; a device's next task begins with them.
     name: the bundle's name for people; the path's stem unless given.
+    progress: called with a few words at the beginning of each stage.
 
     The graphs' gradients, a few steps, sums and outputs are compared with PyTorch first. The folder appears complete
     or not at all; an older bundle at ``path`` is replaced.
@@ -84,47 +104,56 @@ def export_bundle(
     Raises ExportError: the text names the operator or parameter, its place in the user's code, and what to do.
     """
     target = _target(path)
-    step = step or LocalStep()
-    if not isinstance(step, LocalStep):
-        raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep")
-    if step.optimizer != "sgd":
-        raise ExportError(f"optimizer {step.optimizer!r}; this version compiles 'sgd'")
-    defaults = hyper_defaults(hyper or {}, hyper_names(step))
     source = make_source(model, loss, example, dict(metrics or {}), names, targets)
-
     with training(model, mode=False):
         outputs = _outputs(source)
     with training(model):
-        joint = joint_program(source)
-        train = serialised(to_onnx(train_program(source, joint, step), decompositions(joint.exported.graph)))
-        trained = check_train(source, step, train, joint.values, joint.buffers)
-        artifacts = make_artifacts(source, joint.values, joint.buffers)
+        progress("tracing the model")
+        chosen = step if step is not None else LocalStep()
+        made = make_train_step(
+            source, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
+        )
+        origin = check_source(source)
+        program, _ = train_program(made, origin)
+        progress("converting the training step to ONNX")
+        train = serialised(to_onnx(program, decompositions(program.exported.graph)))
+        progress("training some steps against PyTorch")
+        trained = check_train(source, made, train, features)
+        progress("making ONNX Runtime's own training artifacts")
+        artifacts = make_artifacts(source, made)
     with training(model, mode=False):
+        progress("converting evaluation and inference")
         programs = (
-            eval_program(source, joint.values),
-            infer_program(source, joint.values, [row.name for row in outputs]),
+            eval_program(source, made.values),
+            infer_program(source, made.values, [row.name for row in outputs]),
         )
         graphs = [to_onnx(program, inference_decompositions(program.origin)) for program in programs]
-        evaluation, infer = serialised(graphs[0]), with_parameters(graphs[1], joint.values)
+        evaluation, infer = serialised(graphs[0]), with_parameters(graphs[1], made.values)
+        progress("evaluating against PyTorch")
         differences = [
             trained.difference,
-            check_eval(source, evaluation, joint.values),
-            check_infer(source, infer, joint.values),
+            check_eval(source, evaluation, made.values),
+            check_infer(source, infer, made.values),
         ]
 
-    initial = {row: value.numpy() for row, value in joint.values.items()}
-    files = {TRAIN: train, EVAL: evaluation, INFER: infer, PARAMETERS: save_safetensors(initial), **artifacts.files}
+    files = {TRAIN: train, EVAL: evaluation, INFER: infer, **artifacts.files}
+    files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in made.values.items()})
+    if any(bool(value.any()) for value in made.state.values()):
+        files[STATE] = save_safetensors({row: value.numpy() for row, value in made.state.items()})
     manifest = Manifest(
         format=FORMAT,
         version=FORMAT_VERSION,
         name=name or target.stem,
-        parameters=_table(joint, parameter_offsets(infer, joint.values)),
+        parameters=_table(made, parameter_offsets(infer, made.values)),
         batch=tuple(array_row(row, value) for row, value in source.batch.items()),
         outputs=tuple(outputs),
-        hyper=tuple(Hyper(row, value) for row, value in defaults.items()),
-        step=step,
+        hyper=tuple(Hyper(row, value) for row, value in made.hyper.items()),
+        step=made.rule,
         metrics=tuple(source.metrics),
         files={},  # the table is made when they are written
+        state=_state_table(made),
+        references=made.references,
+        random=made.random,
         opset=OPSET,
         ir_version=IR_VERSION,
         made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",
@@ -140,7 +169,8 @@ def export_bundle(
         raise ExportError(f"the bundle does not fit its own format: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Exported(bundle._replace(path=target), max(differences), trained.batch_of_one, artifacts.reason)
+    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+    return Exported(bundle._replace(path=target), max(differences), trained.batch_of_one, artifacts.reason, frozen)
 
 
 def _outputs(source: Source) -> list[Input]:
@@ -160,12 +190,25 @@ def _outputs(source: Source) -> list[Input]:
         return [array_row(name, value) for name, value in rows.items()]
 
 
-def _table(joint: Joint, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:
-    rows, place = [], 0
-    for name, value in joint.values.items():
-        rows.append(Parameter(name, tuple(value.shape), place, name in joint.buffers, offsets.get(name)))
-        place += value.numel()
-    return tuple(rows)
+def _table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:
+    places = _places(step.values)
+    return tuple(
+        Parameter(
+            name, tuple(value.shape), places[name], name in step.buffers, name in step.personal, offsets.get(name)
+        )
+        for name, value in step.values.items()
+    )
+
+
+def _state_table(step: TrainStep) -> tuple[State, ...]:
+    places = _places(step.state)
+    return tuple(State(name, tuple(value.shape), places[name], name in step.kept) for name, value in step.state.items())
+
+
+def _places(values: Mapping[str, Tensor]) -> dict[str, int]:
+    """Where each tensor begins in the flat vector, in elements."""
+    ends = list(accumulate((value.numel() for value in values.values()), initial=0))
+    return dict(zip(values, ends, strict=False))
 
 
 def _target(path: str | PathLike[str]) -> Path:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnxruntime
 import torch
-from fleetlearn_protocol.manifest import LocalStep
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
-from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source, copy_of_state
-from fleetlearn_export.update import hyper_names
+from fleetlearn_export.seeded import Seeded
+from fleetlearn_export.source import EvalModule, InferModule, Source, training
+from fleetlearn_export.steps import Function
+from fleetlearn_export.train_step import TrainStep, plain_kernels
 
 TOLERANCE = 1e-5
 """Largest difference of a tensor's elements after the check's steps; above magnitude 1, of its largest element."""
@@ -60,31 +62,101 @@ def open_session(content: bytes) -> Session:
 
 
 class HandStep(NamedTuple):
-    """A step by PyTorch's autograd, the proximal penalty added to the loss."""
+    """What a step by hand came to."""
 
-    state: Tensors
+    given: Tensors
+    """The inputs of the next step: the parameters and state after it."""
+    results: Tensors
+    """Named as the graph's outputs."""
     gradients: Tensors
-    loss: Tensor
-    metrics: list[Tensor]
+    """Of the penalised loss, before anything is done with them; empty for a step of the user's own."""
 
 
-def hand_step(
-    source: Source, step: LocalStep, state: Tensors, anchor: Tensors, batch: Tensors, hyper: Mapping[str, float]
-) -> HandStep:
-    """``state`` is a copy of the whole model, ``anchor`` has its trained parameters. The model itself stays."""
-    leaves = {name: state[name].clone().requires_grad_() for name in anchor}
-    after = {name: value.clone() for name, value in state.items()}
-    given = {f"model.{name}": value for name, value in (after | leaves).items()}
-    # Copies: a model may change its input in place.
-    arrays = tuple(value.clone() for value in batch.values())
-    loss, *metrics = functional_call(LossModule(source), given, arrays)
-    target = loss
-    if step.proximal:
-        distance = torch.stack([((leaves[name] - anchor[name]) ** 2).sum() for name in anchor]).sum()
-        target = loss + hyper["mu"] / 2 * distance
-    gradients = dict(zip(leaves, torch.autograd.grad(target, list(leaves.values())), strict=True))
-    moved = {name: (leaves[name] - hyper["lr"] * gradients[name]).detach() for name in leaves}
-    return HandStep(after | moved, gradients, loss.detach(), metrics)
+class Hand:
+    """Training written out in PyTorch: penalties added to the loss, autograd, clip_grad_norm_, torch.optim.
+
+    A step of the user's own is called as it is.
+    """
+
+    def __init__(self, source: Source, step: TrainStep, features: Function | None) -> None:
+        self.source, self.step, self.features = source, step, features
+        self.leaves = {name: step.values[name].clone().requires_grad_() for name in step.objective.trained}
+        rows = list(self.leaves.values())
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(rows, lr=1.0)
+        if step.rule.optimizer in ("momentum", "nesterov"):
+            self.optimizer = torch.optim.SGD(rows, lr=1.0, momentum=0.5, nesterov=step.rule.optimizer == "nesterov")
+        elif step.rule.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if step.rule.optimizer == "adam" else torch.optim.AdamW
+            self.optimizer = kind(rows, lr=1.0, weight_decay=0.0)
+
+    def __call__(self, given: Tensors) -> HandStep:
+        """One step from the graph's named inputs. The optimizer's own state goes on from its last step."""
+        if self.step.rule.optimizer == "custom":
+            results = self.step.function(given)
+            gradients: Tensors = {}
+        else:
+            results, gradients = self._built_in(given)
+        after = {name.removeprefix("next."): value for name, value in results.items() if name.startswith("next.")}
+        return HandStep(given | after, results, gradients)
+
+    def _built_in(self, given: Tensors) -> tuple[Tensors, Tensors]:
+        rule, source = self.step.rule, self.source
+        hyper = {name: float(given[f"hyper.{name}"]) for name in self.step.hyper}
+        with torch.no_grad():
+            for name, leaf in self.leaves.items():
+                leaf.copy_(given[f"param.{name}"])
+        buffers = {name: given[f"param.{name}"].clone() for name in self.step.objective.buffers}
+        arrays = [given[f"batch.{name}"].clone() for name in source.batch]
+        inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
+        with plain_kernels(), Seeded(given["seed"]) if "seed" in given else nullcontext():
+            outputs = functional_call(source.model, self._state() | buffers | self.leaves, tuple(inputs))
+            loss = source.loss(outputs, *targets)
+        target = loss
+        if rule.proximal:
+            target = loss + hyper["mu"] / 2 * sum(
+                ((leaf - given[f"anchor.{name}"]) ** 2).sum()
+                for name, leaf in self.leaves.items()
+                if f"anchor.{name}" in given
+            )
+        elif rule.contrastive:
+            target = loss + hyper["mu"] * self._contrastive(given, outputs, hyper["temperature"])
+        self.optimizer.zero_grad()
+        target.backward()
+        gradients = {name: leaf.grad.clone() for name, leaf in self.leaves.items() if leaf.grad is not None}
+        if rule.clip:
+            torch.nn.utils.clip_grad_norm_(self.leaves.values(), hyper["max_norm"])
+        for name, leaf in self.leaves.items():
+            if f"correction.{name}" in given and leaf.grad is not None:
+                leaf.grad += given[f"correction.{name}"]
+        group = self.optimizer.param_groups[0]
+        group.update({key: hyper[key] for key in ("lr", "momentum", "weight_decay") if key in hyper})
+        if "beta1" in hyper:
+            group.update(betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["epsilon"])
+        self.optimizer.step()
+        results = {f"next.param.{name}": value.detach().clone() for name, value in self.leaves.items()}
+        results |= {f"next.param.{name}": value for name, value in buffers.items()}
+        outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+        metrics = {f"metric.{name}": function(outputs, *targets) for name, function in source.metrics.items()}
+        return results | {"loss": loss.detach()} | {name: v.float().mean() for name, v in metrics.items()}, gradients
+
+    def _state(self) -> Tensors:
+        """Copies of all buffers, that the model's own are not changed."""
+        return {name: value.detach().clone() for name, value in self.source.model.named_buffers()}
+
+    def _contrastive(self, given: Tensors, outputs: Any, temperature: float) -> Tensor:
+        """MOON's loss in the words of its equation 3, on the features of the global and the previous model."""
+        assert self.features is not None
+        values = {name: given[f"param.{name}"] for name in self.step.values}
+        similar = []
+        for reference in ("anchor", "previous"):
+            model = values | {name: given[f"{reference}.{name}"] for name in self.step.travelling}
+            arrays = tuple(given[f"batch.{name}"].clone() for name in self.source.inputs())
+            with training(self.source.model, mode=False), torch.no_grad():
+                other = self.features(functional_call(self.source.model, self._state() | model, arrays)).flatten(1)
+            current = self.features(outputs).flatten(1)
+            lengths = current.norm(dim=1).clamp_min(1e-8) * other.norm(dim=1).clamp_min(1e-8)
+            similar.append(torch.exp((current * other).sum(1) / lengths / temperature))
+        return -torch.log(similar[0] / (similar[0] + similar[1])).mean()
 
 
 def batches(source: Source, seed: int) -> Iterator[Tensors]:
@@ -124,59 +196,84 @@ def in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None:
         return None
 
 
-def check_train(source: Source, step: LocalStep, content: bytes, values: Tensors, buffers: set[str]) -> Trained:
+def check_train(source: Source, step: TrainStep, content: bytes, features: Function | None = None) -> Trained:
     """Compare gradients and a few steps. The model is in training mode. Raises ExportError, naming the worst."""
     session = open_session(content)
-    return over_seeds(lambda seed: _check_steps(source, step, session, values, buffers, seed))
+    return over_seeds(lambda seed: _check_steps(source, step, session, features, seed))
 
 
-def _check_steps(
-    source: Source, step: LocalStep, session: Session, values: Tensors, buffers: set[str], seed: int
-) -> Trained:
+def start(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tensors:
+    """Inputs for a first step: references near the model, the optimizer's state as it is at first, no batch."""
     random = torch.Generator().manual_seed(seed)
-    shifted = {name: value + 0.05 * torch.randn(value.shape, generator=random) for name, value in values.items()}
-    anchor = {name: value for name, value in shifted.items() if name not in buffers}
-    hyper = dict.fromkeys(hyper_names(step), 0.0) | {"lr": PROBE}
+    given = step.arguments()
+    for reference in step.references:
+        for name in step.travelling:
+            noise = 0.05 * torch.randn(step.values[name].shape, generator=random)
+            # Variances may not become negative.
+            given[f"{reference}.{name}"] = noise if reference == "correction" else step.values[name] + noise.abs()
+    return given | {f"hyper.{name}": torch.tensor(value) for name, value in hyper.items()}
 
-    def exported_step(now: Mapping[str, Array], batch: Tensors, hyper: Mapping[str, float]) -> dict[str, Array]:
-        feed: dict[str, Any] = {f"param.{name}": value for name, value in now.items()}
-        feed |= {f"anchor.{name}": value.numpy() for name, value in shifted.items()}
-        feed |= {f"batch.{name}": value.numpy() for name, value in batch.items()}
-        return session.run(feed | {f"hyper.{name}": np.float32(value) for name, value in hyper.items()})
 
-    now: dict[str, Array] = {name: value.numpy() for name, value in values.items()}
-    state = copy_of_state(source.model)
-    first = next(batches(source, seed))
-    largest = _compare_gradients(
-        now, exported_step(now, first, hyper), hand_step(source, step, state, anchor, first, hyper)
-    )
+def _check_steps(source: Source, step: TrainStep, session: Session, features: Function | None, seed: int) -> Trained:
+    rule = step.rule
+    usual = {"mu": 0.25, "max_norm": 0.5, "weight_decay": 0.1, "temperature": 0.5, "momentum": 0.8}
+    # A large epsilon: a gradient that is rounding errors alone would make a whole step of lr under Adam.
+    usual |= {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
+    hyper = {name: 0.5 if default is None else default for name, default in step.hyper.items()}
+    hyper |= {name: usual[name] for name in hyper if rule.optimizer != "custom" and name in usual}
+    rate = 0.01
+    if rule.optimizer != "custom":
+        rate = _compare_gradients(source, step, session, features, seed)
+    if "lr" in hyper:
+        hyper["lr"] = rate
 
-    hyper = dict.fromkeys(hyper_names(step), 0.25) | {"lr": min(0.1, 0.1 / max(largest, 1e-30))}
+    hand = Hand(source, step, features)
+    given = start(step, hyper, seed)
+    mine = dict(given)
     worst, batch_of_one = 0.0, True
-    for batch in batches(source, seed):
-        expected = in_pytorch(partial(hand_step, source, step, state, anchor, batch, hyper), batch)
+    for number, batch in enumerate(batches(source, seed)):
+        for row in (given, mine):
+            row |= {f"batch.{name}": value for name, value in batch.items()}
+            row |= {"seed": torch.tensor(seed + number)} if step.random else {}
+        expected = in_pytorch(partial(hand, given), batch)
         if expected is None:
             batch_of_one = False
             continue
-        got = exported_step(now, batch, hyper)
-        now, state = {name: got[f"next.param.{name}"] for name in values}, expected.state
-        rows = {f"parameter {name}": (now[name], state[name]) for name in values} | {
-            "the loss": (got["loss"], expected.loss)
-        }
-        for name, value in zip(source.metrics, expected.metrics, strict=True):
-            rows[f"metric {name}"] = (got[f"metric.{name}"], value)
+        got = session.run({name: value.numpy() for name, value in mine.items()})
+        given = expected.given
+        mine |= {name.removeprefix("next."): torch.from_numpy(v) for name, v in got.items() if name.startswith("next.")}
+        rows = {_in_words(name): (got[name], value) for name, value in expected.results.items()}
         worst = max(worst, compare(rows, f"the exported step, on a batch of {len(next(iter(batch.values())))},"))
-    return Trained(worst, {name: state[name] for name in values}, batch_of_one)
+    return Trained(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
 
 
-def _compare_gradients(before: Mapping[str, Array], got: Mapping[str, Array], expected: HandStep) -> float:
-    """The largest gradient. ``got`` is a step with learning rate PROBE from ``before``."""
-    sizes = {name: float(gradient.abs().max()) for name, gradient in expected.gradients.items()}
+def _in_words(name: str) -> str:
+    kind, _, rest = name.removeprefix("next.").partition(".")
+    return {"param": "parameter", "loss": "the loss"}.get(kind, kind) + (f" {rest}" if rest else "")
+
+
+def _compare_gradients(
+    source: Source, step: TrainStep, session: Session, features: Function | None, seed: int
+) -> float:
+    """Compare the gradients of a first step. Returns a learning rate that suits them. Raises ExportError.
+
+    They show where nothing hides them: in what a huge learning rate makes of the parameters, or in a state that is
+    the gradient itself with these hyper-parameters.
+    """
+    hyper = dict.fromkeys(step.hyper, 0.0) | {"lr": PROBE, "max_norm": 1e30, "temperature": 0.5, "mu": 0.25}
+    hyper = {name: value for name, value in hyper.items() if name in step.hyper}
+    given = start(step, hyper | ({"epsilon": 1.0} if "epsilon" in hyper else {}), seed)
+    given = {name: torch.zeros_like(v) if name.startswith("correction.") else v for name, v in given.items()}
+    given |= {f"batch.{name}": value for name, value in next(batches(source, seed)).items()}
+    got = session.run({name: value.numpy() for name, value in given.items()})
+    gradients = Hand(source, step, features)(given).gradients
+    sizes = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}
     largest = max(sizes.values())
     excess = {}
-    for name, gradient in expected.gradients.items():
-        found = (before[name].astype(np.float64) - got[f"next.param.{name}"]) / PROBE
-        difference = _largest_difference(found, gradient.numpy())
+    for name, gradient in gradients.items():
+        slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
+        moved = given[f"param.{name}"].numpy().astype(np.float64) - got[f"next.param.{name}"]
+        difference = _largest_difference(got[slot] if slot else moved / PROBE, gradient.numpy())
         excess[name] = difference / (GRADIENT_TOLERANCE * sizes[name] + GRADIENT_FLOOR * largest + 1e-30)
     # NaN is greater than nothing, so it is looked for by what it is not.
     bad = [name for name, value in excess.items() if not value <= 1]
@@ -186,7 +283,7 @@ def _compare_gradients(before: Mapping[str, Array], got: Mapping[str, Array], ex
             f"the exported step has another gradient than PyTorch for parameter {name} (and {len(bad) - 1} more): "
             f"a difference of {100 * excess[name] * GRADIENT_TOLERANCE:.3g} % of the largest"
         )
-    return largest
+    return min(0.1, 0.1 / max(largest, 1e-30))
 
 
 def check_eval(source: Source, content: bytes, values: Tensors) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 
 from fleetlearn_export.convolution import convolution_backward
 from fleetlearn_export.pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
@@ -25,6 +25,7 @@ def decompositions(graph: torch.fx.Graph) -> Decompositions:
     """The replacements for a joint forward-backward graph."""
     # Batch norm in training mode, which the ONNX exporter would write as the inference operator, without an error.
     table: Decompositions = {
+        **core_aten_decompositions(),
         **get_decompositions([aten._native_batch_norm_legit_functional]),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,

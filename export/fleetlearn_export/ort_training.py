@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import onnx
 import torch
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 from torch import Tensor
 
-from fleetlearn_export.check import batches, compare, hand_step, in_pytorch, over_seeds
+from fleetlearn_export.check import Hand, batches, compare, in_pytorch, over_seeds, start
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import first_line
 from fleetlearn_export.quiet import quiet, quiet_process
-from fleetlearn_export.source import LossModule, Source, copy_of_state
+from fleetlearn_export.source import LossModule, Source
+from fleetlearn_export.train_step import TrainStep
 
 OPSET = 17
 IR_VERSION = 10
@@ -32,7 +34,7 @@ class Artifacts(NamedTuple):
     reason: str | None
 
 
-def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str]) -> Artifacts:
+def make_artifacts(source: Source, step: TrainStep) -> Artifacts:
     """Generate the artifacts and train a few steps with them against PyTorch. The model is in training mode.
 
     The model handed to ONNX Runtime ends in the user's own loss, so both runtimes train the same thing. Its inputs
@@ -42,8 +44,16 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
         from onnxruntime.training import artifacts
     except ImportError as error:
         return Artifacts({}, f"onnxruntime-training-cpu is not installed ({error})")
-    if buffers:
-        listed = ", ".join(sorted(buffers))
+    reason = _unsupported(step.rule)
+    if reason:
+        return Artifacts({}, reason)
+    values = step.values
+    if step.random:
+        return Artifacts({}, "the step is random, and ONNX Runtime's training steps draw from a state of their own")
+    if step.personal:
+        return Artifacts({}, "personal parameters are kept apart in the bundle's graph alone")
+    if step.buffers:
+        listed = ", ".join(sorted(step.buffers))
         return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
     try:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
@@ -56,11 +66,18 @@ def make_artifacts(source: Source, values: dict[str, Tensor], buffers: set[str])
                 )
             _settle_optimizer(Path(folder, "optimizer_model.onnx"))
             with quiet_process():
-                over_seeds(lambda seed: _check(source, values, Path(folder), seed))
+                over_seeds(lambda seed: _check(source, step, Path(folder), seed))
             return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
     except Exception as error:
         # Whatever the old exporter and the artifacts' builder cannot do, they say with exceptions of many kinds.
         return Artifacts({}, _reason(error))
+
+
+def _unsupported(rule: LocalStep) -> str | None:
+    """Why a step cannot be done with them: they have SGD, to which a proximal term can be added from outside."""
+    if msgspec.structs.replace(rule, proximal=False) == LocalStep():
+        return None
+    return "they are made for plain SGD, with or without a proximal term; the bundle's step is another"
 
 
 def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> onnx.ModelProto:
@@ -107,26 +124,27 @@ def _settle_optimizer(file: Path) -> None:
     onnx.save(model, file)
 
 
-def _check(source: Source, values: dict[str, Tensor], folder: Path, seed: int) -> None:
+def _check(source: Source, step: TrainStep, folder: Path, seed: int) -> None:
     from onnxruntime.training import api
 
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
     module = api.Module(str(folder / "training_model.onnx"), state)
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(LEARNING_RATE)
-    hand = copy_of_state(source.model)
+    hand = Hand(source, step, None)
+    given = start(step, {"lr": LEARNING_RATE} | ({"mu": 0.0} if step.rule.proximal else {}), seed)
     for batch in batches(source, seed):
-        step = partial(hand_step, source, LocalStep("sgd"), hand, values, batch, {"lr": LEARNING_RATE})
-        expected = in_pytorch(step, batch)
+        given |= {f"batch.{name}": value for name, value in batch.items()}
+        expected = in_pytorch(partial(hand, given), batch)
         if expected is None:
             continue
         outputs: Any = module(*(value.numpy() for value in batch.values()))
         optimizer.step()
         module.lazy_reset_grad()
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        hand = expected.state
-        rows = {f"parameter {name}": (state.parameters[name].data, hand[name]) for name in values}
-        compare(rows | {"the loss": (loss, expected.loss)}, "training with ONNX Runtime's artifacts")
+        given = expected.given
+        rows = {f"parameter {name}": (state.parameters[name].data, given[f"param.{name}"]) for name in step.values}
+        compare(rows | {"the loss": (loss, expected.results["loss"])}, "training with ONNX Runtime's artifacts")
 
 
 def _reason(error: Exception) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
-
-Function = Callable[..., Any]
+from fleetlearn_export.steps import Function
 
 
 class Source(NamedTuple):
@@ -163,14 +161,6 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not trained:
         raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
-    names: dict[int, str] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(value), name)
-        if first != name and value.requires_grad:
-            raise ExportError(
-                f"parameters {first} and {name} are one tensor (tied weights), which this version cannot train: give "
-                "each its own, or use the one module twice"
-            )
     for name, value in trained.items():
         if value.dtype != torch.float32:
             raise ExportError(
@@ -253,12 +243,3 @@ def training(model: nn.Module, mode: bool = True) -> Iterator[None]:
             for buffer, kept in buffers:
                 if not torch.equal(buffer, kept):
                     buffer.copy_(kept)
-
-
-def hyper_defaults(given: Mapping[str, float], names: Sequence[str]) -> dict[str, float | None]:
-    """The manifest's defaults: what the user gave; mu 0; None, the plan must say, for the rest. Raises ExportError."""
-    for name, value in given.items():
-        if name not in names or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ExportError(f"hyper-parameter {name}={value}: the step has {', '.join(names)}, each a finite number")
-    defaults: dict[str, float | None] = {name: 0.0 if name == "mu" else None for name in names}
-    return defaults | {name: float(value) for name, value in given.items()}

@@ -1,39 +1,33 @@
 """A model and its loss as programs over flat lists of tensors: one training step, evaluation, and use.
 
-The training step goes through PyTorch's joint graph: the forward pass is exported, PyTorch's own automatic
-differentiation adds the backward pass to it, the update rule is written on top, and the whole is exported once more.
+The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing it notes every
+operator of the forward pass, the backward pass and the update; what comes of it is exported as one program.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from fleetlearn_protocol.manifest import LocalStep
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.export.experimental import _export_forward_backward
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained, own_frames_recorded, place_of_node, place_of_operator
+from fleetlearn_export.places import explained, own_frames_recorded, place_of_node
 from fleetlearn_export.quiet import quiet
+from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
-from fleetlearn_export.update import hyper_names, update
+from fleetlearn_export.steps import Tensors
+from fleetlearn_export.train_step import TrainStep
 
-
-class Joint(NamedTuple):
-    """The loss with PyTorch's backward pass joined to it."""
-
-    exported: ExportedProgram
-    forward: torch.fx.Graph
-    """Before the backward pass was added: its operators know their places in the user's code."""
-    values: dict[str, Tensor]
-    """What travels, in manifest order: copies of the trained parameters, then of the buffers that training changes."""
-    buffers: set[str]
-    """Which of ``values`` take no gradient."""
+ROWS = Dim("n", min=2)
+"""Of a batch. PyTorch takes a size of 1 for a constant: traced with 2 or more; the graphs are checked with 1 later."""
 
 
 class Program(NamedTuple):
@@ -61,107 +55,74 @@ class Called(nn.Module):
         return result
 
 
-class Step(nn.Module):
-    """One optimizer step as a function of parameters, anchors, batch and hyper-parameters."""
+class Traced(nn.Module):
+    """A traced graph with its arguments as one tuple."""
 
-    def __init__(self, joint: Joint, batch: list[str], step: LocalStep) -> None:
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__()
-        signature = joint.exported.graph_signature
-        self.graph = joint.exported.graph_module
-        self.rule = step
-        self.names = list(joint.values)
-        self.inputs = [f"param.{name}" for name in self.names]
-        if step.proximal:
-            self.inputs += [f"anchor.{name}" for name in self.names]
-        self.inputs += [f"batch.{name}" for name in batch] + [f"hyper.{name}" for name in hyper_names(step)]
-
-        arrays = iter(batch)
-        self.places: list[str] = []
-        """For each argument of the joint graph, the input or the constant that it takes."""
-        for number, spec in enumerate(signature.input_specs):
-            name = model_name(spec.target)
-            if spec.kind is InputKind.USER_INPUT:
-                self.places.append(f"batch.{next(arrays)}")
-            elif name in self.names:
-                self.places.append(f"param.{name}")
-            else:
-                self.places.append(f"constant_{number}")
-                constants = joint.exported.constants | joint.exported.state_dict
-                self.register_buffer(self.places[-1], constants[spec.target].detach().clone())
-
-        outputs = list(enumerate(signature.output_specs))
-        self.loss = next(place for place, spec in outputs if spec.kind is OutputKind.LOSS_OUTPUT)
-        self.metrics = [place for place, spec in outputs if spec.kind is OutputKind.USER_OUTPUT]
-        self.gradients, self.buffers_after = (
-            {model_name(spec.target): place for place, spec in outputs if spec.kind is kind}
-            for kind in (OutputKind.GRADIENT_TO_PARAMETER, OutputKind.BUFFER_MUTATION)
-        )
+        self.inner = graph
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, values, strict=True))
-        results = self.graph(*(given[place] if place in given else getattr(self, place) for place in self.places))
-        hyper = {name: given[f"hyper.{name}"] for name in hyper_names(self.rule)}
-        after = []
-        for name in self.names:
-            if name in self.gradients:
-                parameter, anchor = given[f"param.{name}"], given.get(f"anchor.{name}")
-                after.append(update(self.rule, parameter, results[self.gradients[name]], anchor, hyper))
-            else:
-                after.append(results[self.buffers_after[name]])
-        return (*after, results[self.loss], *(results[place] for place in self.metrics))
+        return tuple(self.inner(*values))
 
 
-def model_name(target: str | None) -> str:
-    """A parameter's or buffer's name in the user's model, from its name in LossModule."""
-    return (target or "").removeprefix("model.")
+def check_source(source: Source) -> torch.fx.Graph:
+    """Export the loss alone: what keeps a model from being a graph shows best there. The model is in training mode.
 
-
-def joint_program(source: Source) -> Joint:
-    """Differentiate the loss. The model is in training mode. Raises ExportError."""
+    Returns a graph whose operators know their places in the user's code. Raises ExportError.
+    """
     exported = _export(LossModule(source), 0, list(source.batch.values()))
-    _check_operators(exported.graph, exported.graph)
-    # Attention in its plain form: the fused kernels have backward passes that nothing can translate.
-    with explained("PyTorch cannot differentiate the exported model"), quiet(), sdpa_kernel(SDPBackend.MATH):
-        joint = _export_forward_backward(exported, joint_loss_index=0)
-    _check_operators(joint.graph, exported.graph)
-    changed = {
-        model_name(spec.target)
-        for spec in joint.graph_signature.output_specs
-        if spec.kind is OutputKind.BUFFER_MUTATION
-    }
-    parameters = {name: value for name, value in source.model.named_parameters() if value.requires_grad}
-    buffers = {
-        name: value
-        for name, value in source.model.named_buffers()
-        # A counter such as BatchNorm's num_batches_tracked does not travel: nothing is averaged over it.
-        if name in changed and value.is_floating_point()
-    }
-    values = {
-        name: value.detach().clone(memory_format=torch.contiguous_format)
-        for name, value in (parameters | buffers).items()
-    }
-    return Joint(joint, exported.graph, values, set(buffers))
+    _check_operators(exported.graph)
+    graph: torch.fx.Graph = exported.graph
+    return graph
 
 
-def train_program(source: Source, joint: Joint, step: LocalStep) -> Program:
-    """The joint graph with the update rule on top."""
-    module = Step(joint, list(source.batch), step)
-    arguments = [value.clone() for value in joint.values.values()]
-    if step.proximal:
-        # Distinct tensors: one tensor in two places would be traced as one input.
-        arguments += [value.clone() for value in joint.values.values()]
-    fixed = len(arguments)
-    arguments += source.batch.values()
-    arguments += [torch.tensor(0.5) for _ in hyper_names(step)]
-    exported = _export(module, fixed, arguments, len(source.batch))
-    outputs = [f"next.param.{name}" for name in joint.values] + ["loss"]
-    return Program(exported, module.inputs, [*outputs, *(f"metric.{name}" for name in source.metrics)], joint.forward)
+def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: str) -> torch.fx.GraphModule:
+    """Run the function on stand-ins without values, and note each operator: the forward pass, and the backward pass
+    that automatic differentiation makes of it. The first axis of arguments whose names begin with ``rows`` is free.
+    Raises ExportError.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    stand_ins = []
+    for name, value in arguments.items():
+        axes = [
+            DimDynamic.DUCK if name.startswith(rows) and not axis else DimDynamic.STATIC for axis in range(value.dim())
+        ]
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
+        stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context))
+
+    def flat(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(dict(zip(arguments, values, strict=True))).values())
+
+    with explained("the training step cannot be traced"), quiet(), own_frames_recorded():
+        graph: torch.fx.GraphModule = make_fx(
+            flat, tracing_mode="symbolic", _allow_non_fake_inputs=True, record_stack_traces=True
+        )(*stand_ins)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
+            # Plain attributes are not exported; a model's own parameters come here where they are frozen.
+            delattr(graph, node.target)
+            graph.register_buffer(node.target, value.detach().clone())
+    return graph
+
+
+def train_program(step: TrainStep, origin: torch.fx.Graph) -> tuple[Program, torch.fx.GraphModule]:
+    """One local step, forward, backward and update; and the graph that it was traced to, which PyTorch can run."""
+    arguments = step.arguments()
+    graph = trace(step.function, arguments, "batch.")
+    values = list(arguments.values())
+    shapes: list[dict[int, Dim] | None] = [{0: ROWS} if name.startswith("batch.") else None for name in arguments]
+    with explained("the traced step cannot be exported"), quiet():
+        exported = torch.export.export(Traced(graph), tuple(values), dynamic_shapes=(tuple(shapes),), strict=False)
+    _check_operators(exported.graph)
+    return Program(exported, list(arguments), step.outputs(), origin), graph
 
 
 def eval_program(source: Source, values: dict[str, Tensor]) -> Program:
     """Sums over a batch. The model is in evaluation mode."""
     module = Called(EvalModule(source), list(values))
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *source.batch.values()])
+    _check_repeatable(source, exported.graph)
     inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in source.batch)]
     outputs = ["loss_sum", *(f"metric_sum.{name}" for name in source.metrics), "examples"]
     return Program(exported, inputs, outputs, exported.graph)
@@ -175,30 +136,39 @@ def infer_program(source: Source, values: dict[str, Tensor], outputs: list[str])
     return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
 
 
-def _export(module: nn.Module, fixed: int, arguments: list[Tensor], batch: int | None = None) -> ExportedProgram:
-    """Export with a dynamic first axis for ``batch`` arguments (default: all) after the ``fixed`` first ones."""
-    # PyTorch takes a size of 1 for a constant: trace with 2 or more. The graphs are checked with a batch of 1 later.
-    rows = Dim("n", min=2)
-    batch = len(arguments) - fixed if batch is None else batch
-    shapes = [{0: rows} if fixed <= place < fixed + batch else None for place in range(len(arguments))]
+def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
+    """Export with a dynamic first axis for the arguments after the ``fixed`` first ones."""
+    shapes = [{0: ROWS} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
     with explained("the model cannot be exported"), quiet(), own_frames_recorded():
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 
 
-def _check_operators(graph: torch.fx.Graph, origin: torch.fx.Graph) -> None:
+def _check_operators(graph: torch.fx.Graph) -> None:
     """Refuse what no bundle can hold; the rest of what ONNX lacks shows when the graph is converted."""
     for node in graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        differentiated = graph is not origin
-        place = place_of_operator(str(node.target), origin) if differentiated else place_of_node(node)
-        # Before decomposition an operator may be random by name alone: attention and GRU have a dropout, maybe of 0.
-        if differentiated and torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise ExportError(
-                f"operator {node.target}{place} is random; a training step of this version is not. Leave it "
-                "out, or set its probability to 0"
-            )
         value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.is_complex():
-            raise ExportError(f"operator {node.target}{place} gives complex numbers, which ONNX does not compute with")
+        if isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor) and value.is_complex():
+            raise ExportError(
+                f"operator {node.target}{place_of_node(node)} gives complex numbers, which ONNX does not compute with"
+            )
+
+
+def _check_repeatable(source: Source, graph: torch.fx.Graph) -> None:
+    """Refuse a model that is random in evaluation mode."""
+    with explained("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
+        LossModule(source)(*(value.clone() for value in source.batch.values()))
+    if seeded.draws:
+        # A dropout that is switched off is still there.
+        random = [
+            node
+            for node in graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in node.target.tags
+            and False not in node.args
+        ]
+        place = f" in operator {random[0].target}{place_of_node(random[0])}" if random else ""
+        raise ExportError(
+            f"in evaluation mode the model draws random numbers{place}. Let it do so in training only: nn.Dropout, or "
+            "functional.dropout(x, p, self.training)"
+        )

@@ -319,7 +319,9 @@ def test_outputs_that_are_not_one_row_an_example_are_refused(
 
 def test_other_steps_are_refused(tmp_path: Path) -> None:
     model, example = nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2, 2))
-    with pytest.raises(ExportError, match="optimizer 'adam'; this version compiles 'sgd'"):
-        export_bundle(model, functional.mse_loss, example, tmp_path / "b", step=LocalStep("adam"))
-    with pytest.raises(ExportError, match="the step is a str"):
+    with pytest.raises(
+        ExportError, match="optimizer 'lion'; a LocalStep has one of sgd, momentum, nesterov, adam, adamw"
+    ):
+        export_bundle(model, functional.mse_loss, example, tmp_path / "b", step=LocalStep("lion"))
+    with pytest.raises(ExportError, match="the step is a str; expected a LocalStep or a function"):
         export_bundle(model, functional.mse_loss, example, tmp_path / "b", step="sgd")

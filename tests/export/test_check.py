@@ -12,6 +12,7 @@ from export_cases import DIGITS, Case
 from fleetlearn_export import ExportError
 from fleetlearn_export.check import check_eval, check_infer, check_train, compare
 from fleetlearn_export.source import Source, training
+from fleetlearn_export.train_step import TrainStep, make_train_step
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
 
 
@@ -22,6 +23,10 @@ def case(cases: Callable[[str], Case]) -> Case:
 
 def source_of(case: Case) -> Source:
     return Source(case.model, case.loss, {"accuracy": DIGITS["accuracy"]}, {"x": case.x[:8], "y": case.y[:8]}, 1)
+
+
+def step_of(case: Case) -> TrainStep:
+    return make_train_step(source_of(case), case.exported.bundle.manifest.step)
 
 
 def values_of(case: Case) -> dict[str, torch.Tensor]:
@@ -42,7 +47,7 @@ def tampered(content: bytes, output: str, operator: str) -> bytes:
 def test_a_wrong_gradient_is_found_and_its_parameter_named(case: Case, name: str) -> None:
     content = tampered(case.exported.bundle.read(TRAIN), f"next.param.{name}", "Add")
     with training(case.model), pytest.raises(ExportError, match=f"another gradient than PyTorch for parameter {name}"):
-        check_train(source_of(case), case.exported.bundle.manifest.step, content, values_of(case), set())
+        check_train(source_of(case), step_of(case), content)
 
 
 def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
@@ -50,7 +55,7 @@ def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
     with training(case.model):
         content = tampered(bundle.read(TRAIN), "loss", "Mul")
         with pytest.raises(ExportError, match=r"on a batch of 8, differs from PyTorch in the loss by [\d.]+ "):
-            check_train(source, bundle.manifest.step, content, values, set())
+            check_train(source, step_of(case), content)
     with training(case.model, mode=False):
         content = tampered(bundle.read(EVAL), "metric_sum.accuracy", "Add")
         with pytest.raises(ExportError, match=r"evaluation differs from PyTorch in metric_sum\.accuracy"):

@@ -9,9 +9,11 @@ import pytest
 import torch
 from by_hand import largest_difference, pytorch_training
 from export_cases import Case
-from fleetlearn_export.ort_training import make_artifacts
+from fleetlearn_export.ort_training import Artifacts, make_artifacts
 from fleetlearn_export.quiet import quiet_process
 from fleetlearn_export.source import Source, make_source, training
+from fleetlearn_export.train_step import make_train_step
+from fleetlearn_protocol.manifest import LocalStep
 from torch import nn
 from torch.nn import functional
 
@@ -48,11 +50,10 @@ def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> 
 
 def artifacts_of(
     model: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
-) -> tuple[Source, object]:
+) -> tuple[Source, Artifacts]:
     source = make_source(model, loss, (x, y), {}, None, 1)
-    values = {name: value.detach().clone() for name, value in model.named_parameters()}
     with training(model):
-        return source, make_artifacts(source, values, set())
+        return source, make_artifacts(source, make_train_step(source, LocalStep()))
 
 
 def test_cross_entropy_as_the_only_output(capfd: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +102,7 @@ def test_artifacts_that_train_otherwise_are_left_out() -> None:
 
 def test_changing_buffers_are_a_reason() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    source = make_source(model, functional.mse_loss, (torch.randn(4, 3), torch.randn(4, 2)), {}, None, 1)
-    made = make_artifacts(source, {}, {"1.running_mean"})
+    _, made = artifacts_of(model, functional.mse_loss, torch.randn(4, 3), torch.randn(4, 2))
     assert made.files == {}
     assert "1.running_mean" in (made.reason or "")
 

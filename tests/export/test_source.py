@@ -10,7 +10,6 @@ from fleetlearn_export.source import (
     EvalModule,
     LossModule,
     default_names,
-    hyper_defaults,
     make_source,
     named_outputs,
     training,
@@ -58,12 +57,6 @@ def _half() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double())
 
 
-def _tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    return model
-
-
 def _unused() -> nn.Module:
     model = nn.Linear(3, 2)
     model.register_parameter("idle", nn.Parameter(torch.zeros(2)))
@@ -88,7 +81,6 @@ class Metric(nn.Module):
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
-        ({"model": _tied()}, "parameters 0.weight and 1.weight are one tensor"),
         ({"model": _unused()}, "parameter idle gets no gradient"),
         ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
         ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
@@ -159,14 +151,6 @@ def test_training_gives_everything_back() -> None:
     with pytest.raises(ValueError, match="expected 2D"), training(model, mode=False):
         model(torch.zeros(1))
     assert model.training
-
-
-def test_hyper_defaults() -> None:
-    assert hyper_defaults({}, ["lr", "mu"]) == {"lr": None, "mu": 0.0}
-    assert hyper_defaults({"lr": 1}, ["lr"]) == {"lr": 1.0}
-    for wrong in ({"mu": 0.1}, {"lr": float("nan")}, {"lr": "fast"}):
-        with pytest.raises(ExportError, match="the step has lr"):
-            hyper_defaults(wrong, ["lr"])
 
 
 def test_the_example_is_not_changed() -> None:
