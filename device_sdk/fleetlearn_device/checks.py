@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
-from fleetlearn_protocol.manifest import Hyper, Input
+from fleetlearn_protocol.manifest import Hyper, Input, Manifest
+from fleetlearn_protocol.messages import MAX_EXACT
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import ArrayLike, NDArray
 
@@ -106,23 +107,50 @@ def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, 
     return checked
 
 
-def copy_model(vector: Vector, anchor: Vector | None, *, into: Vector, anchor_into: Vector) -> None:
-    """Copy a model and its anchor (itself where None) in; any of the four may be the same array.
-
-    Raises ValueError unless both are float32 of the destination's shape; then nothing has changed.
-    """
-    check_vector(vector, into.size)
-    anchor = vector if anchor is None else check_vector(anchor, into.size, "the anchor")
-    if np.may_share_memory(vector, anchor_into):
-        vector = vector.copy()
-    anchor_into[:] = anchor
-    into[:] = vector
+def check_seed(seed: int) -> int:
+    """``seed`` itself. Raises ValueError unless it is an integer from 0 to 2^53 - 1."""
+    if not isinstance(seed, int | np.integer) or not 0 <= seed <= MAX_EXACT:
+        raise ValueError(f"seed is {seed!r}; expected an integer from 0 to 2^53 - 1")
+    return int(seed)
 
 
-def check_vector(vector: Vector, size: int, what: str = "the parameter vector") -> Vector:
-    """``vector`` itself. Raises ValueError unless it is a float32 array of shape (size,)."""
+def check_load(
+    manifest: Manifest, vector: Vector, references: Mapping[str, Vector | None], state: Vector | None
+) -> None:
+    """Raise ValueError unless what is to be loaded fits the bundle; None is what is not given."""
+    check_vector(vector, manifest.size, manifest.local_size)
+    for name, reference in references.items():
+        if reference is not None:
+            # Every runtime has an anchor, which updates are made against, whether its step reads it or not.
+            if name != "anchor" and name not in manifest.references:
+                raise ValueError(
+                    f"a vector {name!r} was given, which the bundle's step does not read; it reads "
+                    f"{list(manifest.references)}. That was settled when it was exported"
+                )
+            check_vector(reference, manifest.size, what=f"the {name}")
+    if state is not None:
+        check_vector(state, manifest.state_size, what="the state")
+
+
+def check_vector(vector: Vector, *sizes: int, what: str = "the parameter vector") -> Vector:
+    """``vector`` itself. Raises ValueError unless it is a float32 array of shape (size,) for one of the sizes."""
+    expected = " or ".join(f"({size},)" for size in dict.fromkeys(sizes))
     if not isinstance(vector, np.ndarray):
-        raise ValueError(f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape ({size},)")
-    if vector.dtype != np.float32 or vector.shape != (size,):
-        raise ValueError(f"{what} is {vector.dtype} of shape {vector.shape}; expected float32 of shape ({size},)")
+        raise ValueError(f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape {expected}")
+    if vector.dtype != np.float32 or vector.ndim != 1 or vector.size not in sizes:
+        raise ValueError(f"{what} is {vector.dtype} of shape {vector.shape}; expected float32 of shape {expected}")
     return vector
+
+
+def copy_all(pairs: Sequence[tuple[Vector, Vector]]) -> None:
+    """Copy each (source, target), as if all at once: a source may lie in another pair's target."""
+    sources = [
+        source.copy() if _overlaps(source, (other for _, other in pairs if other is not target)) else source
+        for source, target in pairs
+    ]
+    for source, (_, target) in zip(sources, pairs, strict=True):
+        target[:] = source
+
+
+def _overlaps(source: Vector, targets: Iterable[Vector]) -> bool:
+    return any(np.may_share_memory(source, target) for target in targets)

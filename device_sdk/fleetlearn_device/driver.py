@@ -405,7 +405,7 @@ class Driver:
             self.post(lambda: session.ended(task.task))
         except DataError as error:
             self._abandon(error, "bad-data", task.task)
-        except RuntimeUnavailableError as error:
+        except (RuntimeUnavailableError, StateError) as error:
             self._abandon(error, "runtime-error", task.task)
         except Exception as error:
             code = error.code if isinstance(error, TrainingError) else "runtime-error"
@@ -434,7 +434,8 @@ class Driver:
         assert trained is not None
         assert trained.report.task == task
         try:
-            await asyncio.to_thread(self._state.save_pending, trained.report, trained.update.data.cast("B"))
+            update = trained.update.data.cast("B")
+            await asyncio.to_thread(self._state.save_pending, trained.report, update, trained.bundle, trained.kept)
         except StateError as error:
             self._abandon(error, "runtime-error", task)
         else:

@@ -32,8 +32,16 @@ class Runtime(Protocol):
 
     @property
     def parameters(self) -> Vector:
-        """The model now: float32, shape (P,), in manifest order. Read-only, and valid until the next ``step`` or
-        ``load``, which reuse its memory; copy it to keep it."""
+        """What travels of the model now: float32, shape (P,), in manifest order. Read-only, and valid until the next
+        ``step`` or ``load``, which reuse its memory; copy it to keep it."""
+
+    @property
+    def local(self) -> Vector:
+        """The whole model now, float32, shape (local_size,): ``parameters``, then the personal ones. As above."""
+
+    @property
+    def state(self) -> Vector:
+        """What the last step hands to the next, float32, shape (state_size,), in the state table's order. As above."""
 
     @property
     def anchor(self) -> Vector:
@@ -43,20 +51,36 @@ class Runtime(Protocol):
     def metrics(self) -> dict[str, float]:
         """Mean metrics of the last step's batch, measured before its update."""
 
-    def load(self, vector: Vector, *, anchor: Vector | None = None) -> None:
-        """Copy a model in: float32, shape (P,). It is the anchor too, unless another is given.
+    def load(
+        self,
+        vector: Vector,
+        *,
+        anchor: Vector | None = None,
+        correction: Vector | None = None,
+        previous: Vector | None = None,
+        state: Vector | None = None,
+    ) -> None:
+        """Copy a model in, for training to begin from. All are float32.
 
-        Raises ValueError on another dtype or shape; then nothing has changed.
+        vector: shape (P,), what travels, and the personal parameters stay as they are; or shape (local_size,), all.
+        anchor: shape (P,). The travelling part of ``vector`` unless given.
+        correction: shape (P,), added to the gradient (SCAFFOLD's c - c_k). Zeros unless given.
+        previous: shape (P,), the model with which this device's last task ended (MOON). The anchor unless given.
+        state: shape (state_size,). The bundle's initial state unless given; rows that are ``kept`` stay as they are.
+
+        Raises ValueError on another dtype or shape, or a reference that the step does not read; nothing has changed.
         """
 
-    def step(self, batch: Batch, **hyper: float) -> float:
+    def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
         """One optimizer step. Returns the batch's mean loss, before the update and without the proximal penalty.
 
-        The step is w <- w - lr * (g + mu * (w - anchor)), so the objective is loss + mu/2 * ||w - anchor||^2 (Li et
-        al. 2020, "Federated Optimization in Heterogeneous Networks", arXiv 1812.06127, equation 2: the factor 1/2
-        is the paper's). Hyper-parameters not given take the manifest's defaults.
+        The step is w <- optimizer(w, g + mu * (w - anchor) + ...) as the manifest's LocalStep says. With mu the
+        objective is loss + mu/2 * ||w - anchor||^2 (Li et al. 2020, "Federated Optimization in Heterogeneous
+        Networks", arXiv 1812.06127, equation 2: the factor 1/2 is the paper's). Hyper-parameters not given take the
+        manifest's defaults. A random bundle's draws (dropout) follow from ``seed`` (0 to 2^53 - 1) alone: give each
+        step another. Other bundles do not read it.
 
-        Raises DataError (a ValueError), ValueError on a hyper-parameter, StepError; then nothing has changed.
+        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError; then nothing has changed.
         """
 
     def evaluate(self, batch: Batch) -> Evaluation:
@@ -72,8 +96,8 @@ def open_runtime(
     onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
     measures metrics in the step itself, and gives the same numbers.
 
-    ``model`` (float32, shape (P,)) is loaded in place of the bundle's own parameters, which are not read then and
-    may be missing: a device in a round has no use for them.
+    ``model`` (float32, shape (P,) or (local_size,)) is loaded in place of the bundle's own parameters. These are not
+    read then and may be missing, unless the personal ones are needed of them.
 
     Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError.
     """

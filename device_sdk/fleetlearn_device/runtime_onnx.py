@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, TRAIN
+from fleetlearn_protocol.manifest import EVAL, STATE, TRAIN, Reference
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
-from fleetlearn_device.checks import Arrays, Batch, check_batch, check_hyper, copy_model
+from fleetlearn_device.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.ort import import_onnxruntime
+
+if TYPE_CHECKING:
+    from fleetlearn_device.runtime import Runtime
 
 
 class StepError(RuntimeError):
@@ -22,7 +25,8 @@ class StepError(RuntimeError):
 
 
 class OnnxRuntime:
-    """Two flat buffers, parameters read from one and written to the other, which change places after each step.
+    """Two flat buffers of parameters and state, read from one and written to the other, which change places after each
+    step.
 
     ONNX Runtime reads and writes the buffers' own memory: an OrtValue made from a numpy array on the CPU borrows it,
     so a tensor is a view into the vector. The arrays must outlive the bindings; they are attributes for that reason.
@@ -35,40 +39,55 @@ class OnnxRuntime:
         self.version: str = import_onnxruntime().__version__
         self._bundle, self._threads = bundle, threads
         self._evaluator: Evaluator | None = None
-        self._parameters, self._next, self._anchor = (np.empty(manifest.size, np.float32) for _ in range(3))
-        self.load(bundle.parameters() if model is None else model)
+        self._now, self._next = (np.zeros(manifest.local_size + manifest.state_size, np.float32) for _ in range(2))
+        names: tuple[Reference, ...] = ("anchor", *(name for name in manifest.references if name != "anchor"))
+        self._references = {name: np.zeros(manifest.size, np.float32) for name in names}
+        self._initial = bundle.state() if STATE in manifest.files else None
+        self._now[manifest.local_size :] = 0 if self._initial is None else self._initial
+        load_first(self, bundle, model)
         # Scalars are views into one array too: bound once, their values are set before each step.
         self._hyper = np.zeros(len(manifest.hyper), np.float32)
+        self._seed = np.zeros((), np.int64)
         self._results = np.zeros(1 + len(manifest.metrics), np.float32)
-        self.metrics: dict[str, float] = {}
 
-        anchored = manifest.parameters if manifest.step.proximal else ()
-        fixed = {f"anchor.{name}": array for name, array in views(self._anchor, anchored).items()}
+        fixed: dict[str, NDArray[Any]] = {
+            f"{reference}.{name}": array
+            for reference in manifest.references
+            for name, array in views(self._references[reference], manifest.travelling).items()
+        }
         fixed |= {f"hyper.{row.name}": _scalar(self._hyper, i) for i, row in enumerate(manifest.hyper)}
+        if manifest.random:
+            fixed["seed"] = self._seed
         outputs = ["loss", *(f"metric.{name}" for name in manifest.metrics)]
         results = {name: _scalar(self._results, i) for i, name in enumerate(outputs)}
+        carried = list(self._tensors(self._now))
         self._session = make_session(
             bundle,
             TRAIN,
             threads,
-            [
-                *(f"param.{row.name}" for row in manifest.parameters),
-                *fixed,
-                *(f"batch.{row.name}" for row in manifest.batch),
-            ],
-            [*(f"next.param.{row.name}" for row in manifest.parameters), *results],
+            [*carried, *fixed, *(f"batch.{row.name}" for row in manifest.batch)],
+            [*(f"next.{name}" for name in carried), *results],
         )
         self._binding, self._next_binding = (
             self._bind(read, write, fixed, results)
-            for read, write in ((self._parameters, self._next), (self._next, self._parameters))
+            for read, write in ((self._now, self._next), (self._next, self._now))
         )
 
-    def _bind(self, read: Vector, write: Vector, fixed: dict[str, Vector], results: dict[str, Vector]) -> Any:
+    def _tensors(self, buffer: Vector) -> dict[str, Vector]:
+        """The parameters and the state in one of the buffers, by the graph's names."""
+        table = views(buffer, self.manifest.parameters)
+        state = views(buffer[self.manifest.local_size :], self.manifest.state)
+        return {f"param.{name}": array for name, array in table.items()} | {
+            f"state.{name}": array for name, array in state.items()
+        }
+
+    def _bind(
+        self, read: Vector, write: Vector, fixed: dict[str, NDArray[Any]], results: dict[str, NDArray[Any]]
+    ) -> Any:
         """The step from one buffer to the other, with all but the batch bound."""
         binding = self._session.io_binding()
-        table = self.manifest.parameters
-        inputs = fixed | {f"param.{name}": array for name, array in views(read, table).items()}
-        outputs = results | {f"next.param.{name}": array for name, array in views(write, table).items()}
+        inputs = fixed | self._tensors(read)
+        outputs = results | {f"next.{name}": array for name, array in self._tensors(write).items()}
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, borrow(array))
         for name, array in outputs.items():
@@ -77,24 +96,65 @@ class OnnxRuntime:
 
     @property
     def parameters(self) -> Vector:
-        return read_only(self._parameters)
+        return read_only(self._now[: self.manifest.size])
+
+    @property
+    def local(self) -> Vector:
+        return read_only(self._now[: self.manifest.local_size])
+
+    @property
+    def state(self) -> Vector:
+        return read_only(self._now[self.manifest.local_size :])
 
     @property
     def anchor(self) -> Vector:
-        return read_only(self._anchor)
+        return read_only(self._references["anchor"])
 
-    def load(self, vector: Vector, *, anchor: Vector | None = None) -> None:
-        copy_model(vector, anchor, into=self._parameters, anchor_into=self._anchor)
-        self.metrics = {}
+    def load(
+        self,
+        vector: Vector,
+        *,
+        anchor: Vector | None = None,
+        correction: Vector | None = None,
+        previous: Vector | None = None,
+        state: Vector | None = None,
+    ) -> None:
+        manifest = self.manifest
+        given = {"anchor": anchor, "correction": correction, "previous": previous}
+        check_load(manifest, vector, given, state)
+        if anchor is None:
+            anchor = vector[: manifest.size]
+        if previous is None:
+            previous = anchor
+        pairs = [(vector, self._now[: vector.size]), (anchor, self._references["anchor"])]
+        if correction is not None:
+            pairs.append((correction, self._references["correction"]))
+        if "previous" in self._references:
+            pairs.append((previous, self._references["previous"]))
+        if state is not None:
+            pairs.append((state, self._now[manifest.local_size :]))
+        copy_all(pairs)
+        if correction is None and "correction" in self._references:
+            self._references["correction"][:] = 0
+        if state is None:
+            self._reset_state()
+        self.metrics: dict[str, float] = {}
 
-    def step(self, batch: Batch, **hyper: float) -> float:
+    def _reset_state(self) -> None:
+        begun = [row for row in self.manifest.state if not row.kept]
+        initial = {} if self._initial is None else views(self._initial, begun)
+        for name, array in views(self._now[self.manifest.local_size :], begun).items():
+            array[...] = initial.get(name, 0)
+
+    def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
         arrays = check_batch(batch, self.manifest.batch)
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
+        self._seed[...] = check_seed(seed)
         # Borrowed as well, by a binding that will have others in their place before it runs again.
         for row, array in zip(self.manifest.batch, arrays, strict=True):
             self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
         run(self._session, self._binding, TRAIN, arrays)
-        self._parameters, self._next = self._next, self._parameters
+        self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
         loss, *metrics = self._results.tolist()
         self.metrics = dict(zip(self.manifest.metrics, metrics, strict=True))
@@ -103,7 +163,7 @@ class OnnxRuntime:
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
             self._evaluator = Evaluator(self._bundle, self._threads)
-        return self._evaluator.evaluate(self._parameters, batch)
+        return self._evaluator.evaluate(self.local, batch)
 
 
 class Evaluator:
@@ -117,7 +177,7 @@ class Evaluator:
         self._session = make_session(bundle, EVAL, threads, [*parameters, *batch], self._outputs)
 
     def evaluate(self, vector: Vector, batch: Batch) -> Evaluation:
-        """The sums that the model ``vector`` (float32, shape (P,)) gives. Raises DataError, StepError."""
+        """The sums that the model ``vector`` (float32, shape (local_size,)) gives. Raises DataError, StepError."""
         arrays = check_batch(batch, self._manifest.batch)
         binding = self._session.io_binding()
         for name, array in views(vector, self._manifest.parameters).items():
@@ -129,6 +189,15 @@ class Evaluator:
         run(self._session, binding, EVAL, arrays)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
         return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
+
+
+def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
+    """Load the model that a runtime is opened with, or the bundle's own; of that also what ``model`` lacks."""
+    whole = bundle.manifest.local_size
+    if model is None or bundle.manifest.size < whole != np.size(model):
+        runtime.load(bundle.parameters())
+    if model is not None:
+        runtime.load(model)
 
 
 def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str]) -> Any:

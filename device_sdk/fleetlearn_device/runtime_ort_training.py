@@ -14,9 +14,9 @@ from fleetlearn_protocol.manifest import ORT_TRAINING
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_device.checks import Batch, check_batch, check_hyper, copy_model
+from fleetlearn_device.checks import Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.ort import import_onnxruntime, import_training_api
-from fleetlearn_device.runtime_onnx import Evaluator, StepError, borrow, read_only, session_options
+from fleetlearn_device.runtime_onnx import Evaluator, StepError, borrow, load_first, read_only, session_options
 
 
 class OrtTrainingRuntime:
@@ -31,6 +31,19 @@ class OrtTrainingRuntime:
 
     def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None) -> None:
         manifest = self.manifest = bundle.manifest
+        needs = {
+            "a state": bool(manifest.state),
+            "a correction": "correction" in manifest.references,
+            "the previous model": "previous" in manifest.references,
+            "personal parameters": manifest.local_size > manifest.size,
+            "a seed": manifest.random,
+        }
+        if any(needs.values()):
+            named = ", ".join(what for what, needed in needs.items() if needed)
+            raise BundleError(
+                Code.BAD_MESSAGE,
+                f"{bundle.path}: its step has {named}, which the runtime 'ort-training' has not; use 'onnx'",
+            )
         if not manifest.has_ort_training:
             raise BundleError(
                 Code.UNKNOWN_CONTENT,
@@ -74,7 +87,7 @@ class OrtTrainingRuntime:
         self._buffer, self._places = self._map_buffer()
         self._vector = np.empty(manifest.size, np.float32)
         self._anchor = np.empty(manifest.size, np.float32)
-        self.load(bundle.parameters() if model is None else model)
+        load_first(self, bundle, model)
 
     def _map_buffer(self) -> tuple[Vector, list[tuple[slice, slice]]]:
         """The contiguous copy, and where each parameter stands in it: pairs of places in (buffer, vector).
@@ -128,16 +141,35 @@ class OrtTrainingRuntime:
         return read_only(self._vector)
 
     @property
+    def local(self) -> Vector:
+        return self.parameters
+
+    @property
+    def state(self) -> Vector:
+        return np.zeros(0, np.float32)
+
+    @property
     def anchor(self) -> Vector:
         return read_only(self._anchor)
 
-    def load(self, vector: Vector, *, anchor: Vector | None = None) -> None:
-        copy_model(vector, anchor, into=self._vector, anchor_into=self._anchor)
+    def load(
+        self,
+        vector: Vector,
+        *,
+        anchor: Vector | None = None,
+        correction: Vector | None = None,
+        previous: Vector | None = None,
+        state: Vector | None = None,
+    ) -> None:
+        given = {"anchor": anchor, "correction": correction, "previous": previous}
+        check_load(self.manifest, vector, given, state)
+        copy_all([(vector, self._vector), (vector if anchor is None else anchor, self._anchor)])
         self._write()
 
-    def step(self, batch: Batch, **hyper: float) -> float:
+    def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
         arrays = check_batch(batch, self.manifest.batch)
         values = check_hyper(hyper, self.manifest.hyper)
+        check_seed(seed)
         mu = values.get("mu", 0.0)
         pull = None
         if mu:

@@ -7,10 +7,16 @@
     bundles/SHA/     training bundles by their manifest's SHA-256, the last KEEP used; only files that are needed
     models/SHA       the last round's parameter vector
     partial/SHA      a content that is still arriving: a download goes on from its length
-    pending/         a finished update: SHA.bin, raw float32, and report.json, whose appearing makes it exist
+    pending/         a finished update: CRC.bin, raw float32, and report.json, whose appearing makes it exist
+    kept/SHA         what the device keeps of its own from task to task of a bundle (kept.py): raw float32, its CRC-32
+                     behind it. Personal parameters are the user's: nothing deletes them, not even when the bundle goes
 
 Everything is written aside and renamed into place. Contents are checked against their SHA-256 when they arrive and
-again when a process first uses them, so they need no fsync; the pending update and the identity are synced.
+again when a process first uses them, so they need no fsync; the pending update, what is kept and the identity are
+synced.
+
+An update and what its task changed of the device's own appear together: the latter is written to pending/ first,
+report.json makes both exist, and only then, or when a process next opens the directory, is it moved to its place.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import hashlib
 import logging
 import os
 import shutil
+import struct
 import sys
 import uuid
 from collections.abc import Iterator
@@ -29,6 +36,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
+import numpy as np
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
 from fleetlearn_protocol.manifest import (
@@ -36,12 +44,14 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     ORT_TRAINING,
+    PARAMETERS,
+    STATE,
     TRAIN,
     Manifest,
     read_manifest,
 )
 from fleetlearn_protocol.messages import Identifier, Report, Task
-from fleetlearn_protocol.vector import checksum
+from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.commands import Wanted
 
@@ -52,6 +62,9 @@ else:
 
 KEEP = 3
 """Bundles in the cache."""
+_KEPT = "kept-"
+"""Begins the name of what is to be moved to kept/: kept-TASK.BUNDLE."""
+_CRC = struct.Struct("<I")
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -76,11 +89,12 @@ class Summary(NamedTuple):
 def needed_files(manifest: Manifest, kind: str) -> list[str]:
     """The files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) needs in a round.
 
-    The bundle's own parameters are not among them: the round's model takes their place.
+    The bundle's own parameters are among them only where some are personal: the round's model has all others.
     """
     if kind == "ort-training":
         return [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
-    return [TRAIN, EVAL]
+    own = [PARAMETERS] if manifest.local_size > manifest.size else []
+    return [TRAIN, EVAL, *own, *([STATE] if STATE in manifest.files else [])]
 
 
 class State:
@@ -93,13 +107,13 @@ class State:
         self.path = Path(path).expanduser()
         self._intact: set[Path] = set()
         with _clear_errors(self.path):
-            for folder in ("bundles", "models", "partial", "pending"):
+            for folder in ("bundles", "models", "partial", "pending", "kept"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
         try:
             with _clear_errors(self.path):
                 self.device = _identity(self.path / "identity.json", name)
-                self._tidy_pending()
+                self._settle()
         except BaseException:
             self.close()
             raise
@@ -198,16 +212,37 @@ class State:
 
     # The pending update
 
-    def save_pending(self, report: Report, update: Buffer) -> None:
-        """Make an update (the bytes that ``report`` describes) durable: after a crash all of it is there or nothing.
-
-        Raises StateError.
+    def save_pending(self, report: Report, update: Buffer, bundle: str = "", kept: Vector | None = None) -> None:
+        """Make an update (the bytes that ``report`` describes) durable, and with it what the device keeps for its next
+        task of ``bundle``, where that is anything: after a crash all of both is there or nothing. Raises StateError.
         """
         folder = self.path / "pending"
         with _clear_errors(folder):
             _write_durably(self._update(report), update)
+            if kept is not None and kept.size:
+                target = folder / f"{_KEPT}{report.task}.{bundle}"
+                _write_durably(target, kept.data.cast("B"), _CRC.pack(checksum(kept)))
             _write_durably(folder / "report.json", msgspec.json.encode(report))
-            self._tidy_pending()
+            self._settle()
+
+    def load_kept(self, bundle: str, size: int) -> Vector | None:
+        """What the device keeps of its own from its last task of the bundle: float32, shape (size,).
+
+        None before the first task, or where ``size`` is 0. A damaged file is put aside with a warning, and None.
+        Raises StateError.
+        """
+        path = self.path / "kept" / bundle
+        with _clear_errors(path):
+            if not size or not path.exists():
+                return None
+            content = path.read_bytes()
+            values = memoryview(content)[: 4 * size]
+            if len(content) == 4 * size + _CRC.size and _CRC.unpack(content[4 * size :]) == (checksum(values),):
+                return np.frombuffer(values, "<f4")
+            aside = path.with_name(f"{bundle}.damaged")
+            path.replace(aside)
+            log.warning("%s is damaged; it is put aside as %s, and the bundle's own values take its place", path, aside)
+            return None
 
     def load_pending(self) -> Report | None:
         """The report of the update that an earlier process left; None where there is none or it is damaged."""
@@ -227,7 +262,7 @@ class State:
             report = _read_report(self.path)
             if report is not None and report.task == task:
                 (self.path / "pending" / "report.json").unlink()
-                self._tidy_pending()
+                self._settle()
 
     def update_chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The pending update's bytes from ``offset`` on, as binary frames. Raises StateError."""
@@ -244,12 +279,18 @@ class State:
     def _update(self, report: Report) -> Path:
         return self.path / "pending" / f"{report.crc32:08x}.bin"
 
-    def _tidy_pending(self) -> None:
-        """Delete what belongs to no report: an update whose report was not written yet, or was deleted already."""
+    def _settle(self) -> None:
+        """Bring pending/ in order: what came with the report goes to its place; what belongs to no report goes.
+
+        An update whose report was not written yet, or was deleted already, is such.
+        """
         report = _read_report(self.path)
-        keep = {"report.json"} if report is None else {"report.json", self._update(report).name}
         for path in (self.path / "pending").iterdir():
-            if path.name not in keep:
+            task, _, bundle = path.name.rpartition(".")
+            if report is not None and task == f"{_KEPT}{report.task}":
+                path.replace(self.path / "kept" / bundle)
+                _sync(self.path / "kept")
+            elif path.name != "report.json" and (report is None or path != self._update(report)):
                 path.unlink()
 
 
@@ -317,19 +358,25 @@ def _read_identity(path: Path) -> Identity:
         ) from None
 
 
-def _write_durably(path: Path, content: Buffer) -> None:
+def _write_durably(path: Path, *contents: Buffer) -> None:
     aside = path.with_name(f"{path.name}.tmp")
     with aside.open("wb") as file:
-        file.write(content)
+        for content in contents:
+            file.write(content)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
     if sys.platform != "win32":  # where a directory cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

@@ -12,8 +12,11 @@ from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.checks import Batch, DataError, check_batch, check_hyper
 from fleetlearn_device.data import Data, as_data
+from fleetlearn_device.kept import collect
 from fleetlearn_device.runtime import Runtime
 
+SEEDS = 2**53
+"""Seeds of a random step: 0 to 2^53 - 1."""
 LARGEST = 1e30
 """The largest magnitude of a number in the protocol."""
 EVALUATION_BATCH = 256
@@ -48,7 +51,9 @@ class Outcome(NamedTuple):
     """What training came to. Partial work is reported as what it is: ``complete`` is False, the counts are true."""
 
     update: Vector
-    """The parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    kept: Vector
+    """What the device keeps of its own for its next task (kept.py): float32, shape (kept_size,)."""
     examples: int
     """n_k: how many examples the device has."""
     steps: int
@@ -87,7 +92,7 @@ def train(
         data: Arrays, or Data (``as_data`` makes them of other things).
         hyper: Values by name, such as lr and mu; the manifest's defaults stand in for others.
         batch_size: Examples in a step; 0 is all in one. Batches of the user's own keep their sizes.
-        seed: With the epoch's number, decides the order of the examples.
+        seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
         time_budget: Seconds from the call on. A step is begun only where one as long as the mean so far would still
             fit; the first is always begun. None: no limit.
         evaluate: Measure the loaded model on all data first.
@@ -121,7 +126,7 @@ def train(
             break
         if epoch > passes:
             passes, seen_in_pass = epoch, 0
-        loss = runtime.step(batch, **values)
+        loss = runtime.step(batch, seed=(seed + steps) % SEEDS, **values)
         steps, seen, seen_in_pass = steps + 1, seen + count, seen_in_pass + count
         if not abs(loss) <= LARGEST:
             raise DivergedError(f"step {steps}'s loss is {loss}: a smaller lr may help, or the data hold such values")
@@ -132,12 +137,15 @@ def train(
         if on_step is not None:
             on_step(steps, loss)
     update: Vector = runtime.parameters - runtime.anchor
-    try:
-        check_finite(update)
-    except ProtocolError as error:
-        raise DivergedError(f"the update after step {steps} is not finite: {error.text}") from None
+    kept = collect(runtime)
+    for what, vector in (("update", update), ("device's own part", kept)):
+        try:
+            check_finite(vector)
+        except ProtocolError as error:
+            raise DivergedError(f"the {what} after step {steps} is not finite: {error.text}") from None
     return Outcome(
         update=update,
+        kept=kept,
         examples=data.examples,
         steps=steps,
         epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),

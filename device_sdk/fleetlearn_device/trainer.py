@@ -6,11 +6,13 @@ import threading
 import time
 from typing import NamedTuple
 
+from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Report, Task, decode_from_device, encode
 from fleetlearn_protocol.vector import Vector, checksum, from_bytes
 
 from fleetlearn_device.data import Data
+from fleetlearn_device.kept import kept_size, restore
 from fleetlearn_device.runtime import Kind, Runtime, open_runtime
 from fleetlearn_device.state import State
 from fleetlearn_device.train import train
@@ -19,7 +21,11 @@ from fleetlearn_device.train import train
 class Trained(NamedTuple):
     report: Report
     update: Vector
-    """float32, shape (P,): the parameters after training minus the round's model."""
+    """float32, shape (P,): what travels of the model after training, minus the round's."""
+    bundle: str
+    """SHA-256 of its manifest."""
+    kept: Vector
+    """What the device keeps of its own for its next task of this bundle (kept.py): float32, shape (kept_size,)."""
 
 
 class Trainer:
@@ -30,12 +36,14 @@ class Trainer:
         self.halt = threading.Event()
         """Set it, and a training under way ends before its next step; ``train`` clears it."""
         self._state, self._data, self._kind, self._threads = state, data, kind, threads
-        self._opened: tuple[str, Runtime] | None = None
+        self._opened: tuple[Bundle, Runtime] | None = None
 
     def train(self, task: Task, seconds: float) -> Trained:
         """Train for at most ``seconds``, opening the bundle included.
 
-        Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not finite or does not fit.
+        It begins with the round's model and what the device kept from its last task of this bundle, whatever became of
+        that task's update. Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not
+        finite, StateError.
         """
         end = time.monotonic() + seconds
         self.steps = 0
@@ -69,20 +77,25 @@ class Trainer:
             evaluation=outcome.evaluation,
         )
         decode_from_device(encode(report))  # refuses here what the coordinator would refuse
-        return Trained(report, outcome.update)
+        return Trained(report, outcome.update, task.bundle, outcome.kept)
 
     def _open(self, task: Task, model: Vector) -> Runtime:
-        """The task's runtime with the round's model in it: the last one, if it was of the same bundle."""
-        if self._opened is not None and self._opened[0] == task.bundle:
-            self._opened[1].load(model)
-            return self._opened[1]
-        self._opened = None  # two models at a time may be more than the memory holds
+        """The task's runtime, ready to train: the last one, if it was of the same bundle."""
         try:
-            runtime = open_runtime(self._state.bundle(task.bundle), self._kind, self._threads, model=model)
+            if self._opened is None or self._opened[0].sha256 != task.bundle:
+                self._opened = None  # two models at a time may be more than the memory holds
+                path = self._state.bundle(task.bundle)
+                runtime = open_runtime(path, self._kind, self._threads, model=model)
+                bundle = open_bundle(path, files=())
+                self._opened = bundle, runtime
+                if not kept_size(bundle.manifest):
+                    return runtime
+            bundle, runtime = self._opened
+            restore(runtime, bundle, model, self._state.load_kept(task.bundle, kept_size(bundle.manifest)))
         except BundleError:
+            self._opened = None
             self._state.forget_bundle(task.bundle)
             raise
-        self._opened = task.bundle, runtime
         return runtime
 
     def _count(self, steps: int, loss: float) -> None:

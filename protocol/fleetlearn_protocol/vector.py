@@ -39,7 +39,7 @@ def views(vector: Vector, table: Sequence[Slot]) -> dict[str, Vector]:
     """
     end = max((slot.offset + prod(slot.shape) for slot in table), default=0)
     if vector.ndim != 1 or vector.size < end:
-        raise ValueError(f"a vector of shape {vector.shape} was given; the parameter table needs {end} elements")
+        raise ValueError(f"a vector of shape {vector.shape} was given; the table needs {end} elements")
     return {slot.name: vector[slot.offset : slot.offset + prod(slot.shape)].reshape(slot.shape) for slot in table}
 
 
@@ -48,7 +48,7 @@ def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[Slot]) -
     missing = [slot.name for slot in table if slot.name not in tensors]
     surplus = sorted(set(tensors) - {slot.name for slot in table})
     if missing or surplus:
-        raise ValueError(f"the tensors do not fit the parameter table: missing {missing}, not in it {surplus}")
+        raise ValueError(f"the tensors do not fit the table: missing {missing}, not in it {surplus}")
     vector = np.empty(sum(prod(slot.shape) for slot in table), np.float32)
     for slot, view in zip(table, views(vector, table).values(), strict=True):
         tensor = tensors[slot.name]

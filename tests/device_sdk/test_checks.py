@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_device.checks import DataError, check_batch, check_hyper, check_vector, copy_model
+from fleetlearn_device.checks import DataError, check_batch, check_hyper, check_seed, check_vector, copy_all
 from fleetlearn_protocol.manifest import Hyper, Input
 
 INPUTS = (Input("x", "float32", (2, 3)), Input("y", "int64", ()))
@@ -107,16 +107,33 @@ def test_vectors_that_do_not_fit_are_refused(vector: Any, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_model_and_its_anchor_can_change_places() -> None:
-    model, anchor = np.full(3, 1, np.float32), np.full(3, 2, np.float32)
-    copy_model(anchor, model, into=model, anchor_into=anchor)
-    assert model.tolist() == [2, 2, 2]
-    assert anchor.tolist() == [1, 1, 1]
+def test_a_vector_may_have_either_of_two_sizes() -> None:
+    for size in (3, 5):
+        assert check_vector(np.zeros(size, np.float32), 3, 5).shape == (size,)
+    with pytest.raises(ValueError, match=r"the state is float32 of shape \(4,\); expected .* \(3,\) or \(5,\)"):
+        check_vector(np.zeros(4, np.float32), 3, 5, what="the state")
 
 
-def test_a_bad_anchor_leaves_the_model_as_it_was() -> None:
-    model, anchor = np.full(3, 1, np.float32), np.full(3, 2, np.float32)
-    with pytest.raises(ValueError, match="the anchor is float32 of shape"):
-        copy_model(np.zeros(3, np.float32), np.zeros(2, np.float32), into=model, anchor_into=anchor)
-    assert model.tolist() == [1, 1, 1]
-    assert anchor.tolist() == [2, 2, 2]
+def test_vectors_can_change_places() -> None:
+    both = np.array([1, 1, 2, 2], np.float32)
+    third = np.zeros(2, np.float32)
+    copy_all([(both[2:], both[:2]), (both[:2], both[2:]), (both[:2], third)])
+    assert both.tolist() == [2, 2, 1, 1]
+    assert third.tolist() == [1, 1]
+
+
+def test_a_part_can_be_copied_onto_itself_shifted() -> None:
+    vector = np.arange(5, dtype=np.float32)
+    copy_all([(vector[:4], vector[1:])])
+    assert vector.tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", [0, 2**53 - 1, np.int64(7)])
+def test_seeds(seed: int) -> None:
+    assert check_seed(seed) == seed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**53, 1.0, "1", None])
+def test_what_is_no_seed(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected an integer from 0 to 2\^53 - 1"):
+        check_seed(seed)

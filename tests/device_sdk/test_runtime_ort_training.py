@@ -14,6 +14,7 @@ from fleetlearn_device.runtime_ort_training import OrtTrainingRuntime
 from fleetlearn_protocol import BundleError, open_bundle, read_manifest, write_manifest
 from fleetlearn_protocol.manifest import File, Manifest
 from fleetlearn_protocol.vector import digest, flatten, views
+from line_bundle import write_line_bundle
 from safetensors.numpy import save as save_safetensors
 
 pytestmark = pytest.mark.skipif(
@@ -121,3 +122,27 @@ def test_no_temporary_files_stay_behind(
     runtime.step((case.x[:20], case.y[:20]), lr=0.1)
     runtime.evaluate((case.x[:20], case.y[:20]))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [
+        ({"state": True}, "a state"),
+        ({"references": ("anchor", "correction", "previous")}, "a correction, the previous model"),
+        ({"personal": True, "random": True}, "personal parameters, a seed"),
+    ],
+)
+def test_a_bundle_with_more_than_it_can_do_is_refused_by_name(tmp_path: Path, has: dict[str, Any], words: str) -> None:
+    bundle = write_line_bundle(tmp_path / "line.bundle", **has)
+    with pytest.raises(
+        BundleError, match=f"its step has {words}, which the runtime 'ort-training' has not; use 'onnx'"
+    ):
+        open_runtime(bundle, "ort-training")
+
+
+def test_its_state_is_empty_and_all_of_it_travels(cases: Cases) -> None:
+    runtime = open_runtime(cases("softmax").path, "ort-training")
+    assert runtime.state.shape == (0,)
+    np.testing.assert_array_equal(runtime.local, runtime.parameters)
+    with pytest.raises(ValueError, match="the bundle's step does not read; it reads"):
+        runtime.load(runtime.parameters, previous=runtime.parameters)

@@ -9,12 +9,12 @@ import os
 import resource
 import subprocess
 import sys
-import textwrap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from fleetlearn_device.commands import Wanted
 from fleetlearn_device.state import KEEP, State, StateError, describe, needed_files
@@ -35,6 +35,7 @@ from fleetlearn_protocol.manifest import (
     write_manifest,
 )
 from fleetlearn_protocol.messages import Report, Task
+from fleetlearn_protocol.vector import Vector
 
 
 def sha(content: bytes) -> str:
@@ -253,39 +254,41 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
     second.close()
 
 
+KILLED_IN_SAVE = """
+import os, pathlib, signal, sys
+import msgspec, numpy as np
+from fleetlearn_protocol.messages import Report
+from fleetlearn_device.state import State
+state, left = State(sys.argv[1]), [int(sys.argv[2])]
+def killing(function):
+    def call(*arguments, **named):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+    return call
+for name in ("open", "replace", "unlink"):
+    setattr(pathlib.Path, name, killing(getattr(pathlib.Path, name)))
+os.fsync = killing(os.fsync)
+report = msgspec.json.decode(sys.argv[3], type=Report)
+kept = np.array(msgspec.json.decode(sys.argv[4]), np.float32)
+state.save_pending(report, bytes(range(256)) * 4, "b" * 64, kept)
+print("saved", flush=True)
+"""
+
+
+def killed_in_save(folder: Path, calls: int, report: Report, kept: Vector) -> subprocess.CompletedProcess[bytes]:
+    """A process that saves, and dies at the call after ``calls`` of those that change the directory."""
+    arguments = [str(folder), str(calls), msgspec.json.encode(report).decode(), str(kept.tolist())]
+    return subprocess.run([sys.executable, "-c", KILLED_IN_SAVE, *arguments], capture_output=True, check=False)
+
+
 def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: Path) -> None:
     """SIGKILL at each system call that changes the directory, in a process of its own."""
-    program = textwrap.dedent(
-        """
-        import os, pathlib, signal, sys
-        import msgspec
-        from fleetlearn_protocol.messages import Report
-        from fleetlearn_device.state import State
-        state, left = State(sys.argv[1]), [int(sys.argv[2])]
-        def killing(function):
-            def call(*arguments, **named):
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*arguments, **named)
-            return call
-        for name in ("open", "replace", "unlink"):
-            setattr(pathlib.Path, name, killing(getattr(pathlib.Path, name)))
-        os.fsync = killing(os.fsync)
-        update = bytes(range(256)) * 4
-        report = msgspec.json.decode(pathlib.Path(sys.argv[3]).read_bytes(), type=Report)
-        state.save_pending(report, update)
-        print("saved", flush=True)
-        """
-    )
-    given = tmp_path / "report.json"
-    given.write_bytes(msgspec.json.encode(REPORT))
     outcomes = []
     for calls in range(30):
         folder = tmp_path / f"state{calls}"
-        run = subprocess.run(
-            [sys.executable, "-c", program, str(folder), str(calls), str(given)], capture_output=True, check=False
-        )
+        run = killed_in_save(folder, calls, REPORT, np.zeros(0, np.float32))
         state = State(folder)
         held = state.load_pending()
         assert held in (None, REPORT)
@@ -302,6 +305,92 @@ def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: 
     assert len(outcomes) >= 5
     assert outcomes == sorted(outcomes), "once it is there it stays"
     assert not outcomes[0]
+
+
+BUNDLE = "b" * 64
+BEFORE, AFTER = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+LATER = msgspec.structs.replace(REPORT, task="t2")
+
+
+def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
+    first = State(tmp_path)
+    assert first.load_kept(BUNDLE, 2) is None
+    first.save_pending(REPORT, UPDATE, BUNDLE, BEFORE)
+    first.drop_pending("t1")
+    assert first.load_kept("c" * 64, 2) is None
+    first.close()
+    second = State(tmp_path)
+    kept = second.load_kept(BUNDLE, 2)
+    assert kept is not None
+    assert kept.tolist() == BEFORE.tolist()
+    second.save_pending(LATER, UPDATE, BUNDLE, AFTER)
+    assert (tmp_path / "kept" / BUNDLE).read_bytes() == AFTER.tobytes() + zlib.crc32(AFTER.tobytes()).to_bytes(
+        4, "little"
+    )
+    second.forget_bundle(BUNDLE)
+    kept = second.load_kept(BUNDLE, 2)
+    assert kept is not None
+    assert kept.tolist() == AFTER.tolist()
+    assert second.load_kept(BUNDLE, 0) is None
+    second.close()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\x01" + b[1:], lambda b: b + b"\0", lambda b: b""])
+def test_what_is_kept_and_damaged_is_put_aside(
+    state: State, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    state.save_pending(REPORT, UPDATE, BUNDLE, BEFORE)
+    path = state.path / "kept" / BUNDLE
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    assert state.load_kept(BUNDLE, 2) is None
+    assert "damaged" in caplog.text
+    assert path.with_name(f"{BUNDLE}.damaged").read_bytes() == damaged
+    state.save_pending(LATER, UPDATE, BUNDLE, AFTER)
+    kept = state.load_kept(BUNDLE, 2)
+    assert kept is not None
+    assert kept.tolist() == AFTER.tolist()
+
+
+def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> None:
+    """A process that died before it wrote t1.later's report left that task's part; t1's report stands."""
+    first = State(tmp_path)
+    first.save_pending(REPORT, UPDATE)
+    first.close()
+    (tmp_path / "pending" / f"kept-t1.later.{BUNDLE}").write_bytes(b"of no task that is done")
+    second = State(tmp_path)
+    assert second.load_pending() == REPORT
+    assert not list((tmp_path / "kept").iterdir())
+    assert len(list((tmp_path / "pending").iterdir())) == 2
+    second.close()
+
+
+def test_a_process_killed_while_it_saves_leaves_both_of_a_task_or_neither(tmp_path: Path) -> None:
+    """SIGKILL at each system call that changes the directory: the first task's report and part, or the second's."""
+    outcomes = []
+    for calls in range(60):
+        folder = tmp_path / f"state{calls}"
+        before = State(folder)
+        before.save_pending(REPORT, UPDATE, BUNDLE, BEFORE)
+        before.close()
+        run = killed_in_save(folder, calls, LATER, AFTER)
+        state = State(folder)
+        held, kept = state.load_pending(), state.load_kept(BUNDLE, 2)
+        state.close()
+        assert kept is not None
+        assert (held, kept.tolist()) in [(REPORT, BEFORE.tolist()), (LATER, AFTER.tolist())]
+        if run.returncode == 0:
+            break
+        assert run.returncode == -9, run.stderr
+        outcomes.append(held == LATER)
+        assert {path.suffix for path in (folder / "pending").iterdir()} == {".json", ".bin"}
+        assert [path.name for path in (folder / "kept").iterdir()] == [BUNDLE]
+    else:
+        pytest.fail("save_pending makes more than 60 calls?")
+    assert len(outcomes) >= 12
+    assert outcomes == sorted(outcomes), "once it is there it stays"
+    assert not outcomes[0]
+    assert outcomes[-1]
 
 
 def test_the_identity_is_made_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fleetlearn_device.train import (
     train,
 )
 from fleetlearn_protocol.messages import Evaluation
+from line_bundle import line_data, write_line_bundle
 
 HYPER = {"lr": 0.1, "mu": 0.01}
 
@@ -301,3 +303,51 @@ def test_a_task_can_follow_a_task_on_one_runtime(case: Any, runtime: Runtime, da
     runtime.load(start)
     again = run(runtime, data)
     np.testing.assert_array_equal(first.update, again.update)
+
+
+class Heard:
+    """The runtime, and the seeds that it was given."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.seeds: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runtime, name)
+
+    def step(self, batch: Any, *, seed: int, **hyper: float) -> float:
+        self.seeds.append(seed)
+        return self.runtime.step(batch, seed=seed, **hyper)
+
+
+def test_each_step_has_the_next_seed(runtime: Runtime, data: Any) -> None:
+    heard = Heard(runtime)
+    run(heard, data, seed=7)
+    assert heard.seeds == [7, 8, 9, 10, 11, 12]
+    heard.seeds.clear()
+    run(heard, data, seed=2**53 - 2)
+    assert heard.seeds == [2**53 - 2, 2**53 - 1, 0, 1, 2, 3]
+
+
+def test_the_seed_decides_what_a_random_step_draws(tmp_path: Path) -> None:
+    bundle = write_line_bundle(tmp_path / "line.bundle", random=True)
+    results = []
+    for seed in (5, 5, 6):
+        runtime = open_runtime(bundle)
+        results.append(run(runtime, line_data(30), seed=seed, batch_size=0, hyper={"lr": 0.1}).update.tobytes())
+    assert results[0] == results[1] != results[2]
+
+
+def test_the_update_is_of_what_travels_and_the_rest_is_kept(tmp_path: Path) -> None:
+    runtime = open_runtime(write_line_bundle(tmp_path / "line.bundle", personal=True))
+    start = runtime.local.copy()
+    outcome = run(runtime, line_data(30), hyper={"lr": 0.1})
+    np.testing.assert_array_equal(outcome.update, runtime.local[:4] - start[:4])
+    assert outcome.kept.tolist() == [runtime.local[4]] != [start[4]]
+
+
+def test_a_personal_part_that_is_not_finite_diverges(tmp_path: Path) -> None:
+    runtime = open_runtime(write_line_bundle(tmp_path / "line.bundle", personal=True))
+    x, y = line_data(4)
+    with pytest.raises(DivergedError, match="the device's own part after step 1 is not finite: element 0"):
+        run(runtime, (np.zeros_like(x), y - 1), hyper={"lr": 3e38}, epochs=1, batch_size=0)
