@@ -25,8 +25,6 @@ from fleetlearn_export.errors import ExportError
 
 aten = torch.ops.aten
 
-LIMIT = 2**53
-"""Seeds are below it: integers that float64, and so JSON in a browser, holds exactly."""
 _WORD = 2**32 - 1
 _GOLDEN = 0x9E3779B1
 """The prime next to 2**32 times the golden ratio's fraction (D. E. Knuth, The Art of Computer Programming, 6.4)."""
@@ -39,10 +37,11 @@ _Size = Sequence[Any]
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Under it, whatever random numbers the code asks PyTorch for come from ``seed`` and from the draw's place.
 
-    ``seed`` is an int64 scalar tensor, real, fake or batched by vmap; 0 <= seed < 2**53. The first random operator is
-    draw 0, the next draw 1; PyTorch's own generators, also those given as ``generator=``, are neither read nor
-    advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a multiple
-    of 2**-32. A tensor may have up to 2**31 elements.
+    ``seed`` is an int64 scalar tensor, real or fake; 0 <= seed < 2**53 (a graph cannot check it). The first random
+    operator is draw 0, the next draw 1; PyTorch's own generators, also those given as ``generator=``, are neither read
+    nor advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a
+    multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced graph; PyTorch
+    refuses random operators under it where the code itself is run.
 
     Raises ExportError on a random operator that it cannot replace, among them multinomial and poisson.
     """
@@ -56,8 +55,10 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = 0
         low, high = seed & _WORD, _shift(seed, 32)
-        self._before = _mix(_mix(low ^ 0x9E3779B9) ^ high)
-        self._between = _mix(_mix(low ^ 0x3C6EF372) ^ high)
+        # No two seeds have the same pair of keys: each line can be undone.
+        spread = _mix(low ^ _GOLDEN)
+        self._before = _mix(spread ^ high)
+        self._between = _mix(spread ^ self._before)
         self.device = seed.device
 
     def __torch_dispatch__(
