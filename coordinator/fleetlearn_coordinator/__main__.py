@@ -70,11 +70,18 @@ def export_model(
     with _errors():
         settings = Plan.load(plan)
         number, vector = read_model(settings.data_dir, version)
-        content = write_inference_model(open_bundle(settings.bundle), vector)
+        bundle = open_bundle(settings.bundle)
+        content = write_inference_model(bundle, vector)
         draft = output.with_name(output.name + ".draft")
         draft.write_bytes(content)
         draft.replace(output)
-    Console(stderr=True).print(f"wrote version {number} to {output} ({len(content)} bytes)")
+    console = Console(stderr=True)
+    console.print(f"wrote version {number} to {output} ({len(content)} bytes)")
+    personal = bundle.manifest.local_size - bundle.manifest.size
+    if personal:
+        console.print(
+            f"{personal} personal parameters have the bundle's initial values: the trained are on the devices"
+        )
 
 
 def _show(found: Status, last: int) -> None:

@@ -48,7 +48,8 @@ class Local(Section, frozen=True, kw_only=True):
     lr: Rate | None = None
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
-    """Weight of the proximal term mu/2 * ||w - round's model||^2. Default: the bundle's for fedprox, else 0."""
+    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
+    for fedprox and moon, else 0."""
     time_budget: Duration | None = None
     """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
     evaluate: bool = True
@@ -198,22 +199,27 @@ class Plan(Section, frozen=True, kw_only=True):
         return optimizers.make(self.server.optimizer, **self.server.hyper)
 
     def hyper(self, manifest: Manifest) -> dict[str, float]:
-        """A value for each hyper-parameter of the bundle's step. Raises PlanError where the two do not fit."""
+        """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.
+
+        mu weights the terms that only some recipes use; with the others it is 0. Raises PlanError where the two do
+        not fit.
+        """
         named = {"lr": self.local.lr, "mu": self.local.mu}
         given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
         declared = {row.name: row.default for row in manifest.hyper}
-        if not manifest.step.proximal:
-            if RECIPES[self.recipe].proximal:
-                raise self._misfit(f"recipe {self.recipe} needs a step with a proximal term.", manifest)
-            if self.local.mu is not None:
-                raise self._misfit(f"local.mu = {self.local.mu} needs a step with a proximal term.", manifest)
+        needs = RECIPES[self.recipe].needs
+        terms = [term for term in TERMS if getattr(manifest.step, term)]
+        if needs is not None and needs not in terms:
+            raise self._misfit(f"recipe {self.recipe} needs a step with a {needs} term.", manifest)
+        if self.local.mu is not None and "mu" not in declared:
+            raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
         for key in given:
             if key not in declared:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{_near(key, declared)}", manifest
                 )
-        if manifest.step.proximal and not RECIPES[self.recipe].proximal:
+        if terms and needs is None:
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
         for key, value in values.items():
@@ -221,6 +227,21 @@ class Plan(Section, frozen=True, kw_only=True):
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(f"{where} is missing: the step needs it, and the bundle has no default.", manifest)
         return {key: value for key, value in values.items() if value is not None}
+
+    def remarks(self, manifest: Manifest) -> list[str]:
+        """What a bundle that fits has in vain with this plan, for the log."""
+        found = []
+        if manifest.step.correction:
+            found.append(
+                "the bundle's step adds a correction to the gradient (SCAFFOLD), and no recipe of this version sends "
+                "one: it is zeros"
+            )
+        if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
+            found.append(
+                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices work it out in vain. "
+                'Set recipe = "moon" and local.mu, or export without it'
+            )
+        return found
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
@@ -232,15 +253,18 @@ class Plan(Section, frozen=True, kw_only=True):
             )
 
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
-        step = "with" if manifest.step.proximal else "without"
+        terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
+        step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
         takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
         return PlanError(
             Code.BAD_MESSAGE,
-            f"{self.file}: {what} Bundle {manifest.name}: its step is {manifest.step.optimizer} {step} a proximal term "
-            f"and takes {takes}; its metrics are {', '.join(['loss', *manifest.metrics])}.",
+            f"{self.file}: {what} Bundle {manifest.name}: its step is {step} and takes {takes}; "
+            f"its metrics are {', '.join(['loss', *manifest.metrics])}.",
         )
 
 
+TERMS = ("proximal", "contrastive")
+"""Switches of the bundle's step whose weight is mu."""
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "round": Round,

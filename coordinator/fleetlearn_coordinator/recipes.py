@@ -7,7 +7,7 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Recipe(NamedTuple):
@@ -17,8 +17,8 @@ class Recipe(NamedTuple):
     """Passes over the device's data in a round."""
     batch_size: int
     """Examples per local step; 0: all of the device's in one."""
-    proximal: bool
-    """Whether mu is needed, and a bundle whose step adds mu * (w - anchor)."""
+    needs: Literal["proximal", "contrastive"] | None
+    """The term that the bundle's step must have, weighted by mu; None: any step will do, and mu is 0."""
     optimizer: str
     """The server optimizer."""
     hyper: Mapping[str, float]
@@ -30,26 +30,34 @@ _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks fr
 _REDDI = "Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295, Algorithm 2"
 
 RECIPES: Mapping[str, Recipe] = {
-    "fedsgd": Recipe(1, 0, False, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, section 2: E = 1, B = all"),
-    "fedavg": Recipe(1, 20, False, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, Algorithm 1"),
+    "fedsgd": Recipe(1, 0, None, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, section 2: E = 1, B = all"),
+    "fedavg": Recipe(1, 20, None, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, Algorithm 1"),
     "fedprox": Recipe(
         1,
         20,
-        True,
+        "proximal",
         "sgd",
         {"lr": 1.0},
         "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2",
     ),
+    "moon": Recipe(
+        1,
+        20,
+        "contrastive",
+        "sgd",
+        {"lr": 1.0},
+        "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1",
+    ),
     "fedavgm": Recipe(
         1,
         20,
-        False,
+        None,
         "momentum",
         {"lr": 1.0, "momentum": 0.9},
         "Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
         "Classification, arXiv 1909.06335, section 4.2",
     ),
-    "fedadagrad": Recipe(1, 20, False, "adagrad", {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}, _REDDI),
-    "fedadam": Recipe(1, 20, False, "adam", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
-    "fedyogi": Recipe(1, 20, False, "yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+    "fedadagrad": Recipe(1, 20, None, "adagrad", {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}, _REDDI),
+    "fedadam": Recipe(1, 20, None, "adam", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+    "fedyogi": Recipe(1, 20, None, "yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
 }

@@ -71,6 +71,8 @@ class Run:
         self.plan, self.bundle, self.store = plan, bundle, store
         plan.check_against(bundle.manifest)
         self.hyper = plan.hyper(bundle.manifest)
+        for remark in plan.remarks(bundle.manifest):
+            logger.warning("%s", remark)
         self.optimizer = plan.optimizer()
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
@@ -102,7 +104,7 @@ class Run:
     def _load_model(self, now: Clocks) -> int:
         found = self.store.model()
         if found is None:
-            vector = self.bundle.parameters()
+            vector = self.bundle.parameters()[: self.bundle.manifest.size].copy()  # not what is personal
             found = 0, vector, self.optimizer.init(vector)
             with self.store.transaction():
                 self.store.save_model(0, 0, vector, found[2], now.wall)

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from peers import SIZE, plan_text
+from fleetlearn_coordinator.store import Store
+from fleetlearn_protocol import open_bundle
+from peers import PERSONAL, SIZE, plan_text, write_personal_bundle
 from processes import Processes, processes, status_of, wait_for
 
 
@@ -74,6 +76,24 @@ def test_export_model_writes_the_parameters_into_the_graph(run: Processes, plan:
     assert "has no model of version 3; it keeps versions [0]" in re.sub(r"\s+", " ", missing.stderr)
 
 
+def test_an_exported_model_has_the_bundle_s_own_personal_part(tmp_path: Path) -> None:
+    path = write_personal_bundle(tmp_path / "personal.bundle")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(path, tmp_path / "run"))
+    settings, bundle = Plan.load(plan), open_bundle(path)
+    vector = np.full(SIZE - PERSONAL, 0.5, np.float32)
+    store = Store(settings.data_dir, bundle.sha256)
+    with store.transaction():
+        store.save_model(1, 1, vector, {}, 0.0)
+    store.close()
+    shown = command("export-model", plan, "-o", tmp_path / "infer.onnx")
+    assert shown.returncode == 0
+    said = re.sub(r"\s+", " ", shown.stderr)
+    assert "1000 personal parameters have the bundle's initial values: the trained are on the devices" in said
+    content = np.frombuffer((tmp_path / "infer.onnx").read_bytes()[4:-4], np.float32)
+    np.testing.assert_array_equal(content, np.concatenate([vector, bundle.parameters()[-PERSONAL:]]))
+
+
 def test_a_second_coordinator_on_the_same_data_is_refused(run: Processes, plan: Path) -> None:
     second = command("serve", plan)
     assert second.returncode == 1
@@ -101,9 +121,6 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, plan: Path) -> None:
 
 
 def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
-    from fleetlearn_coordinator.store import Store
-    from fleetlearn_protocol import open_bundle
-
     settings = Plan.load(plan)
     store = Store(settings.data_dir, open_bundle(settings.bundle).sha256)
     store.put("finished", "the model's change, 0.1, is below 0.2")

@@ -47,6 +47,7 @@ def refusal(text: str) -> str:
 def manifest(
     *,
     proximal: bool = True,
+    step: LocalStep | None = None,
     hyper: tuple[Hyper, ...] = (Hyper("lr"), Hyper("mu")),
     metrics: tuple[str, ...] = ("accuracy",),
 ) -> Manifest:
@@ -59,8 +60,8 @@ def manifest(
         batch=(Input("x", "float32", (2,)),),
         outputs=(Input("scores", "float32", (3,)),),
         hyper=hyper,
-        step=LocalStep("sgd", proximal=proximal),
-        references=("anchor",) if proximal else (),
+        step=step or LocalStep("sgd", proximal=proximal),
+        references=("anchor", "correction", "previous") if step else ("anchor",) if proximal else (),
         metrics=metrics,
         files={path: File("0" * 64, 1) for path in (TRAIN, EVAL, INFER, PARAMETERS)},
     )
@@ -295,6 +296,44 @@ def test_the_steps_values_come_from_the_plan_then_the_bundle(
     plan.check_against(bundle)
 
 
+MOON = manifest(
+    step=LocalStep("momentum", contrastive=True),
+    hyper=(Hyper("lr"), Hyper("momentum", 0.9), Hyper("mu"), Hyper("temperature", 0.5)),
+)
+SCAFFOLD = manifest(step=LocalStep("sgd", correction=True), hyper=(Hyper("lr"),))
+OWN = manifest(step=LocalStep("custom"), hyper=(Hyper("rate", 0.25), Hyper("mu", 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "bundle", "expected"),
+    [
+        (
+            f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1\nmu = 5\n[local.hyper]\ntemperature = 1',
+            MOON,
+            {"lr": 0.1, "momentum": 0.9, "mu": 5.0, "temperature": 1.0},
+        ),
+        (f"{SMALL}[local]\nlr = 0.1", MOON, {"lr": 0.1, "momentum": 0.9, "mu": 0.0, "temperature": 0.5}),
+        (f"{SMALL}[local]\nlr = 0.1", SCAFFOLD, {"lr": 0.1}),
+        (SMALL, OWN, {"rate": 0.25, "mu": 2.0}),  # a step of one's own means by mu what it likes
+        (f"{SMALL}[local]\nmu = 1\n[local.hyper]\nrate = 0.5", OWN, {"rate": 0.5, "mu": 1.0}),
+    ],
+)
+def test_any_step_s_values_can_be_given(text: str, bundle: Manifest, expected: dict[str, float]) -> None:
+    plan = parse(text)
+    plan.check_against(bundle)
+    assert plan.hyper(bundle) == expected
+
+
+def test_what_a_bundle_has_in_vain_is_said() -> None:
+    plan = parse(f"{SMALL}[local]\nlr = 0.1")
+    (said,) = plan.remarks(SCAFFOLD)
+    assert "adds a correction to the gradient (SCAFFOLD)" in said
+    (said,) = plan.remarks(MOON)
+    assert 'Set recipe = "moon" and local.mu' in said
+    assert parse(f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1\nmu = 5').remarks(MOON) == []
+    assert plan.remarks(manifest()) == plan.remarks(OWN) == []
+
+
 PLAIN = manifest(proximal=False, hyper=(Hyper("lr"),))
 
 
@@ -302,9 +341,27 @@ PLAIN = manifest(proximal=False, hyper=(Hyper("lr"),))
     ("text", "bundle", "expected"),
     [
         (f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1', PLAIN, ["recipe fedprox needs a step with a proximal term"]),
-        (f"{SMALL}[local]\nlr = 0.1\nmu = 0.1", PLAIN, ["local.mu = 0.1 needs a step with a proximal term"]),
+        (
+            f"{SMALL}[local]\nlr = 0.1\nmu = 0.1",
+            PLAIN,
+            ["local.mu = 0.1 needs a step with a proximal or contrastive term"],
+        ),
         (f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1', manifest(), ["local.mu is missing"]),
-        (SMALL, PLAIN, ["local.lr is missing", "its step is sgd without a proximal term and takes lr"]),
+        (
+            f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1',
+            manifest(),
+            [
+                "recipe moon needs a step with a contrastive term",
+                "its step is sgd with a proximal term and takes lr, mu",
+            ],
+        ),
+        (
+            f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1\nmu = 1',
+            MOON,
+            ["recipe fedprox needs a step with a proximal term", "its step is momentum with a contrastive term and"],
+        ),
+        (f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1', MOON, ["local.mu is missing"]),
+        (SMALL, PLAIN, ["local.lr is missing", "its step is sgd and takes lr;"]),
         (f"{SMALL}[local]\nlr = 1", manifest(proximal=False, hyper=()), ["local.lr = 1.0 is not", "takes nothing"]),
         (
             f"{SMALL}[local]\nlr = 1\n[local.hyper]\nalpah = 1",

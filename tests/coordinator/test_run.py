@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan, read_status
+from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.engine import Assign, Command, Phase
 from fleetlearn_coordinator.run import Clocks, Run, describe, pooled, settings_of
 from fleetlearn_coordinator.store import Store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
-from peers import SIZE, PlanMaker, report_of, update_of
+from peers import PERSONAL, SIZE, PlanMaker, plan_text, report_of, update_of, write_personal_bundle
 
 NOW = Clocks(0.0, 1000.0)
 
@@ -73,6 +74,25 @@ def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> N
     fleet.run.carry_out(fleet.run.engine.tick(0.0), NOW)
     fleet.report(second, update_of(1.0))
     np.testing.assert_allclose(fleet.run.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
+
+
+def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_personal_bundle(tmp_path / "personal.bundle")
+    plan = Plan.parse(plan_text(path, tmp_path / "run", round__goal=1), tmp_path)
+    fleet = Fleet(plan)
+    initial = open_bundle(path).parameters()
+    assert "adds a correction to the gradient (SCAFFOLD)" in caplog.text
+    np.testing.assert_array_equal(fleet.run.model, initial[: SIZE - PERSONAL])
+    (lease,) = leases(fleet.check_in("a"))
+    fleet.report(lease, update_of(1.0, SIZE - PERSONAL))
+    np.testing.assert_array_equal(fleet.run.model, initial[: SIZE - PERSONAL] + np.float32(1))
+    fleet.store.close()
+    version, model = read_model(tmp_path / "run")
+    assert (version, model.shape) == (1, (SIZE - PERSONAL,))
+    fleet = Fleet(plan)
+    fleet.run.resume(NOW)
+    np.testing.assert_array_equal(fleet.run.model, model)
+    fleet.store.close()
 
 
 def test_another_server_optimizer_begins_with_a_fresh_state(

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.service import running
-from fleetlearn_protocol import write_bundle
+from fleetlearn_protocol import open_bundle, write_bundle
 from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -52,6 +53,8 @@ from websockets.typing import Subprotocol
 
 SIZE = 70_000
 """Elements of the model: 280,000 bytes, two full chunks and a part of one."""
+PERSONAL = 1000
+"""Elements of it that are personal in ``write_personal_bundle``."""
 
 
 def write_test_bundle(folder: Path, size: int = SIZE) -> Path:
@@ -76,6 +79,21 @@ def write_test_bundle(folder: Path, size: int = SIZE) -> Path:
         metrics=("accuracy",),
         files={},
     )
+    return write_bundle(folder, manifest, contents)
+
+
+def write_personal_bundle(folder: Path) -> Path:
+    """The same with its last PERSONAL elements personal, and a step with a correction."""
+    bundle = open_bundle(write_test_bundle(folder))
+    vector, begin = bundle.parameters(), SIZE - PERSONAL
+    rows = (
+        Parameter("w", (begin,), 0, infer_offset=4),
+        Parameter("head", (PERSONAL,), begin, personal=True, infer_offset=4 + 4 * begin),
+    )
+    step = LocalStep(correction=True)
+    manifest = msgspec.structs.replace(bundle.manifest, parameters=rows, step=step, references=("correction",))
+    contents = {file: bundle.read(file) for file in bundle.manifest.files}
+    contents[PARAMETERS] = save({"w": vector[:begin], "head": vector[begin:]})
     return write_bundle(folder, manifest, contents)
 
 
