@@ -68,8 +68,6 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacement = _REPLACEMENTS.get(func)
         if replacement is not None:
             kwargs.pop("generator", None)
-            if "from" in kwargs:  # uniform_'s lower end; no Python function could name it so
-                kwargs["low"] = kwargs.pop("from")
             result = replacement(self, *args, **kwargs)
             self.draws += 1
             return args[0].copy_(result) if func in _IN_PLACE else result
@@ -108,7 +106,8 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise ExportError(f"uniform random numbers of {dtype} were asked for; they must be floating-point")
         digits = min(24, 1 - round(math.log2(torch.finfo(dtype).eps)))
         signed = self.words(size, part).to(torch.int32) & -(1 << 32 - digits)
-        return signed.to(dtype) * 2.0**-32 + 0.5
+        # float16 ends below 2**31.
+        return (signed.to(torch.float64 if dtype == torch.float64 else torch.float32) * 2.0**-32 + 0.5).to(dtype)
 
     def normal(self, size: _Size, dtype: torch.dtype | None = None) -> Tensor:
         """Of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller (1958), the cosine of the pair.
@@ -128,6 +127,8 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def integers(self, low: Any, high: Any, size: _Size) -> Tensor:
         """float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``; at most 2**32 different ones."""
+        if high is None:
+            raise ExportError("random integers without an upper end were asked for; give `to` (up to 2**32 values)")
         share = (self.words(size) & _WORD).to(torch.float64) * 2.0**-32
         values: Tensor = torch.floor(share * (high - low)) + low
         return values
@@ -268,6 +269,7 @@ _IN_PLACE: dict[Any, Callable[..., Tensor]] = {
     aten.normal_.default: _normal_like,
     aten.exponential_.default: _exponential,
     aten.random_.to: _randint_like,
+    getattr(aten.random_, "from"): _randint_like_low,
     aten.rrelu_with_noise_.default: _rrelu_with_noise,
 }
 """Their results are written over the first argument."""
