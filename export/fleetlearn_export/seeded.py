@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch._decomp.decompositions as torch_decompositions
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +33,7 @@ _FIRST = 0x21F0AAAD
 _SECOND = 0xD35A2D97 - 2**32
 """lowbias32's multipliers. The second is taken modulo 2**32 as a negative number, so that its products fit in int64."""
 _Size = Sequence[Any]
+_ONE_LAYER: Callable[..., Any] = torch_decompositions._rnn_helper
 
 
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,12 +56,22 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise ExportError(f"the seed is {seed.dtype} of shape {tuple(seed.shape)}; it must be an int64 scalar")
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = 0
+        self._replaced: list[Any] = []
         low, high = seed & _WORD, _shift(seed, 32)
         # No two seeds have the same pair of keys: each line can be undone.
         spread = _mix(low ^ _GOLDEN)
         self._before = _mix(spread ^ high)
         self._between = _mix(spread ^ self._before)
         self.device = seed.device
+
+    def __enter__(self) -> Self:
+        self._replaced.append(torch_decompositions._rnn_helper)
+        torch_decompositions._rnn_helper = _recurrent_layers
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        torch_decompositions._rnn_helper = self._replaced.pop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -163,6 +175,36 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             value = kwargs.get(row.name, args[place] if place < len(args) else row.default_value)
             return bool(value)
     return True
+
+
+def _recurrent_layers(
+    values: Tensor,
+    hidden: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer: Callable[..., Any],
+) -> tuple[Tensor, list[Any]]:
+    """Layers of LSTM, GRU or RNN as symbolic tracing takes them apart, with the dropout between them.
+
+    PyTorch 2.13 leaves it out, without a word: it compares ``num_layers < i - 1``.
+    """
+    values = values.transpose(0, 1) if batch_first else values
+    last: list[Any] = []
+    directions = 2 if bidirectional else 1
+    for place in range(num_layers):
+        own = slice(place * directions, (place + 1) * directions)
+        values, ends = _ONE_LAYER(
+            values, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
+        )
+        last += ends
+        if dropout and train and place < num_layers - 1:
+            values = torch.dropout(values, dropout, train)
+    return values.transpose(0, 1) if batch_first else values, last
 
 
 def _bernoulli(mode: Seeded, self: Tensor, p: Any = None) -> Tensor:

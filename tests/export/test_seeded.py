@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import torch._decomp.decompositions as torch_decompositions
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import serialised, to_onnx
 from fleetlearn_export.quiet import quiet
@@ -267,6 +268,27 @@ def test_dropout_is_drawn_whatever_autograd_does(context: Callable[[], torch.aut
             assert not torch.equal(first, drawn(2, draw))
             assert not torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_dropout_between_recurrent_layers_is_traced(kind: type[nn.RNNBase], bidirectional: bool) -> None:
+    """PyTorch's own decomposition forgets it."""
+    layers = kind(5, 4, 3, dropout=0.5, batch_first=True, bidirectional=bidirectional)
+    x, seed = torch.randn(2, 6, 5), torch.tensor(1)
+
+    def run(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+        mode = Seeded(seed)
+        with mode:
+            values, last = layers(x)
+        assert mode.draws == 2
+        return values, *(last if isinstance(last, tuple) else [last])
+
+    before = torch_decompositions._rnn_helper
+    with plain_kernels():
+        graph = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, seed)
+        torch.testing.assert_close(graph(x, seed), run(x, seed), rtol=1e-5, atol=1e-6)
+    assert torch_decompositions._rnn_helper is before
 
 
 def test_what_does_not_draw_is_left_alone() -> None:
