@@ -7,6 +7,8 @@ standard ONNX (QuantizeLinear and DequantizeLinear around the operators, opset 1
 
 from __future__ import annotations
 
+import importlib
+import logging
 import tempfile
 import zipfile
 from collections import Counter
@@ -98,7 +100,9 @@ def read_data(path: str | PathLike[str]) -> dict[str, Array]:
             raise ExportError(f"{path} holds one array without a name; expected an .npz file (numpy.savez)")
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ExportError(f"{path} is not an .npz file of plain arrays: {error}") from None
 
 
@@ -190,33 +194,27 @@ def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
     with explained("ONNX Runtime cannot load the model"):
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
-    # By this mark the quantiser knows that the model was prepared, and does not warn that it should be.
-    helper.set_model_props(model, {"onnx.infer": "onnxruntime.quant"})
+    # By these marks the quantiser knows that the model was prepared, and does not warn that it should be.
+    helper.set_model_props(model, dict.fromkeys(("onnx.infer", "onnx.quant.pre_process"), "onnxruntime.quant"))
     onnx.save(model, path)
     return model
 
 
 def _quantized(folder: Path, examples: dict[str, Array]) -> onnx.ModelProto:
     with quiet(), explained("ONNX Runtime cannot quantise the model"):
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc]
-            def __init__(self) -> None:
-                self.batches = _batches(examples)
-
-            def get_next(self) -> dict[str, Array] | None:
-                return next(self.batches, None)
-
-        quantize_static(
+        quantization = _import_quantization()
+        reader = quantization.CalibrationDataReader
+        batches = _batches(examples)
+        quantization.quantize_static(
             folder / "prepared.onnx",
             folder / "int8.onnx",
-            Reader(),
-            quant_format=QuantFormat.QDQ,
+            type("Reader", (reader,), {"get_next": lambda self: next(batches, None)})(),
+            quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=[*WEIGHED, *BETWEEN],
             per_channel=True,
             reduce_range=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},
         )
     model = onnx.load(folder / "int8.onnx")
@@ -225,6 +223,17 @@ def _quantized(folder: Path, examples: dict[str, Array]) -> onnx.ModelProto:
     del model.opset_import[:], model.metadata_props[:], model.graph.value_info[:]
     model.opset_import.extend(kept)
     return model
+
+
+def _import_quantization() -> Any:
+    """onnxruntime.quantization, which sets up the whole program's log when it is imported: that is taken back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        return importlib.import_module("onnxruntime.quantization")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _batches(arrays: Arrays) -> Iterator[dict[str, Array]]:
