@@ -101,6 +101,8 @@ def _info(options: argparse.Namespace) -> int:
     print(f"device   {summary.device or '(not named yet)'}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
+    for sha256, size in summary.kept:
+        print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
     if summary.pending is None:
         print("update   none waits for its acknowledgement")
     else:

@@ -84,6 +84,8 @@ class Summary(NamedTuple):
     bundles: list[tuple[str, str]]
     """(SHA-256 of the manifest, the bundle's name), the last used first."""
     pending: Report | None
+    kept: list[tuple[str, int]]
+    """(SHA-256 of the manifest, bytes) of what the device keeps of its own; the bundle itself may be gone."""
 
 
 def needed_files(manifest: Manifest, kind: str) -> list[str]:
@@ -308,7 +310,8 @@ def describe(path: str | os.PathLike[str]) -> Summary:
                 bundles.append((folder.name, read_manifest((folder / MANIFEST).read_bytes()).name))
             except (FleetError, FileNotFoundError):
                 bundles.append((folder.name, "(incomplete)"))
-        return Summary(device, bundles, _read_report(state))
+        kept = [(path.name, path.stat().st_size) for path in sorted(state.glob("kept/*"))]
+        return Summary(device, bundles, _read_report(state), kept)
 
 
 def _bundles_by_use(state: Path) -> list[Path]:

@@ -141,6 +141,8 @@ class Many(msgspec.Struct, frozen=True):
     """Devices in a call; a smaller block is filled up with devices that do 0 steps."""
     steps: Annotated[int, Meta(ge=1, le=10_000)]
     """Most steps in a call."""
+    batch: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    """Examples in each step; None: any number, in a call the same for all."""
 
 
 class File(msgspec.Struct, frozen=True):

@@ -40,13 +40,31 @@ def _model(name: str) -> nn.Module:
                 return DIGITS["model"]()
             case "mlp":
                 return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+            case "personal":
+                return nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+            case "own":
+                return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10))
             case _:
                 return nn.Linear(64, 10)
 
 
+EXPORTS: dict[str, dict[str, Any]] = {
+    "plain": {"step": LocalStep("sgd")},
+    "personal": {"step": LocalStep("momentum"), "personal": ["2.*"]},
+    "own": {
+        "step": LocalStep("momentum", contrastive=True),
+        "personal": ["3.*"],
+        "features": lambda outputs: outputs,
+    },
+}
+
+
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """By name: ``softmax`` (regression), ``mlp``, ``cnn``, and ``plain`` (softmax without proximal term)."""
+    """By name: ``softmax`` (regression), ``mlp``, ``cnn``, and ``plain`` (softmax without proximal term).
+
+    ``personal`` has momentum and a head that stays on the device, ``own`` MOON's term and dropout as well.
+    """
 
     @cache
     def case(name: str) -> Case:
@@ -59,10 +77,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
             DIGITS["loss"],
             (torch.from_numpy(x[:4]), torch.from_numpy(y[:4])),
             path,
-            step=LocalStep("sgd", proximal=name != "plain"),
             metrics={"accuracy": DIGITS["accuracy"]},
+            **EXPORTS.get(name, {"step": LocalStep("sgd", proximal=True)}),
         )
-        assert exported.without_ort_training is None
+        assert (exported.without_ort_training is None) == (name not in ("personal", "own"))
         return Case(path, model, x, y)
 
     return case

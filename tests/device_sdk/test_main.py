@@ -172,9 +172,12 @@ def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "sensor-7" in shown
     assert "none waits" in shown
-    state.save_pending(Report("t3-1", 3, zlib.crc32(b"12345678"), 8, 7, 3, 2.0, True, 0.5), b"12345678")
+    report = Report("t3-1", 3, zlib.crc32(b"12345678"), 8, 7, 3, 2.0, True, 0.5)
+    state.save_pending(report, b"12345678", "ab" * 32, np.zeros(3, np.float32))
     assert main(["info", "--state", str(tmp_path)]) == 0
-    assert "task t3-1 of round 3, 8 bytes" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "task t3-1 of round 3, 8 bytes" in shown
+    assert "abababababab  16 bytes that never leave the device" in shown
     state.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
@@ -348,3 +349,64 @@ def test_a_given_model_takes_the_place_of_the_bundles_own(cases: Cases, kind: An
         open_runtime(bare, kind)
     with pytest.raises(ValueError, match="shape"):
         open_runtime(bare, kind, model=model[:-1])
+
+
+def test_momentum_with_a_personal_head_equals_pytorch(cases: Cases) -> None:
+    """Two tasks: the model that travels is another, the head goes on, the momentum begins anew."""
+    case = cases("personal")
+    runtime = open_runtime(case.path)
+    model, table = copy.deepcopy(case.model), runtime.manifest.parameters
+    assert [row.name for row in table if row.personal] == ["2.weight", "2.bias"]
+    for shift in (0.0, 0.01):
+        moved = runtime.parameters + np.float32(shift)
+        runtime.load(moved)
+        with torch.no_grad():
+            for name, array in views(moved, runtime.manifest.travelling).items():
+                model.get_parameter(name).copy_(torch.from_numpy(array))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for x, y in batches(case, 25):
+            loss = runtime.step((x, y), lr=0.05)
+            optimizer.zero_grad()
+            expected = functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+            expected.backward()
+            optimizer.step()
+            assert loss == pytest.approx(expected.item(), abs=1e-5)
+        trained = flatten({name: value.detach().numpy() for name, value in model.named_parameters()}, table)
+        np.testing.assert_allclose(runtime.local, trained, rtol=0, atol=1e-5)
+    assert runtime.parameters.shape == (64 * 24 + 24,)
+
+
+TRAINED_ELSEWHERE = """
+import sys
+import numpy as np
+from fleetlearn_device.runtime import open_runtime
+from fleetlearn_device.train import train
+
+bundle, file, out = sys.argv[1:]
+given = np.load(file)
+runtime = open_runtime(bundle)
+runtime.load(given["model"], previous=given["previous"])
+hyper = {"lr": 0.05, "mu": 0.1, "temperature": 0.5}
+outcome = train(runtime, (given["x"], given["y"]), hyper=hyper, epochs=2, batch_size=16, seed=3)
+np.savez(out, update=outcome.update, kept=outcome.kept, loss=outcome.loss)
+"""
+
+
+def test_a_task_with_everything_gives_the_same_on_the_stock_runtime(
+    cases: Cases, stock_python: Path, tmp_path: Path
+) -> None:
+    """Momentum, MOON's term, dropout and a personal head."""
+    case = cases("own")
+    manifest = open_bundle(case.path).manifest
+    assert (manifest.random, manifest.references) == (True, ("anchor", "previous"))
+    model = open_bundle(case.path).parameters()[: manifest.size]
+    np.savez(tmp_path / "given.npz", x=case.x[:100], y=case.y[:100], model=model, previous=away(model))
+    found = []
+    for name, python in (("stock", stock_python), ("here", sys.executable)):
+        command = [python, "-W", "error", "-c", TRAINED_ELSEWHERE, case.path, tmp_path / "given.npz", tmp_path / name]
+        subprocess.run(command, check=True, timeout=120)
+        found.append(np.load(tmp_path / f"{name}.npz"))
+    for part in ("update", "kept", "loss"):
+        np.testing.assert_allclose(found[0][part], found[1][part], rtol=0, atol=1e-5)
+    assert np.abs(found[0]["update"]).max() > 1e-3
+    assert found[0]["kept"].shape == (24 * 10 + 10 + manifest.size,)

@@ -474,8 +474,8 @@ def test_what_the_system_says_becomes_advice(number: int, advice: str) -> None:
 def test_a_directory_is_described_while_it_is_in_use(state: State) -> None:
     bundle = manifest()
     bring(state, state.lacking(task(bundle), "onnx")[0], bundle)
-    state.save_pending(REPORT, UPDATE)
-    assert describe(state.path) == (state.device, [(sha(bundle), "linear")], REPORT)
+    state.save_pending(REPORT, UPDATE, BUNDLE, BEFORE)
+    assert describe(state.path) == (state.device, [(sha(bundle), "linear")], REPORT, [(BUNDLE, 12)])
 
 
 def test_what_is_no_state_directory_is_not_described(tmp_path: Path) -> None:
