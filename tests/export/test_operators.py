@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from fleetlearn_export import LocalStep, export_bundle
-from fleetlearn_export.check import check_train
+from fleetlearn_export.check import Trained, check_train
 from fleetlearn_export.graph import serialised, to_onnx
 from fleetlearn_export.operators import decompositions
 from fleetlearn_export.source import make_source, training
-from fleetlearn_export.trace import joint_program, train_program
+from fleetlearn_export.trace import check_source, train_program
+from fleetlearn_export.train_step import make_train_step
 from torch import nn
 
 
@@ -56,18 +59,22 @@ STACKS = {
 }
 
 
+def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[onnx.ModelProto, Trained]:
+    """The training step's graph, and what it did against PyTorch."""
+    model(x)
+    source = make_source(model, loss, (x, y), {}, None, 1)
+    with training(model):
+        step = make_train_step(source, LocalStep())
+        program = train_program(step, check_source(source))
+        graph = to_onnx(program, decompositions(program.exported.graph))
+        return graph, check_train(source, step, serialised(graph))
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_gradients_match_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(STACKS[name], nn.Flatten(), nn.LazyLinear(3))
-    x, y = torch.randn(3, 2, 10, 11), torch.tensor([0, 1, 2])
-    model(x)
-    source = make_source(model, nn.functional.cross_entropy, (x, y), {}, None, 1)
-    with training(model):
-        joint = joint_program(source)
-        program = train_program(source, joint, LocalStep())
-        content = serialised(to_onnx(program, decompositions(joint.exported.graph)))
-        found = check_train(source, LocalStep(), content, joint.values, joint.buffers)
+    _, found = converted(model, nn.functional.cross_entropy, torch.randn(3, 2, 10, 11), torch.tensor([0, 1, 2]))
     assert found.difference < 1e-5
     assert found.batch_of_one
     before = dict(model.named_parameters())
@@ -77,13 +84,8 @@ def test_gradients_match_pytorch(name: str) -> None:
 def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
     """MaxUnpool costs less than ScatterElements."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
-    x, y = torch.randn(3, 2, 10, 11), torch.randn(3, 3)
-    model(x)
-    source = make_source(model, nn.functional.mse_loss, (x, y), {}, None, 1)
-    with training(model):
-        joint = joint_program(source)
-        graph = to_onnx(train_program(source, joint, LocalStep()), decompositions(joint.exported.graph)).graph
-    operators = [node.op_type for node in graph.node]
+    graph, _ = converted(model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3))
+    operators = [node.op_type for node in graph.graph.node]
     assert "MaxUnpool" in operators
     assert "ScatterElements" not in operators
     assert operators.count("MaxPool") == 1
