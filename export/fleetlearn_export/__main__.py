@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import importlib
 import inspect as signatures
+import os
 import sys
-from collections import Counter
-from math import prod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
+    from rich import box
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as error:  # pragma: no cover
     sys.exit(f"fleetlearn-export: {error}. Install with: pip install 'fleetlearn[export]'")
-from fleetlearn_protocol import Bundle, BundleError, open_bundle
-from fleetlearn_protocol.manifest import TRAIN
+from fleetlearn_protocol import BundleError, open_bundle
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.installation import check_installation
 
-if TYPE_CHECKING:
-    from fleetlearn_export.bundle import Exported
+COMMANDS = ("export", "inspect", "quantize")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch that costs are told for.")]
 
 
 def main() -> None:
     """``fleetlearn-export MODULE:FUNCTION --output DIR`` is short for ``fleetlearn-export export ...``."""
     arguments = sys.argv[1:]
-    if arguments and arguments[0] not in ("export", "inspect", "--help"):
+    if arguments and arguments[0] not in (*COMMANDS, "--help"):
         arguments.insert(0, "export")
     app(arguments)
 
@@ -49,12 +52,13 @@ def export(
     output: Annotated[
         Path, typer.Option(metavar="DIR", help="The bundle's folder; an older bundle there is replaced.")
     ],
+    batch: BatchSize = 20,
 ) -> None:
     """Export a PyTorch model as a training bundle, and say what it holds."""
-    console = Console()
-    try:
+    with _errors():
         check_installation()
         from fleetlearn_export.bundle import export_bundle
+        from fleetlearn_export.summary import Line, summary
 
         arguments = _arguments(function)
         try:
@@ -63,28 +67,118 @@ def export(
             raise ExportError(
                 f"{function} returned {sorted(arguments)}, not export_bundle's arguments: {error}"
             ) from None
-        with console.status(f"Exporting {function}, and checking it against PyTorch"):
-            exported = export_bundle(path=output, **arguments)
-    except (ExportError, ImportError) as error:
-        _stop(error)
-    show(console, exported.bundle, exported)
+        with _stages() as stage:
+            made = export_bundle(path=output, **{"progress": stage, **arguments})
+            stage("measuring what a step costs")
+            groups = summary(made.bundle, batch, frozen=made.frozen, without_ort_training=made.without_ort_training)
+        checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]
+        if not made.batch_of_one:
+            checked.append(Line("", "a batch of one example cannot be trained on, in PyTorch either"))
+        _show(made.bundle.manifest.name, [*groups, checked])
 
 
 @app.command()
-def inspect(bundle: Annotated[Path, typer.Argument(help="A bundle's folder or zip.")]) -> None:
+def inspect(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder or zip.")], batch: BatchSize = 20
+) -> None:
     """Check a bundle's files and say what it holds."""
-    try:
+    with _errors():
         check_installation()
-        show(Console(), open_bundle(bundle))
-    except (BundleError, ImportError) as error:
-        _stop(error)
+        from fleetlearn_export.summary import summary
+
+        opened = open_bundle(bundle)
+        _show(opened.manifest.name, summary(opened, batch))
 
 
-def _stop(error: Exception) -> None:
-    Console(stderr=True, soft_wrap=True).print(
-        f"fleetlearn-export: {error}", style="red", markup=False, highlight=False
-    )
-    raise typer.Exit(1) from None
+@app.command()
+def quantize(
+    model: Annotated[
+        Path, typer.Argument(metavar="BUNDLE|INFER.ONNX", help="A trained infer.onnx, or a bundle: its first model.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="SET.npz", help="Examples: arrays named as the model's inputs and, to score it, y."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The int8 ONNX file to write.")],
+) -> None:
+    """Write an int8 model for faster and smaller inference, and say how it differs on a set."""
+    with _errors():
+        check_installation()
+        from fleetlearn_export.quantize import quantize, read_data, read_model
+        from fleetlearn_export.summary import Line
+
+        with _stages() as stage:
+            stage("reading")
+            content, targets = read_model(model)
+            arrays = read_data(data)
+            stage("measuring ranges, and comparing")
+            made = quantize(content, arrays, targets)
+        draft = output.with_name(f".{output.name}.draft")
+        try:
+            draft.write_bytes(made.content)
+            draft.replace(output)
+        except OSError as error:
+            raise ExportError(f"{output} cannot be written: {error.strerror}") from None
+        kinds = ", ".join(f"{name} {count}" for name, count in made.operators.items())
+        weights = "{:,} of {:,} in int8".format(*made.elements)
+        size = f"{made.size_before:,} -> {len(made.content):,} bytes"
+        lines = [
+            Line("written", str(output)),
+            Line("made of", str(model)),
+            Line("size", size),
+            Line("weights", weights),
+            Line("operators", kinds),
+        ]
+        compared = [
+            Line("examples", f"{made.examples:,}"),
+            *(
+                Line(score.name, f"{score.before:.4g} -> {score.after:.4g}" + f"  ({name})" * (len(made.scores) > 1))
+                for name, score in made.scores.items()
+            ),
+            Line("difference", f"{made.largest:.3g} at most, {made.mean:.3g} in the mean"),
+            Line("", f"of outputs up to {made.magnitude:.3g}"),
+        ]
+        if not made.scores:
+            compared.append(Line("accuracy", "not told: the set has no targets that fit the outputs"))
+        _show(f"{output.name}, int8", [lines, compared])
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What the user can mend, as one line on standard error, and exit code 1."""
+    try:
+        yield
+    except (ExportError, BundleError, ImportError) as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"fleetlearn-export: {error}", style="red", markup=False, highlight=False
+        )
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """A function to call at the beginning of each stage. On a terminal, standard error shows them with their times.
+
+    It writes to a copy of that file: PyTorch's exporter is kept quiet by having the process's own turned away.
+    """
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as file:
+        console = Console(file=file)
+        columns = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), TimeElapsedColumn()
+        progress = Progress(
+            *columns, console=console, disable=not console.is_terminal, redirect_stdout=False, redirect_stderr=False
+        )
+
+        def finish() -> None:
+            for task in progress.task_ids:
+                progress.update(task, completed=1)
+
+        def stage(text: str) -> None:
+            finish()
+            progress.add_task(text, total=1)
+
+        with progress:
+            yield stage
+            finish()
 
 
 def _arguments(function: str) -> dict[str, Any]:
@@ -108,47 +202,16 @@ def _arguments(function: str) -> dict[str, Any]:
     return arguments
 
 
-def show(console: Console, bundle: Bundle, exported: Exported | None = None) -> None:
-    """Print a bundle's summary."""
-    import onnx
-
-    manifest = bundle.manifest
-    trained = [row for row in manifest.parameters if not row.buffer]
-    buffers = [row for row in manifest.parameters if row.buffer]
-    graph = onnx.load_model_from_string(bundle.read(TRAIN)).graph
-    operators = Counter(node.op_type for node in graph.node)
-    step = manifest.step.optimizer + (" with proximal term" if manifest.step.proximal else "")
-
-    table = Table(title=f"{manifest.name}  ({bundle.path})", show_header=False, title_justify="left")
-    table.add_column()
+def _show(title: str, groups: Iterable[Iterable[tuple[str, str]]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.ROUNDED)
+    table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("bundle", bundle.sha256)
-    table.add_row("parameters", f"{sum(prod(row.shape) for row in trained):,} in {len(trained)} tensors")
-    if buffers:
-        table.add_row("buffers", f"{sum(prod(row.shape) for row in buffers):,} in {len(buffers)} tensors")
-    table.add_row("bytes per round", f"{4 * manifest.size:,} down, {4 * manifest.size:,} up")
-    table.add_row(
-        "batch", ", ".join(f"{row.name}: {row.dtype} {('n', *row.shape)}".replace("'", "") for row in manifest.batch)
-    )
-    table.add_row("step", step)
-    table.add_row(
-        "hyper-parameters",
-        ", ".join(f"{row.name} ({'the plan says' if row.default is None else row.default})" for row in manifest.hyper),
-    )
-    table.add_row("metrics", ", ".join(manifest.metrics) or "none")
-    table.add_row("train.onnx", f"{len(graph.node)} operators of opset {manifest.opset}, IR {manifest.ir_version}")
-    table.add_row("", ", ".join(f"{name} {count}" for name, count in operators.most_common()))
-    table.add_row("ort_training", "yes" if manifest.has_ort_training else "no")
-    if exported and exported.without_ort_training:
-        table.add_row("", exported.without_ort_training)
-    table.add_row(
-        "files", f"{sum(file.size for file in manifest.files.values()):,} bytes in {len(manifest.files)} files"
-    )
-    if exported:
-        table.add_row("checked", f"largest difference from PyTorch {exported.difference:.1e}")
-        if not exported.batch_of_one:
-            table.add_row("", "a batch of one example cannot be trained on, in PyTorch either")
-    console.print(table)
+    for group in groups:
+        table.add_section()
+        for label, text in group:
+            table.add_row(label, text)
+    # Brackets in a name are no markup.
+    Console(markup=False, highlight=False).print(table)
 
 
 if __name__ == "__main__":
