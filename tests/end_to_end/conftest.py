@@ -10,6 +10,7 @@ import pytest
 import torch
 from fleetlearn_export import LocalStep, export_bundle
 from processes import DIGITS, Processes, processes
+from torch import nn
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,26 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path,
         step=LocalStep("sgd", proximal=True),
         metrics={"accuracy": DIGITS["accuracy"]},
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def own_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A device has something of its own here: a personal head, and the previous model of MOON's term. And dropout."""
+    x, y = DIGITS["data"]()[:2]
+    path = tmp_path_factory.mktemp("bundle") / "own.bundle"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10))
+    export_bundle(
+        model,
+        DIGITS["loss"],
+        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
+        path,
+        step=LocalStep("adam", contrastive=True),
+        personal=["3.*"],
+        features=lambda outputs: outputs,
     )
     return path
 

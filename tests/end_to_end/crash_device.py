@@ -13,6 +13,7 @@ from fleetlearn_device.__main__ import main
 
 POINTS = {
     "the work is done but not on disk": Point(state.State, "save_pending", False),
+    "the work is on disk and the device's own part not in its place": Point(state.State, "_settle", False),
     "the work is on disk and not reported": Point(state.State, "save_pending", True),
     "the upload is granted": Point(state.State, "update_chunks", False),
     "the update is acknowledged but not forgotten": Point(state.State, "drop_pending", False),
