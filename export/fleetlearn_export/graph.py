@@ -77,9 +77,9 @@ def _clean(model: ir.Model) -> onnx.ModelProto:
     # ONNX Runtime infers the shapes between the operators itself.
     del proto.graph.value_info[:]
     for row in (*proto.graph.input, *proto.graph.output):
-        shape = row.type.tensor_type.shape
-        if shape.dim and shape.dim[0].dim_param:
-            shape.dim[0].dim_param = "n"
+        for size in row.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = "n"
     return proto
 
 
