@@ -197,7 +197,7 @@ class Task(Message, frozen=True, tag="task"):
     model: Digest
     """SHA-256 of the round's parameter vector."""
     model_bytes: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES, multiple_of=4)]
-    """Bytes of that vector: 4 for each parameter of the bundle."""
+    """Bytes of that vector: 4 for each element of the model that travels."""
     hyper: Numbers
     """Values of the bundle's hyper-parameters, such as lr and mu."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]

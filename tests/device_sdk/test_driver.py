@@ -35,6 +35,7 @@ from fleetlearn_protocol.messages import (
     Refused,
     Report,
 )
+from line_bundle import line_data, write_line_bundle
 from processes import free_port
 from scripted import PATIENCE, Line, Scripted, Served, scripted, small_buffers
 
@@ -352,6 +353,52 @@ def test_a_state_directory_that_fails_ends_the_device(served: Served, data: Any,
             failed = await line.answer_fetches(Failed)
             assert (failed.task, failed.code) == ("t1", "runtime-error")
             assert "cannot use the state directory" in failed.text
+            assert await line.closed() == 1000
+            with pytest.raises(StateError, match="cannot use the state directory"):
+                await running
+
+    asyncio.run(test())
+
+
+def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None:
+    served = Served(write_line_bundle(tmp_path / "line.bundle", personal=True, state=True).path)
+    x, y = line_data(20)
+    state = tmp_path / "state"
+
+    async def test() -> None:
+        async with pair(served, (x, y), state) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task("t1"))
+            first = await line.accept(await line.answer_fetches(Report))
+            await line.say(served.task("t2"))
+            second = await line.accept(await line.expect(Report))
+            runtime = open_runtime(served.bundle)
+            updates = []
+            for _ in range(2):  # the personal part and the kept state go on, the momentum begins anew
+                runtime.load(served.model)
+                outcome = train(runtime, (x, y), hyper=HYPER, epochs=2, batch_size=8, seed=5)
+                updates.append(outcome.update.tobytes())
+            assert updates == [first, second]
+            assert first != second
+            (path,) = (state / "kept").iterdir()
+            assert (path.name, path.read_bytes()[:-4]) == (served.bundle.sha256, outcome.kept.tobytes())
+
+    asyncio.run(test())
+
+
+def test_an_own_part_that_cannot_be_read_ends_the_device(tmp_path: Path) -> None:
+    served = Served(write_line_bundle(tmp_path / "line.bundle", personal=True).path)
+    state = tmp_path / "state"
+    (state / "kept" / served.bundle.sha256).mkdir(parents=True)
+
+    async def test() -> None:
+        async with pair(served, line_data(20), state) as (coordinator, running):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert (failed.task, failed.code) == ("t1", "runtime-error")
             assert await line.closed() == 1000
             with pytest.raises(StateError, match="cannot use the state directory"):
                 await running

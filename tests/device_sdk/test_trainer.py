@@ -12,7 +12,7 @@ from fleetlearn_device.data import as_data
 from fleetlearn_device.state import State
 from fleetlearn_device.train import StoppedError
 from fleetlearn_device.trainer import Trained, Trainer
-from fleetlearn_protocol import Bundle
+from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.vector import digest
@@ -183,3 +183,22 @@ def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: State, tmp_path
     assert trained.kept.shape == (0,)
     state.save_pending(trained.report, trained.update.tobytes(), trained.bundle, trained.kept)
     assert not list((state.path / "kept").iterdir())
+
+
+def test_a_bundle_that_cannot_be_used_goes_and_the_device_s_own_stays(
+    state: State, full: Bundle, tmp_path: Path
+) -> None:
+    contents = {path: full.read(path) for path in full.manifest.files} | {TRAIN: b"no graph at all"}
+    broken = open_bundle(write_bundle(tmp_path / "broken.bundle", full.manifest, contents))
+    given = task(broken, 0)
+    trainer = Trainer(state, DATA, "onnx", 1)
+    own = do(trainer, state, full, 0).kept
+    bring(state, broken, given)
+    with pytest.raises(BundleError, match=r"cannot load graphs/train\.onnx"):
+        trainer.train(given, 100.0)
+    assert not state.bundle(broken.sha256).exists()
+    after = do(trainer, state, full, 1, save=False)
+    assert after.update.any()
+    kept = state.load_kept(full.sha256, 6)
+    assert kept is not None
+    np.testing.assert_array_equal(kept, own)

@@ -192,7 +192,7 @@ class Served:
 
     def __init__(self, path: Path) -> None:
         self.bundle = open_bundle(path)
-        self.model = self.bundle.parameters()
+        self.model = self.bundle.parameters()[: self.bundle.manifest.size]
         self.contents = {self.bundle.sha256: self.bundle.read("manifest.json")}
         for file, entry in self.bundle.manifest.files.items():
             self.contents[entry.sha256] = self.bundle.read(file)
