@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
-import msgspec.inspect
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
@@ -22,6 +19,7 @@ from msgspec import Meta
 from fleetlearn_coordinator import optimizers
 from fleetlearn_coordinator.aggregator import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.recipes import RECIPES
+from fleetlearn_coordinator.tables import Section, explain, near, refuse_unknown
 
 Positive = Annotated[int, Meta(ge=1, le=10**6)]
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
@@ -32,10 +30,6 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 class PlanError(FleetError):
     """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the plan's tables."""
 
 
 class Local(Section, frozen=True, kw_only=True):
@@ -54,7 +48,7 @@ class Local(Section, frozen=True, kw_only=True):
     """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
     evaluate: bool = True
     """Whether devices measure the round's model on their own data before training."""
-    hyper: dict[Name, Number] = {}
+    hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
     """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
 
 
@@ -176,6 +170,11 @@ class Plan(Section, frozen=True, kw_only=True):
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise PlanError(Code.BAD_MESSAGE, f"{file}: this is not TOML: {error}") from None
+        return cls.read(raw, base, file=file)
+
+    @classmethod
+    def read(cls, raw: dict[str, Any], base: Path, *, file: str = "plan") -> Plan:
+        """A plan from a plan file's tables, which are filled in on the way. Raises PlanError."""
 
         def place(_: type, given: object) -> Path:
             if not isinstance(given, str) or not given:
@@ -183,13 +182,13 @@ class Plan(Section, frozen=True, kw_only=True):
             return (base / Path(given).expanduser()).absolute()
 
         try:
-            _refuse_unknown(raw)
+            refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
             _fill(raw)
             plan = msgspec.convert({**raw, "file": file}, cls, dec_hook=place)
             for problem in _contradictions(plan):
                 raise ValueError(problem)
         except msgspec.ValidationError as error:
-            raise PlanError(Code.BAD_MESSAGE, f"{file}: {_explain(error, raw)}") from None
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: {explain(error, raw, 'plan', Plan, SECTIONS)}") from None
         except ValueError as error:
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
@@ -217,7 +216,7 @@ class Plan(Section, frozen=True, kw_only=True):
             if key not in declared:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(
-                    f"{where} = {given[key]} is not a value that the step takes{_near(key, declared)}", manifest
+                    f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
         if terms and needs is None:
             given.setdefault("mu", 0.0)
@@ -249,7 +248,7 @@ class Plan(Section, frozen=True, kw_only=True):
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(
-                f'stop.metric = "{self.stop.metric}" is not measured{_near(self.stop.metric, known)}', manifest
+                f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
             )
 
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
@@ -274,31 +273,11 @@ SECTIONS: Mapping[str, type[Section]] = {
 }
 
 
-def _near(word: str, known: Iterable[str], prefix: str = "") -> str:
-    close = [prefix + name for name in difflib.get_close_matches(word, known, n=2, cutoff=0.6)]
-    return f"; did you mean {' or '.join(close)}?" if close else "."
-
-
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
-    tables: list[tuple[str, type[Section], Any]] = [("", Plan, raw)]
-    tables += [(f"{name}.", kind, raw.get(name)) for name, kind in SECTIONS.items()]
-    everywhere = [f"{name}.{key}" for name, kind in SECTIONS.items() for key in kind.__struct_fields__]
-    for prefix, kind, table in tables:
-        known = [key for key in kind.__struct_fields__ if (prefix, key) != ("", "file")]
-        for key in table if isinstance(table, dict) else ():
-            if key not in known:
-                elsewhere = [name for name in everywhere if name.endswith(f".{key}")]
-                hint = _near(key, known, prefix)
-                if elsewhere:
-                    hint = f"; did you mean {' or '.join(elsewhere)}?"
-                raise ValueError(f"{prefix}{key} is not a key of a plan{hint} Allowed here: {', '.join(known)}.")
-
-
 def _fill(raw: dict[str, Any]) -> None:
     """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
     name = raw.get("recipe", "fedavg")
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
-        raise ValueError(f"recipe = {name!r} is not known{_near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
+        raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
     local, round_, server, stop, _ = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
@@ -312,7 +291,7 @@ def _fill(raw: dict[str, Any]) -> None:
     if isinstance(server, dict):
         chosen = server.setdefault("optimizer", recipe.optimizer)
         if chosen not in list(optimizers.OPTIMIZERS):
-            hint = _near(str(chosen), optimizers.OPTIMIZERS)
+            hint = near(str(chosen), optimizers.OPTIMIZERS)
             allowed = ", ".join(optimizers.OPTIMIZERS)
             raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
         values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
@@ -347,33 +326,3 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield f'stop.metric = "{stop.metric}" needs stop.target, the value to stop at'
     if stop.metric is not None and not plan.local.evaluate:
         yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'
-
-
-def _explain(error: msgspec.ValidationError, raw: Mapping[str, Any]) -> str:
-    """msgspec's message ("Expected `int` >= 1 - at `$.round.goal`") with the key, what was given and the range."""
-    what, _, where = str(error).partition(" - at ")
-    found = re.search(r"\$\.?([\w.]*)", where)
-    key = found.group(1) if found else ""
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
-        return f"{key}.{missing.group(1)}".lstrip(".") + " is missing; a plan must have it"
-    given: Any = raw
-    for part in key.split("."):
-        given = given.get(part) if isinstance(given, dict) else None
-    section, _, name = key.rpartition(".")
-    types = get_type_hints(SECTIONS.get(section, Plan), include_extras=True)
-    allowed = _describe(msgspec.inspect.type_info(types[name])) if name in types else ""
-    what = what.replace("Expected `object`", "expected a table")
-    return f"{key} = {given!r} is refused: {f'it takes {allowed}' if allowed else what[0].lower() + what[1:]}"
-
-
-def _describe(info: msgspec.inspect.Type) -> str:
-    """The values that a key takes, in words; empty where msgspec's own message says it better."""
-    if isinstance(info, msgspec.inspect.UnionType):
-        return _describe(info.types[0])
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return " or ".join(f'"{value}"' for value in info.values)
-    if not isinstance(info, msgspec.inspect.IntType | msgspec.inspect.FloatType):
-        return ""
-    words = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
-    bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
-    return f"{'an integer' if isinstance(info, msgspec.inspect.IntType) else 'a number'}, {bounds}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -196,28 +196,9 @@ class Run:
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
 
     def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
-        """The round as it is kept and shown. ``metrics``: of the round's model before training where the devices
-        evaluated it, else of their training."""
-        known, most = self.bundle.manifest.metrics, self.plan.round.max_weight
-        train, evaluation = [], []
-        for report in self.reports.values():
-            weight = self.weight(report)
-            means = {name: value for name, value in report.metrics.items() if name in known}
-            means["loss"] = report.loss
-            train.append((weight, {name: weight * value for name, value in means.items()}))
-            if (own := report.evaluation) is not None:
-                # However many examples a device claims, it has no more say here than in the model.
-                share = min(1.0, most / own.examples)
-                sums = {name: value for name, value in own.metric_sums.items() if name in known}
-                sums["loss"] = own.loss_sum
-                evaluation.append((min(own.examples, most), {name: share * value for name, value in sums.items()}))
-        summary = {
-            "reports": len(self.reports),
-            "partial": sum(not report.complete for report in self.reports.values()),
+        summary = summarise(self.reports.values(), self.bundle.manifest.metrics, self.plan.round.max_weight)
+        summary |= {
             "dropped": dropped,
-            "train": pooled(train),
-            "evaluation": pooled(evaluation),
-            "metrics": pooled(train) | pooled(evaluation),
             "change": change,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
@@ -225,6 +206,30 @@ class Run:
         }
         self.bytes_up = self.bytes_down = 0
         return summary
+
+
+def summarise(reports: Collection[Report], known: Collection[str], max_weight: int) -> dict[str, Any]:
+    """A round's reports as they are kept and shown. ``metrics``: of the round's model before training where the devices
+    evaluated it, else of their training. ``known`` are the bundle's metrics; ``max_weight`` caps a device's weight."""
+    train, evaluation = [], []
+    for report in reports:
+        weight = min(report.examples, max_weight)
+        means = {name: value for name, value in report.metrics.items() if name in known}
+        means["loss"] = report.loss
+        train.append((weight, {name: weight * value for name, value in means.items()}))
+        if (own := report.evaluation) is not None:
+            # However many examples a device claims, it has no more say here than in the model.
+            share = min(1.0, max_weight / own.examples)
+            sums = {name: value for name, value in own.metric_sums.items() if name in known}
+            sums["loss"] = own.loss_sum
+            evaluation.append((min(own.examples, max_weight), {name: share * value for name, value in sums.items()}))
+    return {
+        "reports": len(reports),
+        "partial": sum(not report.complete for report in reports),
+        "train": pooled(train),
+        "evaluation": pooled(evaluation),
+        "metrics": pooled(train) | pooled(evaluation),
+    }
 
 
 def pooled(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
