@@ -1,0 +1,255 @@
+"""The tables of a scenario: each key with its bounds, its default and what it means. ``scenario`` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fleetlearn_coordinator.tables import Section
+from msgspec import Meta
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+Span = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
+Time = Annotated[float, Meta(ge=0, le=100 * 366 * 86400.0)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Throughput = Annotated[float, Meta(ge=1, le=1e12)]
+Hazard = Annotated[float, Meta(ge=0, le=1e6)]
+MAX_POPULATION = 10**7
+MUST = object()
+"""In place of a default: the key must be given."""
+
+
+class Population(Section, frozen=True, kw_only=True):
+    """[population]: how many devices there are. They cost nothing until they are touched."""
+
+    size: Annotated[int, Meta(ge=1, le=MAX_POPULATION)]
+    """Devices, numbered from 0."""
+    connected: Annotated[int, Meta(ge=1, le=10**6)]
+    """Most devices connected at a time; the others are told to come back later (pace steering). Default: twice the
+    cohort, at most ``plan.service.max_connections`` and the population."""
+
+
+class Data(Section, frozen=True, kw_only=True):
+    """[data]: what each device has. Which keys a kind takes, and their defaults, is in ``KINDS``."""
+
+    kind: Literal["synthetic", "hospitals", "fcube", "iid", "dirichlet", "shards", "column", "function"] = "synthetic"
+    """Generators: synthetic (Li et al., arXiv 1812.06127), hospitals (four set-ups of logistic regression), fcube (Li
+    et al., arXiv 2102.02079); partitions of ``arrays``: iid, dirichlet, shards, column; function: Python code's."""
+    seed: Seed
+    """Of the data. Default: the scenario's."""
+    alpha: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """synthetic: standard deviation of the devices' models; dirichlet: concentration, small is more heterogeneous."""
+    beta: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """synthetic: standard deviation of the devices' inputs' means."""
+    iid: bool | None = None
+    """synthetic: one model and one distribution of inputs for all devices."""
+    setup: Literal["balanced", "damaged", "unbalanced", "non-iid"] | None = None
+    """hospitals: balanced and iid; one with a damaged sensor; unbalanced and iid; unbalanced and not iid."""
+    arrays: Path | None = None
+    """An .npz file with an array for each of the bundle's batch, by its name; the first axis is the examples'."""
+    label: str | None = None
+    """The array of the labels. Default: the last of the bundle's batch."""
+    column: str | None = None
+    """column: the array whose values say whose the examples are."""
+    shards: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """shards: pieces of the examples, sorted by label, that each device gets (McMahan et al., arXiv 1602.05629)."""
+    function: Annotated[str, Meta(pattern=r"^[\w.]+:\w+\Z")] | None = None
+    """function: "module:function", called with a device's number and a numpy Generator of its own; it returns the
+    arrays of its examples."""
+    examples: Annotated[int, Meta(ge=1, le=10**6)] | None = None
+    """On a device; with ``power``, at least. Default: as the generator has it; of a partition, equal parts, or with
+    ``power`` 10."""
+    power: Annotated[float, Meta(gt=0, le=10)] | None = None
+    """Examples follow a power law: a device has more than x of them with probability (``examples`` / x)^power."""
+    largest: Annotated[int, Meta(ge=1, le=10**7)] | None = None
+    """Most examples on a device, with ``power``."""
+    test: Annotated[float, Meta(ge=0, le=0.9)] = 0.1
+    """Share of the examples that is kept from training, for the coordinator's test."""
+
+
+class Compute(Section, frozen=True, kw_only=True):
+    """[compute]: what training costs."""
+
+    step_seconds: Annotated[float, Meta(ge=0, le=1e6)] | Literal["measure"] = 0.02
+    """Seconds that a step takes on a device of speed 1. "measure" takes the time of the bundle's on this machine, which
+    the run's folder keeps; it is another one each time, so that only its own scenario.toml repeats such a run."""
+    start_seconds: Seconds = 0.0
+    """Seconds before the first step, on a device of speed 1."""
+
+
+class Weibull(Section, frozen=True, kw_only=True):
+    """A hazard that changes with the time t in the phase: the device is still there with exp(-(rate * t)^shape)."""
+
+    rate: Hazard
+    """Per second."""
+    shape: Annotated[float, Meta(ge=0.1, le=20)] = 1.0
+    """Below 1 most vanish early, above 1 most vanish late; 1 is a constant hazard."""
+
+
+class TierFailures(Section, frozen=True, kw_only=True):
+    """[tiers.NAME.failures]: instead of those in [failures]."""
+
+    download: Hazard | Weibull | None = None
+    """Hazard of vanishing, per second of the download: a number, or {rate, shape}. Default: that of [failures]."""
+    train: Hazard | Weibull | None = None
+    """Of training."""
+    upload: Hazard | Weibull | None = None
+    """Of the upload."""
+    crash: Share | None = None
+    """Share of the tasks whose device dies at a uniformly drawn fraction of its training."""
+
+
+class Tier(Section, frozen=True, kw_only=True):
+    """[tiers.NAME]: a kind of device. With ``like`` the defaults are those of ``PRESETS``."""
+
+    like: str | None = None
+    """A preset to start from."""
+    share: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Of the devices, relative to the other tiers'."""
+    speed: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Median of training speed: steps take ``compute.step_seconds`` / speed."""
+    download: Throughput = 2.5e6
+    """Median of bytes per second."""
+    upload: Throughput = 1.25e6
+    """Median of bytes per second."""
+    spread: Annotated[float, Meta(ge=0, le=3)] = 0.0
+    """Standard deviation of the logarithm of a device's speed and throughputs, which are log-normal: 0.5 puts two of
+    three devices within a factor of 1.65 of the median."""
+    latency: Annotated[float, Meta(ge=0, le=3600)] = 0.05
+    """Seconds for a message and its answer."""
+    memory: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    """MiB that training may use; a device with less than the bundle needs never takes part. Default: enough."""
+    failures: TierFailures = TierFailures()
+
+
+class Zone(Section, frozen=True, kw_only=True):
+    """[[availability.zones]]: a time zone."""
+
+    hours: Annotated[float, Meta(ge=-12, le=14)]
+    """Its clock against the scenario's, which begins at midnight."""
+    share: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Of the devices, relative to the other zones'."""
+
+
+class Availability(Section, frozen=True, kw_only=True):
+    """[availability]: when a device is online. Which keys a kind takes is in ``AVAILABILITY``."""
+
+    kind: Literal["always", "bernoulli", "markov", "diurnal", "trace"] = "always"
+    """always; bernoulli: in each slot with the same probability; diurnal: with one that follows the hour of the
+    device's day; markov: on and off for exponentially distributed times; trace: as a file says."""
+    share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """bernoulli, diurnal: mean share of the devices that are online."""
+    slot: Annotated[float, Meta(ge=1, le=86400)] | None = None
+    """bernoulli, diurnal: seconds for which a device stays as it is; each device's slots have a phase of their own."""
+    swing: Annotated[float, Meta(ge=1, le=1e6)] | None = None
+    """diurnal: the largest share over the smallest."""
+    peak: Annotated[float, Meta(ge=0, le=24)] | None = None
+    """diurnal: the hour of the device's day when most are online."""
+    zones: Annotated[tuple[Zone, ...], Meta(max_length=100)] | None = None
+    """diurnal: where the devices are."""
+    on: Span | None = None
+    """markov: mean seconds online."""
+    off: Span | None = None
+    """markov: mean seconds offline."""
+    file: Path | None = None
+    """trace: a CSV file with the columns device, on, off: a line for each time that a device is online, in seconds.
+    Device i is the trace's device number i modulo their number."""
+    repeat: Span | None = None
+    """trace: seconds after which it begins again. Default: it does not, and devices stay away."""
+
+
+class Outage(Section, frozen=True, kw_only=True):
+    """[[failures.outages]]: a region without network."""
+
+    region: Annotated[int, Meta(ge=0, le=9999)]
+    """Devices i with i modulo ``failures.regions`` equal to it."""
+    begin: Time
+    """Seconds from the scenario's beginning."""
+    end: Time
+    """Seconds from the scenario's beginning."""
+
+
+class Corrupt(Section, frozen=True, kw_only=True):
+    """[[failures.corrupt]]: devices that always send bad updates."""
+
+    share: Share
+    """Of the devices."""
+    kind: Literal["garbage", "stale", "scaled", "flipped"]
+    """garbage: noise of the update's norm times ``factor``; stale: trained from the model of the round before; scaled:
+    ``factor`` times the update; flipped: minus ``factor`` times the update."""
+    factor: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
+
+
+class Failures(Section, frozen=True, kw_only=True):
+    """[failures]: what goes wrong on devices and on the way to them."""
+
+    download: Hazard | Weibull = 0.0
+    """Hazard of vanishing, per second of the download: a number, or {rate, shape} for one that changes."""
+    train: Hazard | Weibull = 0.0
+    """Of training."""
+    upload: Hazard | Weibull = 0.0
+    """Of the upload."""
+    crash: Share = 0.0
+    """Share of the tasks whose device dies at a uniformly drawn fraction of its training."""
+    stragglers: Share = 0.0
+    """Share of the tasks that stop early, after a uniformly drawn 1 to E - 1 of the plan's E epochs (with one epoch:
+    of the steps), as in Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section 5.2."""
+    discard: bool = False
+    """Whether stragglers report nothing (FedAvg's way there), instead of their partial work (FedProx's)."""
+    clock_skew: Annotated[float, Meta(ge=0, le=366 * 86400.0)] = 0.0
+    """Standard deviation of what the devices' clocks are wrong by, in seconds."""
+    regions: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Device i is in region i modulo this."""
+    outages: Annotated[tuple[Outage, ...], Meta(max_length=10_000)] = ()
+    """Times at which a region has no network."""
+    corrupt: Annotated[tuple[Corrupt, ...], Meta(max_length=100)] = ()
+    """Devices that send bad updates; their shares add up to 1 at most."""
+
+
+class Coordinator(Section, frozen=True, kw_only=True):
+    """[coordinator]: the coordinator's own failures."""
+
+    crashes: Annotated[tuple[Time, ...], Meta(max_length=10_000)] = ()
+    """When it dies, in seconds from the beginning."""
+    restart: Seconds = 10.0
+    """Seconds until it is there again."""
+
+
+_SIZES = {"examples": None, "power": None, "largest": None}
+DATA: Mapping[str, Mapping[str, Any]] = {
+    "synthetic": {"alpha": 0.0, "beta": 0.0, "iid": False, **_SIZES},
+    "hospitals": {"setup": "balanced", "examples": None},
+    "fcube": {"examples": None},
+    "iid": {"arrays": MUST, **_SIZES},
+    "dirichlet": {"arrays": MUST, "label": None, "alpha": 0.5, **_SIZES},
+    "shards": {"arrays": MUST, "label": None, "shards": 2},
+    "column": {"arrays": MUST, "column": MUST},
+    "function": {"function": MUST, "examples": None},
+}
+"""Kind of data -> the keys that it takes beside ``kind``, ``seed`` and ``test``, and their defaults."""
+AVAILABILITY: Mapping[str, Mapping[str, Any]] = {
+    "always": {},
+    "bernoulli": {"share": 0.5, "slot": 3600.0},
+    "markov": {"on": 3600.0, "off": 10800.0},
+    "diurnal": {"share": 0.25, "slot": 3600.0, "swing": 4.0, "peak": 3.0, "zones": [{"hours": 0.0}]},
+    "trace": {"file": MUST, "repeat": None},
+}
+"""Kind of availability -> the keys that it takes, and their defaults. Bonawitz et al., Towards Federated Learning at
+Scale, arXiv 1902.01046, section 9: four times as many devices at night as by day."""
+PRESETS: Mapping[str, Mapping[str, float]] = {
+    "pi-zero-2": {"speed": 0.08, "download": 3e6, "upload": 2e6, "latency": 0.05, "memory": 256, "spread": 0.2},
+    "pi-4": {"speed": 0.15, "download": 6e6, "upload": 2.5e6, "latency": 0.05, "memory": 1024, "spread": 0.2},
+    "pi-5": {"speed": 0.4, "download": 6e6, "upload": 2.5e6, "latency": 0.05, "memory": 2048, "spread": 0.2},
+    "jetson": {"speed": 0.28, "download": 1.2e7, "upload": 2.5e6, "latency": 0.03, "memory": 4096, "spread": 0.2},
+    "phone": {"speed": 0.4, "download": 5e6, "upload": 1.2e6, "latency": 0.08, "memory": 1024, "spread": 0.5},
+}
+"""Values of a tier's keys, by the name that ``like`` takes. They are assumptions to start from, not measurements.
+
+``speed`` is one core's peak of float32 operations (per cycle, times the clock) over that of a desktop core (32 at
+3 GHz): Pi Zero 2 W: Cortex-A53, 8 at 1 GHz; Pi 4: Cortex-A72, 8 at 1.8 GHz; Pi 5: Cortex-A76, 16 at 2.4 GHz; Jetson
+Orin Nano: Cortex-A78AE, 16 at 1.7 GHz, without its GPU; phone: Cortex-A78, 16 at 2.4 GHz. Throughputs are those of a
+home's line over Wi-Fi (2.4 GHz alone for the Pi Zero), for a Jetson over a cable, for a phone on a mobile network.
+``memory`` is the half of the board's smallest or usual memory; the spread is a guess.
+"""
