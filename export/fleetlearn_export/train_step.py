@@ -112,6 +112,7 @@ def make_train_step(
         source.loss,
         source.metrics,
         list(source.inputs()),
+        list(source.batch)[len(source.inputs()) :],
         list(trained),
         [name for name in values if name in buffers],
     )
@@ -165,7 +166,8 @@ def _run(made: TrainStep, function: Function, needs: Sequence[str], given: Tenso
     """Call the step with the graph's inputs and name its results as the graph's outputs. Raises ExportError."""
 
     def part(kind: str) -> Tensors:
-        return {name.partition(".")[2]: value for name, value in given.items() if name.startswith(f"{kind}.")}
+        # Copies: a step may write into what it is given.
+        return {name.partition(".")[2]: value.clone() for name, value in given.items() if name.startswith(f"{kind}.")}
 
     extra: dict[str, Any] = {name: part(name) for name in needs if name != "objective"}
     if "objective" in needs:
@@ -194,7 +196,8 @@ def _run(made: TrainStep, function: Function, needs: Sequence[str], given: Tenso
             f"the step returned {', '.join(surplus)}, which is not in the tables: parameters are the model's own, "
             "state is what export_bundle was given as `state`, metrics are `loss` and what it was given as `metrics`"
         )
-    return {name: found[name] for name in made.outputs()}
+    # Copies: a step may return one tensor in two places, and each output of a graph needs its own name.
+    return {name: found[name].detach().clone() for name in made.outputs()}
 
 
 def _check_result(name: str, value: object, shape: torch.Size) -> None:
