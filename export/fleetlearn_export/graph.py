@@ -56,12 +56,12 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         ) from error
     assert result is not None
     with explained("the exported graph cannot be cleaned"):
-        model = _clean(result.model)
+        model = _clean(result.model, program.outputs)
     check_standard(model)
     return model
 
 
-def _clean(model: ir.Model) -> onnx.ModelProto:
+def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     model.ir_version = IR_VERSION
     for clean in (
         passes.InlinePass(),
@@ -75,6 +75,10 @@ def _clean(model: ir.Model) -> onnx.ModelProto:
     ):
         clean(model)
     proto = ir.to_proto(model)
+    for row, name in zip(proto.graph.output, outputs, strict=True):
+        if row.name != name:  # one value in two places, of which the cleaning made one output
+            proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
+            row.name = name
     # ONNX Runtime infers the shapes between the operators itself.
     del proto.graph.value_info[:]
     for row in (*proto.graph.input, *proto.graph.output):
