@@ -16,6 +16,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions
 from fleetlearn_export.places import explained, place_of_operator
 from fleetlearn_export.quiet import quiet
+from fleetlearn_export.rewrite import rewrite
 from fleetlearn_export.trace import Program
 
 OPSET = 18
@@ -63,8 +64,9 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
 
 def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     model.ir_version = IR_VERSION
+    passes.InlinePass()(model)
+    rewrite(model.graph)
     for clean in (
-        passes.InlinePass(),
         passes.CommonSubexpressionEliminationPass(),
         passes.DeduplicateInitializersPass(),
         passes.IdentityEliminationPass(),
