@@ -12,13 +12,13 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, Source, training
+from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Function
 from fleetlearn_export.train_step import TrainStep, plain_kernels
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, get_args
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.stateless import functional_call
 
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]

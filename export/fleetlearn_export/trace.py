@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -25,6 +24,7 @@ from fleetlearn_export.places import explained, own_frames_recorded, place_of_no
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
+from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Tensors
 from fleetlearn_export.train_step import TrainStep
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -18,6 +17,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import Source
+from fleetlearn_export.stateless import functional_call, untouched
 from fleetlearn_export.steps import (
     OPTIMIZERS,
     REFERENCES,
@@ -173,7 +173,7 @@ def _run(made: TrainStep, function: Function, needs: Sequence[str], given: Tenso
     if "objective" in needs:
         extra["objective"] = made.objective
     seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
-    with plain_kernels(), seeded:
+    with plain_kernels(), seeded, untouched(made.objective.model):
         result = function(part("param"), part("state"), part("batch"), part("hyper"), **extra)
     drawn.append(getattr(seeded, "draws", 0))
     if not isinstance(result, tuple | list) or len(result) != 3 or not all(isinstance(row, Mapping) for row in result):

@@ -74,7 +74,9 @@ class GraphTraining:
             for reference in self.manifest.references
         } | dict(references or {})
         self.seed = seed
-        self.session = onnxruntime.InferenceSession(bundle.read(TRAIN), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1  # on a busy machine a second one waits more than it works
+        self.session = onnxruntime.InferenceSession(bundle.read(TRAIN), options, providers=["CPUExecutionProvider"])
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Train on one batch. Returns the loss and the metrics, which the graph measures before the update."""
