@@ -109,8 +109,13 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
         kernel = [size // out for size, out in zip(sizes, output_size, strict=True)]
         pool: Tensor = (aten.avg_pool2d if count == 2 else aten.avg_pool3d)(x, kernel, kernel)
         return pool
-    for axis, (size, out) in enumerate(zip(sizes, output_size, strict=True), -count):
-        x = _along(_averages(size, out, x), x, axis)
+    return adaptive_averages(x, output_size)
+
+
+def adaptive_averages(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Adaptive average pooling as a product of matrices along each axis."""
+    for axis, out in enumerate(output_size, -len(output_size)):
+        x = _along(_averages(int(x.shape[axis]), out, x), x, axis)
     return x
 
 
