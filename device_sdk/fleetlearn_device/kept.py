@@ -13,6 +13,7 @@ from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_device.checks import check_vector
 from fleetlearn_device.runtime import Runtime
 
 
@@ -35,22 +36,23 @@ def restore(runtime: Runtime, bundle: Bundle, model: Vector, kept: Vector | None
     Whatever an earlier task left in the runtime is gone. Raises ValueError (a vector of another size), BundleError.
     """
     manifest = runtime.manifest
-    if not kept_size(manifest):
-        runtime.load(model)
-        return
-    whole, state, previous = model, bundle.state(), None
-    if manifest.local_size > manifest.size:
-        whole = np.concatenate([model, bundle.parameters()[manifest.size :]])
-    if kept is not None:
-        if kept.shape != (kept_size(manifest),):
-            raise ValueError(f"{kept.shape} elements were kept; bundle {manifest.name} takes {kept_size(manifest)}")
-        place = manifest.local_size - manifest.size
-        whole = np.concatenate([model, kept[:place]])
-        for row in _kept_rows(manifest):
+    check_vector(model, manifest.size, what="the round's model")
+    place = manifest.local_size - manifest.size
+    rows = _kept_rows(manifest)
+    state = bundle.state() if rows else model[:0]
+    previous = None
+    if kept is None:
+        personal = bundle.parameters()[manifest.size :] if place else model[:0]
+    else:
+        check_vector(kept, kept_size(manifest), what="what was kept")
+        personal = kept[:place]
+        for row in rows:
             state[row] = kept[place : place + row.stop - row.start]
             place += row.stop - row.start
         previous = kept[place:] if _previous_size(manifest) else None
-    runtime.load(whole, state=state, previous=previous)
+    whole = np.concatenate([model, personal]) if personal.size else model
+    # Without kept rows the state begins anew by itself.
+    runtime.load(whole, state=state if rows else None, previous=previous)
 
 
 def _kept_rows(manifest: Manifest) -> list[slice]:

@@ -6,14 +6,14 @@ or where two builds of ONNX Runtime are mixed up.
 
 from typing import TYPE_CHECKING
 
-from fleetlearn_protocol.manifest import LocalStep
+from fleetlearn_protocol.manifest import LocalStep, Many
 
 from fleetlearn_export.errors import ExportError
 
 if TYPE_CHECKING:
     from fleetlearn_export.bundle import Exported, export_bundle
 
-__all__ = ["ExportError", "Exported", "LocalStep", "export_bundle"]
+__all__ = ["ExportError", "Exported", "LocalStep", "Many", "export_bundle"]
 
 
 def __getattr__(name: str) -> object:

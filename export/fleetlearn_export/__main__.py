@@ -120,7 +120,7 @@ def quantize(
         except OSError as error:
             raise ExportError(f"{output} cannot be written: {error.strerror}") from None
         kinds = ", ".join(f"{name} {count}" for name, count in made.operators.items())
-        weights = "{:,} of {:,} in int8".format(*made.elements)
+        weights = "{:,} of {:,} in 8 bits".format(*made.elements)
         size = f"{made.size_before:,} -> {len(made.content):,} bytes"
         lines = [
             Line("written", str(output)),

@@ -21,9 +21,11 @@ from fleetlearn_protocol.manifest import (
     PARAMETERS,
     STATE,
     TRAIN,
+    TRAIN_MANY,
     Hyper,
     Input,
     LocalStep,
+    Many,
     Parameter,
     State,
 )
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 from fleetlearn_export.check import check_eval, check_infer, check_train
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
+from fleetlearn_export.many import check_block, check_many, many_program
 from fleetlearn_export.operators import decompositions, inference_decompositions
 from fleetlearn_export.ort_training import make_artifacts
 from fleetlearn_export.places import explained
@@ -72,6 +75,7 @@ def export_bundle(
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
+    many: Many | None = None,
     name: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -95,6 +99,7 @@ def export_bundle(
         norms): names, names with wildcards, or modules' names.
     state: of a step of your own: the initial values (float32) of what it hands from one step to the next.
     kept: names of ``state`` that outlive a task; a device's next task begins with them.
+    many: adds train_many.onnx, the same step for a block of devices at once, several steps in a call; for simulating.
     name: the bundle's name for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
@@ -104,6 +109,7 @@ def export_bundle(
     Raises ExportError: the text names the operator or parameter, its place in the user's code, and what to do.
     """
     target = _target(path)
+    check_block(many)
     source = make_source(model, loss, example, dict(metrics or {}), names, targets)
     with training(model, mode=False):
         outputs = _outputs(source)
@@ -114,11 +120,17 @@ def export_bundle(
             source, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
         )
         origin = check_source(source)
-        program, _ = train_program(made, origin)
+        program = train_program(made, origin)
         progress("converting the training step to ONNX")
         train = serialised(to_onnx(program, decompositions(program.exported.graph)))
         progress("training some steps against PyTorch")
         trained = check_train(source, made, train, features)
+        block, differences = {}, [trained.difference]
+        if many is not None:
+            progress(f"the same for {many.devices} devices at once")
+            block_program = many_program(made, program.exported, many, origin)
+            block[TRAIN_MANY] = serialised(to_onnx(block_program, decompositions(block_program.exported.graph)))
+            differences.append(check_many(source, made, block[TRAIN_MANY], many))
         progress("making ONNX Runtime's own training artifacts")
         artifacts = make_artifacts(source, made)
     with training(model, mode=False):
@@ -130,13 +142,10 @@ def export_bundle(
         graphs = [to_onnx(program, inference_decompositions(program.origin)) for program in programs]
         evaluation, infer = serialised(graphs[0]), with_parameters(graphs[1], made.values)
         progress("evaluating against PyTorch")
-        differences = [
-            trained.difference,
-            check_eval(source, evaluation, made.values),
-            check_infer(source, infer, made.values),
-        ]
+        differences.append(check_eval(source, evaluation, made.values))
+        differences.append(check_infer(source, infer, made.values))
 
-    files = {TRAIN: train, EVAL: evaluation, INFER: infer, **artifacts.files}
+    files = {TRAIN: train, EVAL: evaluation, INFER: infer, **block, **artifacts.files}
     files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in made.values.items()})
     if any(bool(value.any()) for value in made.state.values()):
         files[STATE] = save_safetensors({row: value.numpy() for row, value in made.state.items()})
@@ -154,6 +163,7 @@ def export_bundle(
         state=_state_table(made),
         references=made.references,
         random=made.random,
+        many=many,
         opset=OPSET,
         ir_version=IR_VERSION,
         made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",

@@ -12,13 +12,13 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, Source, training
+from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Function
 from fleetlearn_export.train_step import TrainStep, plain_kernels
 
@@ -109,7 +109,9 @@ class Hand:
         arrays = [given[f"batch.{name}"].clone() for name in source.batch]
         inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
         with plain_kernels(), Seeded(given["seed"]) if "seed" in given else nullcontext():
-            outputs = functional_call(source.model, self._state() | buffers | self.leaves, tuple(inputs))
+            # Where the model gives a buffer another tensor, that takes its place in here.
+            tensors = self._state() | buffers | self.leaves
+            outputs = functional_call(source.model, tensors, tuple(inputs))
             loss = source.loss(outputs, *targets)
         target = loss
         if rule.proximal:
@@ -134,7 +136,7 @@ class Hand:
             group.update(betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["epsilon"])
         self.optimizer.step()
         results = {f"next.param.{name}": value.detach().clone() for name, value in self.leaves.items()}
-        results |= {f"next.param.{name}": value for name, value in buffers.items()}
+        results |= {f"next.param.{name}": tensors[name].detach() for name in buffers}
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in source.metrics.items()}
         return results | {"loss": loss.detach()} | {name: v.float().mean() for name, v in metrics.items()}, gradients

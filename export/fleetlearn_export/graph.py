@@ -11,10 +11,12 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
+from fleetlearn_export.cheaper import CHEAPER
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions
 from fleetlearn_export.places import explained, place_of_operator
 from fleetlearn_export.quiet import quiet
+from fleetlearn_export.rewrite import rewrite
 from fleetlearn_export.trace import Program
 
 OPSET = 18
@@ -32,7 +34,7 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
     try:
         with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():
             if table:
-                exported = exported.run_decompositions(table)
+                exported = exported.run_decompositions({**table, **CHEAPER})
             result = torch.onnx.export(
                 exported,
                 dynamo=True,
@@ -55,15 +57,16 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         ) from error
     assert result is not None
     with explained("the exported graph cannot be cleaned"):
-        model = _clean(result.model)
+        model = _clean(result.model, program.outputs)
     check_standard(model)
     return model
 
 
-def _clean(model: ir.Model) -> onnx.ModelProto:
+def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     model.ir_version = IR_VERSION
+    passes.InlinePass()(model)
+    rewrite(model.graph)
     for clean in (
-        passes.InlinePass(),
         passes.CommonSubexpressionEliminationPass(),
         passes.DeduplicateInitializersPass(),
         passes.IdentityEliminationPass(),
@@ -74,6 +77,10 @@ def _clean(model: ir.Model) -> onnx.ModelProto:
     ):
         clean(model)
     proto = ir.to_proto(model)
+    for row, name in zip(proto.graph.output, outputs, strict=True):
+        if row.name != name:  # one value in two places, of which the cleaning made one output
+            proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
+            row.name = name
     # ONNX Runtime infers the shapes between the operators itself.
     del proto.graph.value_info[:]
     for row in (*proto.graph.input, *proto.graph.output):

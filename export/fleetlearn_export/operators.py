@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from fleetlearn_export import backward
 from fleetlearn_export.convolution import convolution_backward
 from fleetlearn_export.pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
 
@@ -21,12 +22,81 @@ aten = torch.ops.aten
 Decompositions = dict[Any, Callable[..., Any]]
 
 
-def decompositions(graph: torch.fx.Graph) -> Decompositions:
-    """The replacements for a joint forward-backward graph."""
-    # Batch norm in training mode, which the ONNX exporter would write as the inference operator, without an error.
+FORWARD: Decompositions = {
+    aten._adaptive_avg_pool2d.default: backward.adaptive_avg_pool,
+    aten._adaptive_avg_pool3d.default: backward.adaptive_avg_pool,
+    aten.adaptive_max_pool2d.default: backward.adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: backward.adaptive_max_pool,
+    aten._embedding_bag.default: backward.embedding_bag,
+    aten._embedding_bag_forward_only.default: backward.embedding_bag,
+    aten._trilinear.default: backward.trilinear,
+}
+BACKWARD: Decompositions = {
+    aten._adaptive_avg_pool2d_backward.default: backward.adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d_backward.default: backward.adaptive_avg_pool3d_backward,
+    aten._embedding_bag_backward.default: backward.embedding_bag_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: backward.embedding_bag_per_sample_weights_backward,
+    aten.adaptive_max_pool2d_backward.default: backward.adaptive_max_pool2d_backward,
+    aten.adaptive_max_pool3d_backward.default: backward.adaptive_max_pool3d_backward,
+    aten.avg_pool2d_backward.default: backward.avg_pool_backward,
+    aten.avg_pool3d_backward.default: backward.avg_pool_backward,
+    aten.embedding_dense_backward.default: backward.embedding_dense_backward,
+    aten.hardshrink_backward.default: backward.shrink_backward,
+    aten.index_put.default: backward.index_put,
+    aten._unsafe_index_put.default: backward.index_put,
+    aten.max_pool3d_with_indices.default: backward.max_pool3d_with_indices,
+    aten.max_pool3d_with_indices_backward.default: backward.max_pool3d_with_indices_backward,
+    aten.replication_pad1d_backward.default: backward.replication_pad_backward,
+    aten.replication_pad2d_backward.default: backward.replication_pad_backward,
+    aten.replication_pad3d_backward.default: backward.replication_pad_backward,
+    aten.softshrink_backward.default: backward.shrink_backward,
+    aten._weight_norm_interface_backward.default: backward.weight_norm_backward,
+}
+COMPOSED = {
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten.adaptive_max_pool1d.default,
+    aten.bilinear.default,
+    aten.embedding_bag.default,
+    aten.embedding_bag.padding_idx,
+    aten.cross_entropy_loss.default,
+    aten.nll_loss.default,
+    aten.nll_loss2d.default,
+    aten.nll_loss_nd.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+}
+"""What PyTorch takes apart itself: into those of FORWARD, and losses, of which the ONNX exporter forgets some options
+without an error."""
+
+
+def tracing_decompositions() -> Decompositions:
+    """The replacements while a step is traced: what decomposing an exported program passes over, as PyTorch has not
+    only a formula for it but a kernel too."""
+    table: Decompositions = get_decompositions([aten.mish_backward, aten.silu_backward])
+    return table
+
+
+def plain_decompositions() -> Decompositions:
+    """The replacements that stay in PyTorch: fewer operators, all of which it can run."""
     table: Decompositions = {
+        # By its own functions for losses and batch norm in training mode the ONNX exporter writes what computes
+        # something else, without an error.
         **core_aten_decompositions(),
         **get_decompositions([aten._native_batch_norm_legit_functional]),
+        **FORWARD,
+        **BACKWARD,
+    }
+    for operator in (aten.im2col.default, aten.col2im.default):
+        table[operator] = _in_order(table[operator])
+    return table
+
+
+def decompositions(graph: torch.fx.Graph) -> Decompositions:
+    """The replacements for a training step's graph."""
+    table: Decompositions = {
+        **plain_decompositions(),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,
     }
@@ -37,13 +107,28 @@ def decompositions(graph: torch.fx.Graph) -> Decompositions:
 
 
 def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
-    """The replacements for a forward graph: max-pooling that rounds up."""
+    """The replacements for a forward graph. What it has nothing of stays as it is: the ONNX exporter knows more of it,
+    such as a recurrent layer in one operator."""
+    called = {node.target for node in graph.nodes}
+    table: Decompositions = {}
+    if called & COMPOSED:
+        whole = core_aten_decompositions()
+        table = {**FORWARD, **{operator: whole[operator] for operator in COMPOSED}}
+    elif called & FORWARD.keys():
+        table = dict(FORWARD)
+    layers = [node for node in graph.nodes if node.target is aten.lstm.input]
+    if any(node.args[1][0].meta["val"].shape[-1] != node.args[1][1].meta["val"].shape[-1] for node in layers):
+        # A projected state is smaller than the cell's, for which the ONNX exporter has one size.
+        table[aten.lstm.input] = core_aten_decompositions()[aten.lstm.input]
     pools = (node for node in graph.nodes if node.target is aten.max_pool2d.default)
-    return (
-        {aten.max_pool2d.default: max_pool2d}
-        if any(True in (*node.args[5:], node.kwargs.get("ceil_mode")) for node in pools)
-        else {}
-    )
+    if any(True in (*node.args[5:], node.kwargs.get("ceil_mode")) for node in pools):
+        table[aten.max_pool2d.default] = max_pool2d
+    return table
+
+
+def _in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With the result's values in memory in the order of its axes, as the operator itself leaves them."""
+    return lambda *given, **options: function(*given, **options).contiguous()
 
 
 def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 import onnx
-import torch
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
-from torch import Tensor
 
 from fleetlearn_export.check import Hand, batches, compare, in_pytorch, over_seeds, start
-from fleetlearn_export.errors import ExportError
+from fleetlearn_export.ort_forward import forward_model
 from fleetlearn_export.places import first_line
-from fleetlearn_export.quiet import quiet, quiet_process
-from fleetlearn_export.source import LossModule, Source
+from fleetlearn_export.quiet import quiet_process
+from fleetlearn_export.source import Source
 from fleetlearn_export.train_step import TrainStep
 
-OPSET = 17
 IR_VERSION = 10
 """The newest that onnxruntime-training 1.19.2, the last one, reads; it writes its optimizer in onnx's newest."""
 LEARNING_RATE = 0.01
@@ -59,7 +56,7 @@ def make_artifacts(source: Source, step: TrainStep) -> Artifacts:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
             with quiet_process():
                 artifacts.generate_artifacts(
-                    _forward_model(source, values, Path(folder)),
+                    forward_model(source, values, Path(folder)),
                     requires_grad=list(values),
                     optimizer=artifacts.OptimType.SGD,
                     artifact_directory=folder,
@@ -78,38 +75,6 @@ def _unsupported(rule: LocalStep) -> str | None:
     if msgspec.structs.replace(rule, proximal=False) == LocalStep():
         return None
     return "they are made for plain SGD, with or without a proximal term; the bundle's step is another"
-
-
-def _forward_model(source: Source, values: dict[str, Tensor], folder: Path) -> onnx.ModelProto:
-    """The loss as ONNX, by the exporter whose graphs ONNX Runtime's gradient builder understands."""
-    names = [f"batch.{name}" for name in source.batch]
-    file = folder / "forward.onnx"
-    with quiet():
-        torch.onnx.export(
-            LossModule(source),
-            tuple(value.clone() for value in source.batch.values()),
-            str(file),
-            dynamo=False,
-            training=torch.onnx.TrainingMode.TRAINING,
-            do_constant_folding=False,
-            opset_version=OPSET,
-            input_names=names,
-            output_names=["loss", *(f"metric.{name}" for name in source.metrics)],
-            dynamic_axes={name: {0: "n"} for name in names},
-        )
-    model = onnx.load(file)
-    renamed = {f"model.{name}": name for name in values}
-    for tensor in model.graph.initializer:
-        tensor.name = renamed.get(tensor.name, tensor.name)
-    for node in model.graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        if node.op_type == "SoftmaxCrossEntropyLoss" and len(node.output) == 1:
-            # Its gradient is built from the optional second output.
-            node.output.append(f"{node.output[0]}.log_probability")
-    missing = values.keys() - {tensor.name for tensor in model.graph.initializer}
-    if missing:
-        raise ExportError(f"the exported loss does not have the parameters {', '.join(sorted(missing))}")
-    return model
 
 
 def _settle_optimizer(file: Path) -> None:

@@ -25,7 +25,10 @@ def max_pool2d_with_indices(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """MaxPool with its indices counted over the whole array."""
+    """MaxPool with its indices counted over the whole array; without them where the backward pass needs none."""
+    if _windows_cover(x, kernel_size, stride, padding, dilation):
+        values = _maxima(x, _pair(kernel_size))
+        return values, torch.zeros_like(values, dtype=torch.int64)
     attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
     values, indices = symbolic_multi_out(
         "MaxPool", (x,), attributes, dtypes=(x.dtype, torch.int64), shapes=(shape, shape)
@@ -78,6 +81,41 @@ def _max_pool(
     return attributes, shape
 
 
+def _windows_cover(
+    x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Whether each place of the image is in one window."""
+    kernel = _pair(kernel_size)
+    return (
+        _pair(stride, kernel) == kernel
+        and _pair(padding) == [0, 0]
+        and _pair(dilation) == [1, 1]
+        and all(int(x.shape[axis - 2]) % kernel[axis] == 0 for axis in range(2))
+    )
+
+
+def _maxima(x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Of windows that cover the image, which is handed to ONNX Runtime as one channel: with many it would reorder them
+    for this one operator.
+    """
+    *head, height, width = x.shape
+    flat = x.reshape(head[0], 1, -1, width)
+    return max_pool2d(flat, kernel).reshape(*head, int(height) // kernel[0], int(width) // kernel[1])
+
+
+def enlarged(x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Each element of the last axes repeated to a block of the kernel's size."""
+    image = x.dim() - len(kernel)
+    shape = [*x.shape[:image], *(int(size) * times for size, times in zip(x.shape[image:], kernel, strict=True))]
+    scales = torch.cat([torch.ones(image), *(torch.full((1,), float(times)) for times in kernel)])
+    attributes: Attributes = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
+    return symbolic("Resize", (x, None, scales), attributes, dtype=x.dtype, shape=shape)
+
+
 def max_pool2d_with_indices_backward(
     grad: Tensor,
     x: Tensor,
@@ -88,8 +126,20 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Send each output's gradient to where its maximum was; windows that overlap add up."""
+    """Send each output's gradient to where its maximum was; windows that overlap add up.
+
+    ONNX Runtime takes many times longer for the indices of maxima than for the maxima. Where the windows lie beside
+    each other and cover the image, the first place of each that equals its maximum is found by comparing.
+    """
     kernel = _pair(kernel_size)
+    if _windows_cover(x, kernel, stride, padding, dilation):
+        height, width = (int(size) for size in x.shape[-2:])
+        down, right = (torch.arange(size) % times for size, times in zip((height, width), kernel, strict=True))
+        # The greatest in the first place, none 0.
+        order = (kernel[0] * kernel[1] - kernel[1] * down.reshape(-1, 1) - right).to(x.dtype)
+        largest = x == enlarged(_maxima(x, kernel), kernel)
+        first = _maxima(largest.to(x.dtype) * order, kernel)
+        return enlarged(grad, kernel) * (enlarged(first, kernel) == order).to(grad.dtype)
     reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
     if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
         shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])

@@ -12,7 +12,8 @@ import logging
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -31,7 +32,7 @@ from fleetlearn_export.places import explained
 from fleetlearn_export.quiet import quiet
 
 WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
-"""Operators whose weights become int8; a Gather's table is an embedding."""
+"""Operators whose weights get 8 bits; a Gather's table is an embedding."""
 BETWEEN = ("AveragePool", "Clip", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that leave a range as it is, so that what passes through them stays int8. Sums are not among them: what
 a residual connection adds up over many layers keeps its precision."""
@@ -60,9 +61,9 @@ class Quantized(NamedTuple):
     size_before: int
     """Bytes of the given file."""
     operators: dict[str, int]
-    """Operators that now have int8 weights, by kind."""
+    """Operators that now have weights of 8 bits, by kind."""
     elements: tuple[int, int]
-    """Weights that are int8 now, and all elements of the model's constant float tensors."""
+    """Elements of weights that have 8 bits now, and of all the model's constant float32 tensors."""
     largest: float
     """Largest difference of an element of an output."""
     mean: float
@@ -132,8 +133,9 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
                 f"nothing to quantise: the model has no {', '.join(WEIGHED[:-1])} or {WEIGHED[-1]} with constant "
                 f"float32 weights; it has {kinds or 'no operators'}"
             )
-        made = _quantized(Path(folder), {name: array[chosen] for name, array in inputs.items()})
+        made = _quantized(Path(folder), prepared, {name: array[chosen] for name, array in inputs.items()})
     weighed = _weighed(made.graph)
+    floats = [row for row in prepared.graph.initializer if row.data_type == onnx.TensorProto.FLOAT]
     after = made.SerializeToString(deterministic=True)
     outputs, changed = _run(content, inputs), _run(after, inputs)
     differences = [np.abs(outputs[name].astype(np.float64) - changed[name]) for name in outputs]
@@ -141,7 +143,7 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
         content=after,
         size_before=len(content),
         operators=dict(Counter(node.op_type for node in weighed)),
-        elements=(_elements(made.graph, np.int8), _elements(prepared.graph, np.float32)),
+        elements=(_elements(_stored(made.graph).values()), _elements(floats)),
         largest=max(float(row.max(initial=0)) for row in differences),
         mean=float(np.concatenate([row.ravel() for row in differences]).mean()),
         magnitude=max(float(np.abs(row).max(initial=0)) for row in outputs.values()),
@@ -200,8 +202,8 @@ def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
     return model
 
 
-def _quantized(folder: Path, examples: dict[str, Array]) -> onnx.ModelProto:
-    with quiet(), explained("ONNX Runtime cannot quantise the model"):
+def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Array]) -> onnx.ModelProto:
+    with quiet(), _no_log(), explained("ONNX Runtime cannot quantise the model"):
         quantization = _import_quantization()
         reader = quantization.CalibrationDataReader
         batches = _batches(examples)
@@ -211,6 +213,7 @@ def _quantized(folder: Path, examples: dict[str, Array]) -> onnx.ModelProto:
             type("Reader", (reader,), {"get_next": lambda self: next(batches, None)})(),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=[*WEIGHED, *BETWEEN],
+            nodes_to_exclude=_left_out(prepared),
             per_channel=True,
             reduce_range=True,
             activation_type=quantization.QuantType.QUInt8,
@@ -225,6 +228,15 @@ def _quantized(folder: Path, examples: dict[str, Array]) -> onnx.ModelProto:
     return model
 
 
+def _left_out(model: onnx.ModelProto) -> list[str]:
+    """Transposed convolutions in groups: ONNX Runtime's quantiser takes the weights' axis for that of the bias."""
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type == "ConvTranspose" and any(row.name == "group" and row.i > 1 for row in node.attribute)
+    ]
+
+
 def _import_quantization() -> Any:
     """onnxruntime.quantization, which sets up the whole program's log when it is imported: that is taken back."""
     root = logging.getLogger()
@@ -234,6 +246,17 @@ def _import_quantization() -> Any:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Without what the quantiser tells the root logger about its own doings."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _batches(arrays: Arrays) -> Iterator[dict[str, Array]]:
@@ -253,15 +276,9 @@ def _run(content: bytes, inputs: Arrays) -> dict[str, Array]:
 
 
 def _weighed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Operators of ``WEIGHED`` with a constant weight: float32 before, int8 behind a DequantizeLinear after."""
-    kinds = {row.name: row.data_type for row in graph.initializer}
-    from_int8 = {
-        node.output[0]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and kinds.get(node.input[0]) == onnx.TensorProto.INT8
-    }
-    quantised = any(node.op_type == "QuantizeLinear" for node in graph.node)
-    weights = from_int8 if quantised else {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT}
+    """Operators of ``WEIGHED`` with a constant weight: float32 before, and after, 8 bits and a DequantizeLinear."""
+    stored = _stored(graph)
+    weights = stored or {row.name: row for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT}
     return [
         node
         for node in graph.node
@@ -269,16 +286,20 @@ def _weighed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     ]
 
 
-def _elements(graph: onnx.GraphProto, dtype: type) -> int:
-    """Of all constant tensors of the dtype that have axes, without the scales and zero points of quantisation."""
-    aside = {
-        name for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear") for name in node.input[1:]
+def _stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The constant tensors of 8 bits, by the names of what is made of them."""
+    constants = {
+        row.name: row for row in graph.initializer if row.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
     }
-    return sum(
-        prod(row.dims)
-        for row in graph.initializer
-        if row.dims and row.name not in aside and helper.tensor_dtype_to_np_dtype(row.data_type) == dtype
-    )
+    return {
+        node.output[0]: constants[node.input[0]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants
+    }
+
+
+def _elements(tensors: Iterable[onnx.TensorProto]) -> int:
+    return sum(prod(row.dims) for row in tensors if row.dims)
 
 
 def _targets(outputs: Arrays, inputs: Arrays, data: Arrays, names: Sequence[str] | None) -> dict[str, Array]:

@@ -11,11 +11,11 @@ import torch
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.messages import Name
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
+from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Function
 
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, get_args
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.stateless import functional_call
 
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]
@@ -54,11 +54,13 @@ class Objective:
         loss: Function,
         metrics: Mapping[str, Function],
         inputs: Sequence[str],
+        targets: Sequence[str],
         trained: Sequence[str],
         buffers: Sequence[str],
     ) -> None:
         self.model, self.loss, self.metrics = model, loss, metrics
-        self.inputs, self.trained, self.buffers = list(inputs), list(trained), list(buffers)
+        self.inputs, self.targets = list(inputs), list(targets)
+        self.trained, self.buffers = list(trained), list(buffers)
 
     def __call__(
         self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], extra: Callable[[Any], Tensor] | None = None
@@ -100,8 +102,7 @@ class Objective:
         return {name: params[name] if name in self.buffers else value for name, value in self.model.named_buffers()}
 
     def _split(self, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        arrays = tuple(batch.values())
-        return arrays[: len(self.inputs)], arrays[len(self.inputs) :]
+        return tuple(batch[name] for name in self.inputs), tuple(batch[name] for name in self.targets)
 
 
 def sgd(params: Tensors, gradients: Tensors, state: Tensors, hyper: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:

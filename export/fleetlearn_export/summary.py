@@ -12,7 +12,7 @@ import onnx
 from fleetlearn_protocol import Bundle, Manifest
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, Input, Parameter, State
 
-from fleetlearn_export import analysis
+from fleetlearn_export import analysis, memory
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 
@@ -139,15 +139,15 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         return [*lines, Line("costs", f"not measured: {error}")]
     flops = analysis.flops(train, found[TRAIN])
     share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
-    memory = analysis.memory(manifest, train, found[TRAIN])
+    estimate = memory.estimate(manifest, train, found[TRAIN])
     parts = ("runtime", "vectors and batch", "constants", "intermediates")
-    sizes = zip(parts, memory, strict=True)
-    mebibytes = ", ".join(f"{name} {size / analysis.MIB:.0f}" for name, size in sizes if size >= analysis.MIB / 2)
+    sizes = zip(parts, estimate, strict=True)
+    mebibytes = ", ".join(f"{name} {size / memory.MIB:.0f}" for name, size in sizes if size >= memory.MIB / 2)
     return [
         *lines,
         Line("ONNX Runtime", _lowest(graphs, found)),
         Line("FLOPs per step", f"{_short(flops.total)} with a batch of {batch}{share}"),
-        Line("memory per step", f"about {memory.total / analysis.MIB:.0f} MiB at its peak: {mebibytes}"),
+        Line("memory per step", f"about {estimate.total / memory.MIB:.0f} MiB at its peak: {mebibytes}"),
     ]
 
 

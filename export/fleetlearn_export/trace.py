@@ -6,7 +6,7 @@ operator of the forward pass, the backward pass and the update; what comes of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from fleetlearn_export.backward import refusal
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.operators import tracing_decompositions
 from fleetlearn_export.places import explained, own_frames_recorded, place_of_node
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
+from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Tensors
 from fleetlearn_export.train_step import TrainStep
 
@@ -77,17 +79,15 @@ def check_source(source: Source) -> torch.fx.Graph:
     return graph
 
 
-def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: str) -> torch.fx.GraphModule:
+def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int]) -> torch.fx.GraphModule:
     """Run the function on stand-ins without values, and note each operator: the forward pass, and the backward pass
-    that automatic differentiation makes of it. The first axis of arguments whose names begin with ``rows`` is free.
+    that automatic differentiation makes of it. ``rows`` says of some arguments which axis is the examples', and free.
     Raises ExportError.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
     for name, value in arguments.items():
-        axes = [
-            DimDynamic.DUCK if name.startswith(rows) and not axis else DimDynamic.STATIC for axis in range(value.dim())
-        ]
+        axes = [DimDynamic.DUCK if rows.get(name) == axis else DimDynamic.STATIC for axis in range(value.dim())]
         context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
         stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context))
 
@@ -96,7 +96,11 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: str)
 
     with explained("the training step cannot be traced"), quiet(), own_frames_recorded():
         graph: torch.fx.GraphModule = make_fx(
-            flat, tracing_mode="symbolic", _allow_non_fake_inputs=True, record_stack_traces=True
+            flat,
+            decomposition_table=tracing_decompositions(),
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            record_stack_traces=True,
         )(*stand_ins)
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
@@ -106,16 +110,21 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: str)
     return graph
 
 
-def train_program(step: TrainStep, origin: torch.fx.Graph) -> tuple[Program, torch.fx.GraphModule]:
-    """One local step, forward, backward and update; and the graph that it was traced to, which PyTorch can run."""
-    arguments = step.arguments()
-    graph = trace(step.function, arguments, "batch.")
-    values = list(arguments.values())
-    shapes: list[dict[int, Dim] | None] = [{0: ROWS} if name.startswith("batch.") else None for name in arguments]
+def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
+    """A traced graph as an exported program, in which nothing is changed in place. Raises ExportError."""
+    shapes = tuple({rows[name]: ROWS} if name in rows else None for name in arguments)
     with explained("the traced step cannot be exported"), quiet():
-        exported = torch.export.export(Traced(graph), tuple(values), dynamic_shapes=(tuple(shapes),), strict=False)
+        exported = torch.export.export(Traced(graph), tuple(arguments.values()), dynamic_shapes=(shapes,), strict=False)
     _check_operators(exported.graph)
-    return Program(exported, list(arguments), step.outputs(), origin), graph
+    return exported
+
+
+def train_program(step: TrainStep, origin: torch.fx.Graph) -> Program:
+    """One local step: forward, backward and update."""
+    arguments = step.arguments()
+    rows = {name: 0 for name in arguments if name.startswith("batch.")}
+    exported = export_traced(trace(step.function, arguments, rows), arguments, rows)
+    return Program(exported, list(arguments), step.outputs(), origin)
 
 
 def eval_program(source: Source, values: dict[str, Tensor]) -> Program:
@@ -147,8 +156,13 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
 def _check_operators(graph: torch.fx.Graph) -> None:
     """Refuse what no bundle can hold; the rest of what ONNX lacks shows when the graph is converted."""
     for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        reason = refusal(node)
+        if reason:
+            raise ExportError(f"operator {node.target}{place_of_node(node)} {reason}")
         value = node.meta.get("val")
-        if isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor) and value.is_complex():
+        if isinstance(value, Tensor) and value.is_complex():
             raise ExportError(
                 f"operator {node.target}{place_of_node(node)} gives complex numbers, which ONNX does not compute with"
             )

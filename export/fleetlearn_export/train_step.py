@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -18,6 +17,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import Source
+from fleetlearn_export.stateless import functional_call, untouched
 from fleetlearn_export.steps import (
     OPTIMIZERS,
     REFERENCES,
@@ -112,6 +112,7 @@ def make_train_step(
         source.loss,
         source.metrics,
         list(source.inputs()),
+        list(source.batch)[len(source.inputs()) :],
         list(trained),
         [name for name in values if name in buffers],
     )
@@ -165,13 +166,14 @@ def _run(made: TrainStep, function: Function, needs: Sequence[str], given: Tenso
     """Call the step with the graph's inputs and name its results as the graph's outputs. Raises ExportError."""
 
     def part(kind: str) -> Tensors:
-        return {name.partition(".")[2]: value for name, value in given.items() if name.startswith(f"{kind}.")}
+        # Copies: a step may write into what it is given.
+        return {name.partition(".")[2]: value.clone() for name, value in given.items() if name.startswith(f"{kind}.")}
 
     extra: dict[str, Any] = {name: part(name) for name in needs if name != "objective"}
     if "objective" in needs:
         extra["objective"] = made.objective
     seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
-    with plain_kernels(), seeded:
+    with plain_kernels(), seeded, untouched(made.objective.model):
         result = function(part("param"), part("state"), part("batch"), part("hyper"), **extra)
     drawn.append(getattr(seeded, "draws", 0))
     if not isinstance(result, tuple | list) or len(result) != 3 or not all(isinstance(row, Mapping) for row in result):
@@ -194,7 +196,8 @@ def _run(made: TrainStep, function: Function, needs: Sequence[str], given: Tenso
             f"the step returned {', '.join(surplus)}, which is not in the tables: parameters are the model's own, "
             "state is what export_bundle was given as `state`, metrics are `loss` and what it was given as `metrics`"
         )
-    return {name: found[name] for name in made.outputs()}
+    # Copies: a step may return one tensor in two places, and each output of a graph needs its own name.
+    return {name: found[name].detach().clone() for name in made.outputs()}
 
 
 def _check_result(name: str, value: object, shape: torch.Size) -> None:

@@ -85,5 +85,14 @@ def test_each_part_alone(tmp_path: Path, personal: bool, state: bool, previous: 
 
 
 def test_another_bundle_s_is_refused(full: Bundle) -> None:
-    with pytest.raises(ValueError, match=r"\(5,\) elements were kept; bundle line takes 6"):
+    with pytest.raises(ValueError, match=r"what was kept is float32 of shape \(5,\); expected float32 of shape \(6,\)"):
         restore(open_runtime(full), full, MODEL, np.zeros(5, np.float32))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_model_of_another_size_is_refused(full: Bundle, size: int) -> None:
+    """Not taken for one without, or with, the personal part."""
+    runtime = open_runtime(full)
+    with pytest.raises(ValueError, match=rf"the round's model is float32 of shape \({size},\); expected .* \(4,\)"):
+        restore(runtime, full, np.zeros(size, np.float32), None)
+    assert runtime.local[4] == H

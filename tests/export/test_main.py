@@ -244,7 +244,7 @@ def test_quantize(
     printed = capsys.readouterr()
     for line in (
         rf"size\s.*{size:,} -> {output.stat().st_size:,} bytes",
-        r"weights\s.*6 of 8 in int8",
+        r"weights\s.*6 of 8 in 8 bits",
         r"operators\s.*Gemm 1",
         r"examples\s.*50",
         r"accuracy\s.*0\.\d+ -> 0\.\d+",

@@ -30,6 +30,18 @@ class Unpooling(nn.Module):
         return values + places.float() / 100
 
 
+class Ties(nn.Module):
+    """Of equal elements the first is a window's maximum; the map's gradient shows which was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Parameter(torch.ones(2, 10, 11))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (x.round().clamp(-1, 1) + self.map)[..., :9]
+        return nn.functional.max_pool2d(places, (5, 3))
+
+
 STACKS = {
     "convolutions": nn.Sequential(
         nn.Conv2d(2, 4, (3, 2), stride=(2, 3), padding=(1, 2)),  # a stride that leaves rows over
@@ -55,6 +67,15 @@ STACKS = {
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, 3, ceil_mode=True),
     ),
+    "pools that cover the image": nn.Sequential(
+        nn.Conv2d(2, 16, (3, 4)),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(2),
+        nn.MaxPool1d(4),
+        nn.Conv1d(16, 3, 2),
+    ),
+    "ties": Ties(),
     "indices in use": nn.Sequential(nn.Conv2d(2, 1, 2), Unpooling()),
 }
 
@@ -79,6 +100,14 @@ def test_gradients_match_pytorch(name: str) -> None:
     assert found.batch_of_one
     before = dict(model.named_parameters())
     assert all(not torch.equal(value, before[name]) for name, value in found.values.items())
+
+
+def test_pools_that_cover_the_image_have_no_indices() -> None:
+    """They cost ten times what the maxima do."""
+    model = nn.Sequential(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
+    graph, _ = converted(model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3))
+    pools = [node for node in graph.graph.node if node.op_type == "MaxPool"]
+    assert [len(node.output) for node in pools] == [1, 1]
 
 
 def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:

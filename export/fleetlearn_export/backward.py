@@ -1,0 +1,389 @@
+"""What neither PyTorch takes apart nor ONNX has, in PyTorch's own operators, for operators.py's table.
+
+Sums at repeated places are ``scatter_add``, which becomes ONNX's ScatterElements: ScatterND, to which the exporter
+turns ``index_put``, loses some of them in ONNX Runtime 1.19 when it runs on more than one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+MEAN, MAX = 1, 2
+"""Modes of embedding bags; 0 is the sum."""
+REPLICATION = (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+
+
+def _each(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value) or list(default)
+    return values * count if len(values) == 1 else values
+
+
+def _sizes(x: Tensor, count: int) -> list[int]:
+    """Of the last ``count`` axes, the image's: they are fixed by the example."""
+    return [int(size) for size in x.shape[-count:]]
+
+
+def _spread(grad: Tensor, kernel: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Windows beside each other: each window's value to all of its places; places behind the last window get 0."""
+    count = len(kernel)
+    head, sizes = list(grad.shape[:-count]), _sizes(grad, count)
+    wide = grad.reshape([*head, *(size for pair in zip(sizes, [1] * count, strict=True) for size in pair)])
+    wide = wide.expand([*head, *(size for pair in zip(sizes, kernel, strict=True) for size in pair)])
+    whole = wide.reshape([*head, *(size * k for size, k in zip(sizes, kernel, strict=True))])
+    rest = [int(size) - n * k for size, n, k in zip(shape[-count:], sizes, kernel, strict=True)]
+    return torch.constant_pad_nd(whole, [n for size in reversed(rest) for n in (0, size)]) if any(rest) else whole
+
+
+def avg_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Each output's gradient, divided by its window's size, to the places of its window; overlapping windows add up.
+
+    Where windows overlap that is the transposed convolution with a kernel of ones.
+    """
+    sizes = _sizes(x, len(kernel_size)) if len(kernel_size) > 1 else _sizes(x, x.dim() - 2)
+    count = len(sizes)
+    kernel, pads = _each(kernel_size, count), _each(padding, count)
+    strides = _each(stride, count, kernel)
+    windows = _sizes(grad, count)
+    if divisor_override:
+        grad = grad / divisor_override
+    else:
+        for axis in range(count):
+            # Windows may reach over the padding's end where sizes are rounded up; what is there does not count.
+            begin = torch.arange(windows[axis]) * strides[axis] - pads[axis]
+            end = (begin + kernel[axis]).clamp(max=sizes[axis] + pads[axis])
+            if not count_include_pad:
+                begin, end = begin.clamp(min=0), end.clamp(max=sizes[axis])
+            grad = grad / (end - begin).to(grad.dtype).reshape([-1] + [1] * (count - 1 - axis))
+    if kernel == strides and not any(pads) and all(w * k <= n for w, k, n in zip(windows, kernel, sizes, strict=True)):
+        return _spread(grad, kernel, sizes)
+    over = [n - ((w - 1) * s - 2 * p + k) for n, w, s, p, k in zip(sizes, windows, strides, pads, kernel, strict=True)]
+    out = aten.convolution(
+        grad.reshape([-1, 1, *windows]),
+        grad.new_ones([1, 1, *kernel]),
+        None,
+        strides,
+        pads,
+        [1] * count,
+        True,
+        [max(rest, 0) for rest in over],
+        1,
+    )
+    for axis in range(count):
+        if over[axis] < 0:
+            out = out.narrow(2 + axis, 0, sizes[axis])
+    whole: Tensor = out.reshape(x.shape)
+    return whole
+
+
+def _averages(size: int, out: int, like: Tensor) -> Tensor:
+    """(out, size): what adaptive pooling along one axis multiplies with. Window i is floor(i * size / out) up to
+    ceil((i + 1) * size / out)."""
+    places, windows = torch.arange(size), torch.arange(out)[:, None]
+    begin, end = windows * size // out, ((windows + 1) * size + out - 1) // out
+    return ((places >= begin) & (places < end)).to(like.dtype) / (end - begin)
+
+
+def _along(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
+    return torch.matmul(x.transpose(axis, -1), matrix.transpose(0, 1)).transpose(axis, -1)
+
+
+def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    count = len(output_size)
+    sizes = _sizes(x, count)
+    if all(size % out == 0 for size, out in zip(sizes, output_size, strict=True)):
+        kernel = [size // out for size, out in zip(sizes, output_size, strict=True)]
+        pool: Tensor = (aten.avg_pool2d if count == 2 else aten.avg_pool3d)(x, kernel, kernel)
+        return pool
+    return adaptive_averages(x, output_size)
+
+
+def adaptive_averages(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Adaptive average pooling as a product of matrices along each axis."""
+    for axis, out in enumerate(output_size, -len(output_size)):
+        x = _along(_averages(int(x.shape[axis]), out, x), x, axis)
+    return x
+
+
+def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return _adaptive_avg_pool_backward(grad, x, 2)
+
+
+def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return _adaptive_avg_pool_backward(grad, x, 3)
+
+
+def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, count: int) -> Tensor:
+    sizes, outs = _sizes(x, count), _sizes(grad, count)
+    if all(size % out == 0 for size, out in zip(sizes, outs, strict=True)):
+        kernel = [size // out for size, out in zip(sizes, outs, strict=True)]
+        return _spread(grad / prod(kernel), kernel, sizes)
+    for axis, (size, out) in enumerate(zip(sizes, outs, strict=True), -count):
+        grad = _along(_averages(size, out, grad).transpose(0, 1), grad, axis)
+    return grad
+
+
+def _largest(x: Tensor, axes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest in each window and its place in the flattened image, the first of equals.
+
+    ``axes`` has for each axis of the image the windows' places along it, (outputs, kernel). A place may be repeated.
+    """
+    sizes, count = _sizes(x, len(axes)), len(axes)
+    table = torch.zeros([1] * 2 * count, dtype=torch.int64)
+    for axis, places in enumerate(axes):
+        shape = [1] * 2 * count
+        shape[axis], shape[count + axis] = places.shape
+        table = table * sizes[axis] + places.reshape(shape)
+    outs = [places.shape[0] for places in axes]
+    table = table.reshape(prod(outs), -1)
+    windows = x.reshape([*x.shape[:-count], -1])[..., table]
+    values, within = windows.max(-1)
+    indices = table.reshape(-1)[torch.arange(prod(outs)) * table.shape[1] + within]
+    shape = [*x.shape[:-count], *outs]
+    return values.reshape(shape), indices.reshape(shape)
+
+
+def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    axes = []
+    for size, out in zip(_sizes(x, len(output_size)), output_size, strict=True):
+        windows = torch.arange(out)[:, None]
+        begin, end = windows * size // out, ((windows + 1) * size + out - 1) // out
+        longest = max(((i + 1) * size + out - 1) // out - i * size // out for i in range(out))
+        axes.append(torch.minimum(begin + torch.arange(longest), end - 1))
+    return _largest(x, axes)
+
+
+def max_pool3d_with_indices(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    kernel, pads, steps = _each(kernel_size, 3), _each(padding, 3), _each(dilation, 3)
+    axes = []
+    for size, k, s, p, d in zip(_sizes(x, 3), kernel, _each(stride, 3, kernel), pads, steps, strict=True):
+        out = (size + 2 * p - d * (k - 1) - 1 + (s - 1) * ceil_mode) // s + 1
+        if ceil_mode and (out - 1) * s >= size + p:
+            out -= 1  # the last window would begin behind the image
+        places = torch.arange(out)[:, None] * s - p + torch.arange(k) * d
+        # What lies beside the image never is the largest: the window's first or last place in it instead.
+        places = places + d * ((-places).clamp(min=0) + d - 1).div(d, rounding_mode="floor")
+        axes.append(places - d * ((places - size + 1).clamp(min=0) + d - 1).div(d, rounding_mode="floor"))
+    return _largest(x, axes)
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    return _sent_back(grad, x, indices, 2)
+
+
+def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    return _sent_back(grad, x, indices, 3)
+
+
+def max_pool3d_with_indices_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    return _sent_back(grad, x, indices, 3)
+
+
+def _sent_back(grad: Tensor, x: Tensor, indices: Tensor, count: int) -> Tensor:
+    """Each output's gradient to where its maximum was; ``indices`` count within the image."""
+    head = x.shape[:-count]
+    flat = torch.zeros_like(x).reshape([*head, -1])
+    return flat.scatter_add(-1, indices.reshape([*head, -1]), grad.reshape([*head, -1])).reshape(x.shape)
+
+
+def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    """The gradients of the repeated edges to the edges. ``padding`` begins with the last axis."""
+    for place in range(len(padding) // 2):
+        axis, before, after = -1 - place, padding[2 * place], padding[2 * place + 1]
+        size = int(x.shape[axis])
+        whole, grad = grad, grad.narrow(axis, before, size)
+        for begin, count, beside in ((0, before, (0, size - 1)), (before + size, after, (size - 1, 0))):
+            if count:
+                edge = whole.narrow(axis, begin, count).sum(axis, keepdim=True)
+                grad = grad + torch.constant_pad_nd(edge, [0, 0] * place + list(beside))
+    return grad
+
+
+def _rows_added(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """(count, ...) with each of ``rows`` added at its place on the first axis."""
+    flat = rows.reshape(rows.shape[0], -1)
+    where = places.reshape(-1, 1).expand(flat.shape)
+    shape = [count, *rows.shape[1:]]
+    return flat.new_zeros([count, flat.shape[1]]).scatter_add(0, where, flat).reshape(shape)
+
+
+def embedding_dense_backward(
+    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    flat = indices.reshape(-1)
+    rows = grad.reshape(flat.shape[0], -1)
+    if padding_idx >= 0:
+        rows = rows * (flat != padding_idx).to(rows.dtype)[:, None]
+    if scale_grad_by_freq:
+        rows = rows / _rows_added(rows.new_ones(flat.shape), flat, num_weights)[flat][:, None]
+    return _rows_added(rows, flat, num_weights)
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bags' sums or means (bags, width); then for the backward pass each index's bag and the bags' sizes."""
+    begins = offsets[:-1] if include_last_offset else offsets
+    bags, words = begins.shape[0], indices.shape[0]
+    # How many bags have begun: bags may be empty, the last ones too.
+    marks = _rows_added(torch.ones_like(begins), begins, words + 1)
+    bag = marks.cumsum(0)[:words] - 1
+    rows = _weighted(weight.index_select(0, indices), indices, per_sample_weights, padding_idx)
+    present = torch.ones_like(indices) if padding_idx < 0 else (indices != padding_idx).to(torch.int64)
+    sizes = _rows_added(present, bag, bags)
+    out = _rows_added(rows, bag, bags)
+    if mode == MEAN:
+        out = out / sizes.clamp(min=1)[:, None]
+    return out, bag, sizes, sizes
+
+
+def _weighted(rows: Tensor, indices: Tensor, weights: Tensor | None, padding_idx: int) -> Tensor:
+    if weights is not None:
+        rows = rows * weights[:, None]
+    return rows * (indices != padding_idx).to(rows.dtype)[:, None] if padding_idx >= 0 else rows
+
+
+def embedding_bag_backward(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    if mode == MEAN:
+        grad = grad / bag_size.clamp(min=1)[:, None]
+    rows = _weighted(grad.index_select(0, offset2bag), indices, per_sample_weights, padding_idx)
+    return _rows_added(rows, indices, num_weights)
+
+
+def embedding_bag_per_sample_weights_backward(
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor:
+    rows = grad.index_select(0, offset2bag) * weight.index_select(0, indices)
+    return _weighted(rows, indices, None, padding_idx).sum(1)
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """With ``accumulate``, as the gradient of ``x[indices]``: rows added at places; without, as the exporter has it."""
+    given = [axis for axis, places in enumerate(indices) if places is not None]
+    places = [indices[axis] for axis in given]
+    if not accumulate or any(row is not None and row.dtype == torch.bool for row in places):
+        return NotImplemented
+    others = [axis for axis in range(x.dim()) if axis not in given]
+    flat = torch.zeros([], dtype=torch.int64)
+    for axis, row in zip(given, (row for row in places if row is not None), strict=True):
+        flat = flat * x.shape[axis] + torch.where(row < 0, row + x.shape[axis], row)
+    # The places' axes stand where the first of the indexed axes stood, or in front where those were apart.
+    front = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
+    rest = [x.shape[axis] for axis in others]
+    values = values.expand([*rest[:front], *flat.shape, *rest[front:]])
+    values = values.permute(
+        [*range(front, front + flat.dim()), *range(front), *range(front + flat.dim(), values.dim())]
+    )
+    rows = values.reshape([-1, prod(rest)])
+    order = [*given, *others]
+    moved = x.permute(order)
+    sums = moved.reshape([-1, prod(rest)]).scatter_add(0, flat.reshape(-1, 1).expand(rows.shape), rows)
+    return sums.reshape(moved.shape).permute([order.index(axis) for axis in range(x.dim())]).contiguous()
+
+
+def trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """What nn.Bilinear uses: the three multiplied, summed over ``sumdim``."""
+    for axis in expand1:
+        a = a.unsqueeze(axis)
+    for axis in expand2:
+        b = b.unsqueeze(axis)
+    for axis in expand3:
+        c = c.unsqueeze(axis)
+    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+
+
+def shrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    """Of hardshrink and softshrink: nothing inside -lambd .. lambd."""
+    return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
+
+
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of w = g * v / |v|, the norm over all axes but ``dim`` (Salimans, Kingma 2016, arXiv 1602.07868, equation 3)."""
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    grad_g = (grad * v).sum(axes, keepdim=True) / norms
+    return g / norms * (grad - v * grad_g / norms), grad_g
+
+
+def refusal(node: torch.fx.Node) -> str | None:
+    """Why a call of an operator, in the model as the user wrote it, can have no gradient in a bundle."""
+    operator: Any = node.target
+    names = [row.name for row in operator._schema.arguments]
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if given.get("sparse"):
+        return "has sparse gradients: leave out sparse=True"
+    if operator in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
+        if given.get("mode") == MAX:
+            return "takes each bag's largest: use nn.Embedding, and amax over the words"
+        if given.get("scale_grad_by_freq"):
+            return "scales its gradients by how often words occur: leave out scale_grad_by_freq=True"
+    if operator in REPLICATION and min(given["padding"]) < 0:
+        return "has a negative padding: cut with a slice instead"
+    return None

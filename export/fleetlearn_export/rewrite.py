@@ -1,0 +1,90 @@
+"""Rewrites of ONNX graphs that save passes over memory and that ONNX Runtime does not do itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+
+def rewrite(graph: ir.Graph) -> None:
+    """Change the graph in place. What is no longer used stays in it."""
+    for node in graph:
+        if node.op_type == "Slice":
+            _merge_slices(graph, node)
+        elif node.op_type == "Sub":
+            _update_within_product(graph, node)
+
+
+def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
+    """A slice of a slice, along other axes, is one slice. PyTorch slices one axis at a time."""
+    source = _producer(node.inputs[0], "Slice")
+    if source is None:
+        return
+    inner, outer = _bounds(source), _bounds(node)
+    if inner is None or outer is None or {*inner[2].tolist()} & {*outer[2].tolist()}:
+        return
+    node.replace_input_with(0, source.inputs[0])
+    for place, (first, second) in enumerate(zip(inner, outer, strict=True), 1):
+        tensor = ir.tensor(np.concatenate([first, second]))
+        value = ir.Value(name=f"{node.outputs[0].name}/{place}", const_value=tensor, type=ir.TensorType(tensor.dtype))
+        value.shape = ir.Shape([tensor.size])
+        graph.register_initializer(value)
+        node.replace_input_with(place, value)
+
+
+def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
+    """Starts, ends, axes and steps, if all are given as constants and no axis is counted from the end."""
+    values = [value.const_value if value is not None else None for value in node.inputs[1:]]
+    arrays = [value.numpy().astype(np.int64) for value in values if value is not None]
+    return arrays if len(arrays) == 4 and min(arrays[2]) >= 0 else None
+
+
+def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
+    """w - lr * (a @ b) is one Gemm: w - (lr * a) @ b. That saves two passes over the weights."""
+    weights, step = node.inputs
+    scaling = _producer(step, "Mul")
+    if scaling is None or not _only(step):
+        return
+    rates = [value for value in scaling.inputs if _sizes(value) == []]
+    gradients = [value for value in scaling.inputs if value not in rates]
+    product = _producer(gradients[0], "MatMul") if len(rates) == len(gradients) == 1 else None
+    # Gemm would repeat the rows of a smaller w, without an error.
+    if product is None or not _only(gradients[0]) or _sizes(weights) != _sizes(gradients[0]):
+        return
+    if any(len(_sizes(value) or []) != 2 for value in (weights, *product.inputs)):
+        return
+    factors, transposed = [], []
+    for value in product.inputs:
+        turning = _producer(value, "Transpose")
+        factors.append(turning.inputs[0] if turning else value)
+        transposed.append(int(turning is not None))
+    rows, columns = _sizes(weights) or []
+    smaller = int(isinstance(rows, int) and isinstance(columns, int) and rows > columns)
+    scaled = ir.node("Mul", [factors[smaller], rates[0]], name=f"{node.name}/scaled")
+    scaled.outputs[0].name = f"{node.outputs[0].name}/scaled"
+    graph.insert_before(node, scaled)
+    factors[smaller] = scaled.outputs[0]
+    node.op_type = "Gemm"
+    node.resize_inputs(3)
+    for place, factor in enumerate((*factors, weights)):
+        node.replace_input_with(place, factor)
+    node.attributes["transA"] = ir.AttrInt64("transA", transposed[0])
+    node.attributes["transB"] = ir.AttrInt64("transB", transposed[1])
+    node.attributes["alpha"] = ir.AttrFloat32("alpha", -1.0)
+
+
+def _producer(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """The node that makes the value, if it is of this operator."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == operator else None
+
+
+def _sizes(value: ir.Value | None) -> list[object] | None:
+    """A size that is not fixed is a name."""
+    return list(value.shape) if value is not None and value.shape is not None else None
+
+
+def _only(value: ir.Value | None) -> bool:
+    """Whether one node alone reads the value."""
+    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
