@@ -38,6 +38,7 @@ from fleetlearn_simulator.sections import (
     Weibull,
     Zone,
 )
+from fleetlearn_simulator.trace import read_trace
 
 MAX_RUNS = 10_000
 """Most runs of a sweep."""
@@ -338,6 +339,8 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
                 f"{top:.3g} of the devices online at the peak; it takes a share of at most "
                 f"{(availability.swing + 1) / (2 * availability.swing):.3g}"
             )
+    if availability.file is not None:
+        read_trace(str(availability.file), availability.repeat)
     for number, outage in enumerate(failures.outages):
         where = f"failures.outages[{number}]"
         if outage.end <= outage.begin:

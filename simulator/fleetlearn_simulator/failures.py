@@ -1,0 +1,200 @@
+"""What becomes of a task on its device: drawn when it is assigned, from the device's number and the round's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from fleetlearn_device.session import UPLOAD_MARGIN
+from numpy.typing import NDArray
+
+from fleetlearn_simulator import draw
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.population import Floats, Ids, Ints, traits
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.sections import Weibull
+
+Codes: TypeAlias = NDArray[np.int8]
+PHASES = ("download", "train", "upload")
+CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
+"""Why a task comes to nothing on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the
+device vanished there (a hazard); ``crash``: it died in training; ``outage``: its region lost its network for longer
+than ``plan.round.grace``. After ``straggler`` (one that is discarded) and ``out-of-time`` the device is still there."""
+CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped")
+EVALUATION = 1 / 3
+"""Of a batch, against a training step with it: a backward pass costs two forward passes."""
+
+
+class Fate(NamedTuple):
+    """What becomes of one task."""
+
+    seconds: float
+    """From the assignment to the report, or to the device's end."""
+    cause: str
+    """One of ``CAUSES``."""
+    steps: int
+    """Local steps that it does, or would do."""
+    corrupt: str
+    """One of ``CORRUPTIONS``."""
+    factor: float
+    """Of the corruption."""
+    tier: int
+    """Index in ``scenario.tiers``."""
+    download: float
+    """Seconds that the phase takes, or would take."""
+    train: float
+    """Seconds that the phase takes, or would take."""
+    upload: float
+    """Seconds that the phase takes, or would take."""
+
+
+class Fates(NamedTuple):
+    """The same of n tasks, arrays of shape (n,); causes and corruptions are their indices."""
+
+    seconds: Floats
+    cause: Codes
+    steps: Ints
+    corrupt: Codes
+    factor: Floats
+    tier: Ints
+    download: Floats
+    train: Floats
+    upload: Floats
+
+    def rows(self) -> Iterator[Fate]:
+        """Task by task."""
+        columns = [column.tolist() for column in self]
+        columns[1] = [CAUSES[code] for code in columns[1]]
+        columns[3] = [CORRUPTIONS[code] for code in columns[3]]
+        return map(Fate._make, zip(*columns, strict=True))
+
+
+def fates(
+    scenario: Scenario,
+    ids: Ids,
+    round: int,
+    *,
+    now: float,
+    deadline: float,
+    steps: Ints,
+    down: Floats | Ints,
+    up: Floats | Ints,
+) -> Fates:
+    """What becomes of the tasks of these devices, assigned at the time ``now`` in a round that ends at ``deadline``.
+
+    Args:
+        scenario: Its ``compute.step_seconds`` must be a number.
+        ids: int64, shape (n,).
+        round: Drawn from with ``ids``; nothing else that is given changes what is drawn.
+        now: Seconds.
+        deadline: Seconds, on the same clock.
+        steps: Local steps of all epochs, at least 1, shape (n,).
+        down: Bytes that the device fetches, shape (n,).
+        up: Bytes of its update, shape (n,).
+
+    Raises SimulatorError where the cost of a step is yet to be measured.
+    """
+    failures, local = scenario.failures, scenario.plan.local
+    known = traits(scenario, ids)
+    luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7])
+    download = known.latency + down / known.download
+    upload = known.latency + up / known.upload
+    slow = luck[0] < failures.stragglers
+    chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps)
+    done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
+
+    # Each ending, by the seconds until it comes; infinite where it does not. The first one counts.
+    crash = _by_tier(scenario, known.tier, "crash")
+    begin = (np.zeros(len(ids)), download, download + train)
+    ends = np.full((len(CAUSES), len(ids)), inf)
+    ends[0] = begin[2] + upload
+    for row, (phase, length) in enumerate(zip(PHASES, (download, train, upload), strict=True)):
+        after = _hazard(scenario, known.tier, phase, luck[2 + row])
+        ends[1 + row] = np.where(after < length, begin[row] + after, inf)
+    dies = luck[5] < crash
+    ends[4] = np.where(dies, download + luck[6] * train, inf)
+    ends[5] = _outage(scenario, ids, now, ends[0])
+    if failures.discard:
+        ends[6] = np.where(slow & (chosen < steps), begin[2], inf)
+    ends[7] = np.where(late, download, inf)
+    ends[0] = np.where(np.isfinite(ends[6]) | late, inf, ends[0])
+    cause = ends.argmin(axis=0)
+    corrupt, factor = _corruption(scenario, ids)
+    return Fates(ends.min(axis=0), cause.astype(np.int8), done, corrupt, factor, known.tier, download, train, upload)
+
+
+def _part(steps: Ints, epochs: int, luck: Floats) -> Ints:
+    """A straggler's steps: 1 to E - 1 epochs, or with one epoch 1 to S - 1 steps; all where there is nothing less."""
+    if epochs > 1:
+        return steps * (1 + (luck * (epochs - 1)).astype(np.int64)) // epochs
+    return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
+
+
+def _training(
+    scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
+) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """Steps that are done in the time that the device gives them, as ``fleetlearn_device.session`` and ``train`` do;
+    the seconds they take; and whether no time at all is left."""
+    compute, local = scenario.compute, scenario.plan.local
+    if isinstance(compute.step_seconds, str):
+        raise SimulatorError(
+            f'compute.step_seconds = "{compute.step_seconds}": a step has to be measured before there are tasks'
+        )
+    step = compute.step_seconds / speed
+    before = compute.start_seconds / speed
+    if local.evaluate:
+        before = before + EVALUATION * np.ceil(steps / local.epochs) * step
+    part, most = UPLOAD_MARGIN
+    left = deadline - download - min(part * deadline, most)
+    if local.time_budget is not None:
+        left = np.minimum(left, local.time_budget)
+    fit = np.floor((left - before) / np.maximum(step, 1e-12))
+    done = np.minimum(chosen, np.clip(fit, 1, 2**53).astype(np.int64))
+    return done, before + done * step, left <= 0
+
+
+def _by_tier(scenario: Scenario, tier: Ints, key: str) -> Floats:
+    """A number of [failures], or of the tier's own."""
+    values = [getattr(row.failures, key) for row in scenario.tiers.values()]
+    usual = getattr(scenario.failures, key)
+    return np.array([usual if value is None else value for value in values], np.float64)[tier]
+
+
+def _hazard(scenario: Scenario, tier: Ints, phase: str, luck: Floats) -> Floats:
+    """Seconds in a phase until the device vanishes: survival is exp(-(rate * t)^shape)."""
+    rates, shapes = [], []
+    for row in scenario.tiers.values():
+        own = getattr(row.failures, phase)
+        given = getattr(scenario.failures, phase) if own is None else own
+        rates.append(given.rate if isinstance(given, Weibull) else given)
+        shapes.append(given.shape if isinstance(given, Weibull) else 1.0)
+    if not any(rates):
+        return np.full(len(tier), inf)
+    scale = np.array([1 / rate if rate else inf for rate in rates])
+    # The smallest number drawn is 0, and 0 times infinity is no number.
+    exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
+    return np.asarray(exponential ** (1 / np.array(shapes))[tier] * scale[tier])
+
+
+def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
+    """Seconds until a device's connection is lost for longer than its task outlives it."""
+    found = np.full(len(ids), inf)
+    for row in scenario.failures.outages:
+        if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
+            after = max(row.begin - now, 0.0)
+            hit = (ids % scenario.failures.regions == row.region) & (after < length)
+            found[hit] = np.minimum(found[hit], after)
+    return found
+
+
+def _corruption(scenario: Scenario, ids: Ids) -> tuple[Codes, Floats]:
+    """Which devices send bad updates, always; and by how much."""
+    rows = scenario.failures.corrupt
+    if not rows:
+        return np.zeros(len(ids), np.int8), np.ones(len(ids))
+    ends = np.cumsum([row.share for row in rows])
+    which = np.searchsorted(ends, draw.uniform(scenario.seed, "corrupt", ids), side="right")
+    codes = np.array([*(CORRUPTIONS.index(row.kind) for row in rows), 0], np.int8)
+    return codes[which], np.array([*(row.factor for row in rows), 1.0])[which]
