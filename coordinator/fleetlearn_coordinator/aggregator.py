@@ -131,6 +131,29 @@ def add_parts(total: Sum, parts: Iterable[Vector], weight: int, largest: float) 
     total.count += 1
 
 
+def add_many(total: Sum, updates: NDArray[np.float32], weights: NDArray[np.int64]) -> None:
+    """Add several updates, float32 (n, P), with their weights, int64 (n,): the same sum as by ``add``, to the last bit.
+
+    The caller has ``check``ed each of them. For small models it costs a fraction of as many calls of ``add``. Raises
+    ProtocolError (out-of-range), and then ``total`` is as it was.
+    """
+    count, size = updates.shape
+    if total.count + count > MAX_UPDATES:
+        raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}")
+    rows = max(1, BLOCK // max(1, size))
+    for start in range(0, count, rows):
+        weight = weights[start : start + rows, None]
+        for place in range(0, size, BLOCK):
+            t = updates[start : start + rows, place : place + BLOCK] * weight.astype(np.float64)
+            hi = (t + HIGH) - HIGH
+            lo = ((t - hi) + LOW) - LOW
+            # Multiples of one grid: exact in whatever order numpy adds them.
+            total.hi[place : place + BLOCK] += hi.sum(axis=0)
+            total.lo[place : place + BLOCK] += lo.sum(axis=0)
+    total.weight += int(weights.sum())
+    total.count += count
+
+
 def mean(total: Sum) -> NDArray[np.float64]:
     """The weighted mean of the updates, float64, shape (P,): one rounding for the sum, one for the division.
 

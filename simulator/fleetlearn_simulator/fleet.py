@@ -1,0 +1,532 @@
+"""The virtual driver of the coordinator's engine: a heap of events in place of sockets and clocks.
+
+What happens to a device in its task is known when the task is assigned; the events are put on the heap and come true
+unless the round ends first. The engine hears of them as the websocket server would tell it. Devices train when the
+first of their reports is due, those together that the round still has room for.
+
+At most ``population.connected`` devices are connected at a time, the others are told to come back later: so a round's
+cost follows its cohort, however large the population is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import fsum, inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened, Phase
+from fleetlearn_coordinator.optimizers import change_norm
+from fleetlearn_coordinator.run import settings_of
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+from fleetlearn_simulator import draw
+from fleetlearn_simulator.availability import online, until
+from fleetlearn_simulator.data import Source
+from fleetlearn_simulator.failures import fates
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.training import Backend, Job, Result, Task, means, steps_of
+
+RETRY = 60.0
+"""Seconds after which free places among the connected devices are filled again."""
+BACK_OFF = 30.0
+"""Most seconds until a device is back after the coordinator restarted: its delays are spread evenly below it."""
+IDLE = 366 * 86400.0
+"""Seconds without a round after which nothing is expected to happen any more."""
+LOOK_AHEAD = 2**28
+"""Bytes of updates that may be trained before their reports are due."""
+TRIES = 64
+"""Draws for each free place among the connected devices; where few are online, some places stay free."""
+GIVEN_UP = ("straggler", "out-of-time")
+"""Causes of which the device tells the coordinator; else it is gone without a word."""
+Note = Callable[[dict[str, Any]], None]
+
+
+class Event(NamedTuple):
+    """Something that comes true at its time. Those of a task do only while it is out."""
+
+    time: float
+    serial: int
+    kind: str
+    device: int = -1
+    task: str = ""
+    cause: str = ""
+
+
+class Flight(NamedTuple):
+    """A task that is out."""
+
+    device: int
+    task: str
+    round: int
+    seed: int
+    began: float
+    reported: float
+    """When its update is at the coordinator, if nothing happens."""
+    steps: int | None
+    """Steps that the device does; None: all."""
+    corrupt: str
+    factor: float
+    tier: int
+
+
+class Tally(NamedTuple):
+    """What a round cost, beside the engine's own counts."""
+
+    causes: Counter[str]
+    """Tasks that came to nothing, by what happened to the device."""
+    assigned: Counter[int]
+    """Tasks by tier."""
+    accepted: Counter[int]
+    """Accepted reports by tier."""
+    seconds: Counter[str]
+    """Device-seconds, ``useful`` and ``wasted``."""
+    bytes: Counter[str]
+    """``down`` and ``up``."""
+
+
+class Fleet:
+    """A population, the engine, and the time."""
+
+    def __init__(
+        self, scenario: Scenario, bundle: Bundle, source: Source, backend: Backend, task: Task, note: Note
+    ) -> None:
+        self.scenario, self.plan, self.bundle = scenario, scenario.plan, bundle
+        self.source, self.backend, self.task, self._note = source, backend, task, note
+        self.optimizer = self.plan.optimizer()
+        self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
+        self.state = self.optimizer.init(self.model)
+        self.earlier: Vector = self.model
+        """The model before this round's: stale updates are of it."""
+        self.engine = Engine(settings_of(self.plan), prefix="s-")
+        self.now = self.last = 0.0
+        """``last``: when a round ended, or training began."""
+        self.finished: str | None = None
+        self.connected: dict[int, float] = {}
+        """Device -> when it goes offline."""
+        self.away: dict[int, float] = {}
+        """Device -> when it is back, after the coordinator's restart."""
+        self.heap: list[Event] = []
+        self.flights: dict[str, Flight] = {}
+        self.holds: dict[int, str] = {}
+        """Device -> its task, while that is out."""
+        self.results: dict[str, Result] = {}
+        self.accepted: list[tuple[Flight, Result]] = []
+        """Of this round."""
+        self.held = 0
+        """Bytes of accepted updates that are not in the sum yet."""
+        self.total = aggregator.init(bundle.manifest.size)
+        self.opened = 0.0
+        self.tally = _tally()
+        self.down = False
+        self.history: list[dict[str, Any]] = []
+        """The summaries of the rounds."""
+        self.serial = self.arrivals = 0
+        self.filling = True
+        """Whether a filling up of the free places is on the heap."""
+        self._waiting: list[Event] = []
+        """What devices would say while the coordinator is down."""
+        self.has_bundle: set[int] = set()
+        self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
+        """Called with each round's summary."""
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called when a round's model is made and no task is out, before the engine goes on."""
+        for time in scenario.coordinator.crashes:
+            self._expect(time, "crash")
+        self._expect(0.0, "fill")
+
+    # Time
+
+    def advance(self) -> bool:
+        """Let the next thing happen. False: training is over, or nothing will ever happen again."""
+        if self.finished is not None:
+            return False
+        wake = self.engine.wake_at()
+        wake = inf if wake is None or self.down else max(wake, self.now)
+        due = self.heap[0].time if self.heap else inf
+        if min(wake, due) == inf or min(wake, due) > self.last + IDLE:
+            self.finished = "no round began for a year: too few devices are online at a time"
+            return False
+        if due <= wake:
+            event = heapq.heappop(self.heap)
+            self.now = max(self.now, event.time)
+            HANDLERS[event.kind](self, event)
+        else:
+            self.now = wake
+            self.carry_out(self.engine.tick(self.now))
+        return self.finished is None
+
+    def note(self, event: str, **more: Any) -> None:
+        """Put it in the event log."""
+        self._note({"time": self.now, "event": event, **more})
+
+    def _expect(self, time: float, kind: str, device: int = -1, task: str = "", cause: str = "") -> None:
+        if time < inf:
+            self.serial += 1
+            heapq.heappush(self.heap, Event(time, self.serial, kind, device, task, cause))
+
+    # Devices that come and go
+
+    def _fill(self, event: Event) -> None:
+        """Let devices that are online check in, while there is room for more connections."""
+        room = self.scenario.population.connected - len(self.connected)
+        if room > 0 and not self.down:
+            for device, end in self._arriving(room):
+                self.connected[device] = end
+                self._expect(end, "leave", device)
+                self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+        self.filling = False
+        self._fill_later()
+
+    def _fill_later(self) -> None:
+        most = min(self.scenario.population.connected, self.scenario.population.size)
+        if not self.filling and len(self.connected) < most:
+            self.filling = True
+            self._expect(self.now + RETRY, "fill")
+
+    def _arriving(self, room: int) -> list[tuple[int, float]]:
+        """Devices that are online and not connected, with the ends of their times online."""
+        size = self.scenario.population.size
+        found: dict[int, None] = {}
+        if size <= 2 * self.scenario.population.connected:
+            found = dict.fromkeys(self._online(np.arange(size)))
+        else:
+            tries = 0
+            while len(found) < room and tries < TRIES * room:
+                count = max(64, 2 * (room - len(found)))
+                drawn = draw.uniform(self.scenario.seed, "arrival", self.arrivals + np.arange(count))
+                self.arrivals, tries = self.arrivals + count, tries + count
+                found |= dict.fromkeys(self._online((drawn * size).astype(np.int64)))
+        chosen = [device for device in found if device not in self.connected][:room]
+        ends = until(self.scenario, np.array(chosen, np.int64), self.now) if chosen else []
+        return [(device, float(end)) for device, end in zip(chosen, ends, strict=True)]
+
+    def _online(self, devices: NDArray[np.int64]) -> list[int]:
+        there: list[int] = devices[online(self.scenario, devices, self.now)].tolist()
+        return there
+
+    def _leave(self, event: Event) -> None:
+        """The device's time online is over."""
+        if self.connected.get(event.device) != event.time:
+            return
+        self._vanish(event._replace(task=self.holds.get(event.device, ""), cause="offline"))
+
+    def _vanish(self, event: Event) -> None:
+        """The device is gone, without a word."""
+        flight = self.flights.get(event.task)
+        if event.task and (flight is None or self.holds.get(event.device) != event.task):
+            return  # the round ended before it came to that
+        if flight is not None:
+            self._lost(flight, event.cause)
+        self.connected.pop(event.device, None)
+        self.away.pop(event.device, None)
+        self._fill_later()
+        if not self.down:
+            self.carry_out(self.engine.disconnect(name_of(event.device), self.now))
+
+    def _lost(self, flight: Flight, cause: str) -> None:
+        """A task came to nothing on its device; the engine finds out by itself."""
+        self.holds.pop(flight.device, None)
+        self.tally.causes[cause] += 1
+        self.tally.seconds["wasted"] += self.now - flight.began
+        self.note("lost", device=flight.device, task=flight.task, cause=cause)
+
+    # Tasks
+
+    def _assign(self, assigned: Sequence[Assign]) -> None:
+        devices = np.array([device_of(row.device) for row in assigned], np.int64)
+        examples = self.source.examples(devices)
+        steps = steps_of(self.task, examples)
+        new = np.array([device not in self.has_bundle for device in devices.tolist()])
+        down = 4 * self.bundle.manifest.size + new * self._bundle_bytes()
+        found = fates(
+            self.scenario,
+            devices,
+            self.engine.round,
+            now=self.now,
+            deadline=self.engine.deadline,
+            steps=steps,
+            down=down,
+            up=np.full(len(devices), 4 * self.bundle.manifest.size),
+        )
+        self.has_bundle.update(devices.tolist())
+        self.tally.bytes["down"] += int(down.sum())
+        for row, device, fate, most in zip(assigned, devices.tolist(), found.rows(), steps.tolist(), strict=True):
+            flight = Flight(
+                device,
+                row.task,
+                row.round,
+                row.seed,
+                self.now,
+                self.now + fate.seconds if not fate.cause else inf,
+                None if fate.steps >= most else fate.steps,
+                fate.corrupt,
+                fate.factor,
+                fate.tier,
+            )
+            self.flights[row.task], self.holds[device] = flight, row.task
+            self.tally.assigned[fate.tier] += 1
+            self.note("assigned", device=device, task=row.task)
+            kind = "report" if not fate.cause else "give up" if fate.cause in GIVEN_UP else "vanish"
+            self._expect(self.now + fate.seconds, kind, device, row.task, fate.cause)
+
+    def _bundle_bytes(self) -> int:
+        files = self.bundle.manifest.files
+        return sum(files[path].size for path in files if path in ("graphs/train.onnx", "graphs/eval.onnx"))
+
+    def _give_up(self, event: Event) -> None:
+        """The device is still there, and says that it cannot do its task."""
+        flight = self.flights.get(event.task)
+        if flight is None or self.holds.get(event.device) != event.task:
+            return
+        if self._not_now(event):
+            return
+        self._lost(flight, event.cause)
+        self.carry_out(self.engine.end(name_of(event.device), event.task, f"failed: {event.cause}", self.now))
+
+    def _report(self, event: Event) -> None:
+        """The update is at the coordinator."""
+        flight = self.flights.get(event.task)
+        if flight is None or self.holds.get(event.device) != event.task or self._not_now(event):
+            return
+        device = name_of(flight.device)
+        self.tally.bytes["up"] += 4 * self.bundle.manifest.size
+        try:
+            self.engine.announce(device, flight.task, flight.round)
+            result = self._result(flight)
+            if result.failed is None:
+                self._accept(flight, result)
+                return
+            cause = result.failed
+        except ProtocolError as error:
+            cause = f"rejected: {error.code.value}"
+        self._lost(flight, cause)
+        self.carry_out(self.engine.end(device, flight.task, cause, self.now))
+
+    def _accept(self, flight: Flight, result: Result) -> None:
+        aggregator.check(result.largest, min(result.examples, self.plan.round.max_weight))
+        self.accepted.append((flight, result))
+        self.held += result.update.nbytes
+        if self.held > LOOK_AHEAD:
+            self._add_up()
+        del self.holds[flight.device]
+        self.tally.accepted[flight.tier] += 1
+        self.tally.seconds["useful"] += self.now - flight.began
+        self.note("accepted", device=flight.device, task=flight.task, steps=result.steps)
+        self.carry_out(self.engine.accept(name_of(flight.device), flight.task, self.now))
+
+    def _add_up(self) -> None:
+        """Put the accepted updates that wait for it into the round's sum."""
+        rows = [result for _, result in self.accepted[self.total.count :]]
+        if rows:
+            weights = np.array([min(row.examples, self.plan.round.max_weight) for row in rows], np.int64)
+            aggregator.add_many(self.total, np.stack([row.update for row in rows]), weights)
+            empty = np.empty(0, np.float32)
+            added = [
+                (flight, row._replace(update=empty)) for flight, row in self.accepted[self.total.count - len(rows) :]
+            ]
+            self.accepted[self.total.count - len(rows) :] = added
+        self.held = 0
+
+    def _not_now(self, event: Event) -> bool:
+        """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""
+        if self.down:
+            self._waiting.append(event)
+            return True
+        back = self.away.get(event.device)
+        if back is not None and back > self.now:
+            self._expect(back, event.kind, event.device, event.task, event.cause)
+            return True
+        return False
+
+    # Training
+
+    def _result(self, flight: Flight) -> Result:
+        if flight.task not in self.results:
+            self._train(flight)
+        return self.results.pop(flight.task)
+
+    def _train(self, first: Flight) -> None:
+        """Train ``first``, and those whose reports are due next, as many as the round has room for."""
+        room = self.engine.settings.goal - len(self.engine.accepted)
+        room = max(1, min(room, LOOK_AHEAD // max(1, self.model.nbytes)))
+        out = (self.flights[task] for task in self.holds.values())
+        due = sorted(
+            (flight for flight in out if flight.reported < inf and flight.task not in self.results),
+            key=lambda flight: (flight is not first, flight.reported, flight.task),
+        )[:room]
+        for stale in (False, True):
+            chosen = [flight for flight in due if (flight.corrupt == "stale") is stale]
+            if chosen:
+                model = self.earlier if stale else self.model
+                found = self.backend.train(model, [Job(row.device, row.seed, row.steps) for row in chosen])
+                for flight, result in zip(chosen, found, strict=True):
+                    self.results[flight.task] = self._corrupted(flight, result)
+
+    def _corrupted(self, flight: Flight, result: Result) -> Result:
+        if not flight.corrupt or flight.corrupt == "stale" or result.failed:
+            return result
+        factor = np.float32(flight.factor)
+        match flight.corrupt:
+            case "scaled":
+                result = result._replace(update=factor * result.update)
+            case "flipped":
+                result = result._replace(update=-factor * result.update)
+            case "garbage":
+                noise = draw.generator(self.scenario.seed, "garbage", flight.device, flight.round)
+                length = float(np.linalg.norm(result.update)) * float(factor)
+                made = noise.standard_normal(result.update.size, np.float32)
+                result = result._replace(update=made * np.float32(length / max(float(np.linalg.norm(made)), 1e-30)))
+        return result._replace(largest=float(np.abs(result.update).max()))
+
+    # What the engine says
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        waiting = list(commands)
+        while waiting:
+            assigned = [row for row in waiting if isinstance(row, Assign) and not row.again]
+            rest, waiting = [row for row in waiting if not isinstance(row, Assign)], []
+            for command in rest:
+                match command:
+                    case Opened(number):
+                        self.total = aggregator.init(len(self.model))
+                        self.accepted, self.held, self.results, self.flights = [], 0, {}, {}
+                        self.tally, self.opened = _tally(), self.now
+                        self.note("opened", round=number, connected=len(self.connected))
+                    case Ended(device, task, _, cause):
+                        self._ended(device_of(device), task, cause)
+                    case Cancel():
+                        pass  # what ended is on its device too
+                    case Commit(number, dropped):
+                        waiting = self._commit(number, dropped)
+                    case Abandon(number, dropped, text):
+                        self._close("abandoned", number, dropped, 0.0)
+                        self.note("abandoned", round=number, text=text)
+                    case Finish(reason):
+                        self.finished = reason
+            if assigned:
+                self._assign(assigned)
+
+    def _ended(self, device: int, task: str, cause: str) -> None:
+        if self.holds.get(device) == task:  # it is late, or one too many: the device stays
+            self._lost(self.flights[task], cause)
+
+    def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
+        self._add_up()
+        before = self.model
+        self.state, self.model = self.optimizer.apply(self.state, aggregator.mean(self.total), before)
+        self.earlier = before
+        change = change_norm(before, self.model)
+        summary = self._close("committed", number, dropped, change)
+        self.note("committed", round=number, change=change)
+        self.before_commit()
+        return self.engine.committed(self.now, change=change, metrics=summary["metrics"])
+
+    def _close(self, how: str, number: int, dropped: dict[str, int], change: float) -> dict[str, Any]:
+        metrics = self._training()
+        summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
+        if self.plan.local.evaluate and self.accepted and how == "committed":
+            evaluation = self._evaluated()
+            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
+        tally = self.tally
+        summary |= {
+            "round": number,
+            "how": how,
+            "reports": len(self.accepted),
+            "partial": sum(not result.complete for _, result in self.accepted),
+            "time": self.now,
+            "seconds": self.now - self.opened,
+            "connected": len(self.connected),
+            "dropped": dropped,
+            "causes": dict(sorted(tally.causes.items())),
+            "assigned": dict(sorted(tally.assigned.items())),
+            "accepted": dict(sorted(tally.accepted.items())),
+            "device_seconds": {key: tally.seconds[key] for key in ("useful", "wasted")},
+            "bytes": {key: tally.bytes[key] for key in ("down", "up")},
+            "change": change,
+        }
+        self.history.append(summary)
+        self.last = self.now
+        self.round_ended(summary)
+        return summary
+
+    def _training(self) -> dict[str, float]:
+        """Means of the accepted trainings, weighted as their updates are; fsum is exact, so order does not matter."""
+        most = self.plan.round.max_weight
+        rows = [(min(result.examples, most), result.loss, result.metrics) for _, result in self.accepted]
+        if not rows:
+            return {}
+        found = {"loss": fsum(weight * loss for weight, loss, _ in rows) / sum(weight for weight, _, _ in rows)}
+        for name in self.bundle.manifest.metrics:
+            known = [(weight, metrics[name]) for weight, _, metrics in rows if name in metrics]
+            if known:
+                found[name] = fsum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
+        return found
+
+    def _evaluated(self) -> dict[str, float]:
+        """The round's model, before training, on the data of those whose reports were accepted."""
+        devices = sorted(flight.device for flight, _ in self.accepted)
+        return means(self.backend.evaluate(self.earlier, devices))
+
+    # The coordinator's own failures
+
+    def _crash(self, event: Event) -> None:
+        """The coordinator's process dies. Accepted updates are safe; so are the tasks that are out."""
+        if not self.down:
+            self.down = True
+            self.note("crash")
+            self._expect(self.now + self.scenario.coordinator.restart, "restart")
+
+    def _restart(self, event: Event) -> None:
+        """It is there again, with what was on its disk; each device comes back when its back-off is over."""
+        self.down = False
+        self.note("restart")
+        old = self.engine
+        self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
+        delays = draw.uniform(self.scenario.seed, "back off", np.array([*self.connected], np.int64), old.round)
+        for device, delay in zip(self.connected, (BACK_OFF * delays).tolist(), strict=True):
+            self.away[device] = self.now + delay
+            self._expect(self.now + delay, "back", device)
+        waiting, self._waiting = self._waiting, []
+        for later in waiting:
+            self._expect(self.away.get(later.device, self.now), later.kind, later.device, later.task, later.cause)
+        if old.phase is Phase.OPEN:
+            leases = [(lease.task, lease.device) for lease in old.leases.values()]
+            dropped = [(task, device, cause) for task, (device, cause) in old.dropped.items()]
+            self.carry_out(self.engine.restore(old.round, leases, old.accepted.items(), dropped, self.now))
+
+    def _back(self, event: Event) -> None:
+        if self.away.get(event.device) == event.time and not self.down:
+            del self.away[event.device]
+            self.carry_out(self.engine.check_in(name_of(event.device), None, self.now))
+
+
+HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
+    "fill": Fleet._fill,
+    "leave": Fleet._leave,
+    "vanish": Fleet._vanish,
+    "give up": Fleet._give_up,
+    "report": Fleet._report,
+    "crash": Fleet._crash,
+    "restart": Fleet._restart,
+    "back": Fleet._back,
+}
+
+
+def name_of(device: int) -> str:
+    """The device's name in the engine: sorted as the numbers are."""
+    return f"d{device:08d}"
+
+
+def device_of(name: str) -> int:
+    return int(name[1:])
+
+
+def _tally() -> Tally:
+    return Tally(*(Counter() for _ in Tally._fields))

@@ -1,0 +1,100 @@
+"""A run's folder: the scenario as it was run, the event log, the rounds, the checkpoint.
+
+    scenario.toml           as it was given, with what was measured for it
+    events.jsonl            one line for each event, in the order of virtual time
+    rounds.jsonl            one line for each round
+    checkpoint.safetensors  model, server optimizer and fleet after a round; with it a run goes on where it was
+    model.safetensors       the model at the end
+    summary.json            the run in a few numbers
+
+A run that is resumed cuts its logs back to where the checkpoint was written, and so ends with the same bytes as one
+that was never stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fleetlearn_simulator.errors import SimulatorError
+
+SCENARIO, EVENTS, ROUNDS = "scenario.toml", "events.jsonl", "rounds.jsonl"
+CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
+Tensors = dict[str, NDArray[Any]]
+
+
+class Record:
+    """The open logs of a run. ``at`` of a checkpoint cuts them back; else they begin anew."""
+
+    def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.events = folder, events
+        self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in (EVENTS, ROUNDS)}
+        for name, file in self._files.items():
+            file.truncate((at or {}).get(name, 0))
+            file.seek(0, os.SEEK_END)
+        self._encoder = msgspec.json.Encoder()
+
+    def event(self, row: dict[str, Any]) -> None:
+        if self.events:
+            self._files[EVENTS].write(self._encoder.encode(row) + b"\n")
+
+    def round(self, row: dict[str, Any]) -> None:
+        self._files[ROUNDS].write(self._encoder.encode(row) + b"\n")
+
+    def checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
+        """Write the checkpoint, whole or not at all; the logs reach the disk first."""
+        places = {}
+        for name, file in self._files.items():
+            file.flush()
+            places[name] = file.tell()
+        temporary = self.folder / f".{CHECKPOINT}"
+        save_file(tensors, temporary, metadata={"state": self._encoder.encode({**state, "logs": places}).decode()})
+        temporary.replace(self.folder / CHECKPOINT)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
+    """Tensors and state of the last checkpoint; None where there is none. Raises SimulatorError on a damaged one."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, framework="numpy") as content:
+            state = msgspec.json.decode(content.metadata()["state"])
+            return {name: content.get_tensor(name) for name in content.keys()}, state  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise SimulatorError(f"{file} is damaged ({error}): run the scenario anew") from None
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The lines of a log. Raises SimulatorError: no such file, or not a log."""
+    try:
+        lines = (folder / name).read_bytes().splitlines()
+        return [msgspec.json.decode(line) for line in lines]
+    except (OSError, msgspec.DecodeError) as error:
+        raise SimulatorError(f"{folder / name} cannot be read as a run's log: {error}") from None
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Readable, the same bytes for the same value."""
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n")
+    temporary.replace(file)
+
+
+def save_model(folder: Path, table: Iterable[tuple[str, Vector]]) -> None:
+    """The model's tensors by name."""
+    save_file({name: np.ascontiguousarray(value) for name, value in table}, folder / MODEL)

@@ -1,0 +1,253 @@
+"""A whole run: from a scenario to a folder of logs, a model and a summary; and on from its checkpoint."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from math import fsum, inf
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from fleetlearn_coordinator.engine import Phase
+from fleetlearn_device.train import evaluate_data
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.vector import Vector, digest, views
+
+from fleetlearn_simulator.data import Kept, make_source
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.fleet import Event, Fleet, name_of
+from fleetlearn_simulator.parallel import Parallel
+from fleetlearn_simulator.record import ROUNDS, SUMMARY, Record, read_checkpoint, read_rows, save_model, write_json
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.training import BACKENDS, Backend, Job, PerDevice, means, task_of
+
+Kind = Literal["auto", "bundle", "vectorized"]
+KEPT = ("leave", "crash", "fill", "back")
+"""Events that outlive a round."""
+TRIAL = 0.3
+"""Seconds that ``auto`` tries each back end for."""
+
+
+class Options(NamedTuple):
+    """How a run is carried out. Nothing here changes what comes of it but the back end, in the last bits."""
+
+    backend: Kind = "auto"
+    workers: int | None = None
+    """Processes; None: one for each core."""
+    events: bool = True
+    """Whether the event log is written."""
+    checkpoint: int = 10
+    """Rounds from one checkpoint to the next."""
+    test: int = 1
+    """Rounds from one test on the data kept back to the next; 0: never."""
+
+
+class Outcome(NamedTuple):
+    """What a run came to."""
+
+    folder: Path
+    summary: dict[str, Any]
+    model: Vector
+
+
+def make_backend(scenario: Scenario, kind: Literal["bundle", "vectorized"]) -> Backend:
+    """A back end with its own copy of the data; for one process."""
+    bundle = open_bundle(scenario.plan.bundle)
+    task = task_of(scenario.plan, bundle)
+    return BACKENDS[kind](bundle, task, source_of(scenario, bundle))
+
+
+def source_of(scenario: Scenario, bundle: Bundle) -> Any:
+    made = make_source(
+        scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, Path(scenario.file).parent
+    )
+    return Kept(made)
+
+
+def simulate(
+    scenario: Scenario,
+    folder: str | os.PathLike[str],
+    options: Options = Options(),
+    *,
+    resume: bool = False,
+    progress: Callable[[Fleet], None] = lambda fleet: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome | None:
+    """Run ``scenario``, writing ``folder``. ``progress`` is called after each round. None: stopped by ``should_stop``,
+    with a checkpoint to go on from.
+
+    Raises SimulatorError, PlanError, BundleError; nothing is written then but what was there.
+    """
+    folder = Path(folder)
+    bundle = open_bundle(scenario.plan.bundle)
+    task = task_of(scenario.plan, bundle)
+    check_supported(bundle)
+    source = source_of(scenario, bundle)
+    found = read_checkpoint(folder) if resume else None
+    if resume and found is None:
+        raise SimulatorError(f"{folder} holds no checkpoint to go on from: run the scenario anew")
+    kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
+    workers = options.workers or os.cpu_count() or 1
+    make = partial(make_backend, scenario, kind)
+    backend = make() if workers == 1 else Parallel(make, workers, _block(bundle, kind))
+    record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
+    fleet = Fleet(scenario, bundle, source, backend, task, record.event)
+    written = 0
+
+    def round_ended(summary: dict[str, Any]) -> None:
+        version = fleet.engine.version + 1
+        if summary["how"] == "committed" and options.test and version % options.test == 0 and test is not None:
+            summary["test"] = tested(tester, fleet.model, test)
+        record.round(summary)
+        progress(fleet)
+
+    def before_commit() -> None:
+        nonlocal written
+        version = fleet.engine.version + 1
+        if version - written >= options.checkpoint or should_stop():
+            record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why}))
+            written = version
+
+    test = source.test()
+    tester = PerDevice(bundle, task, source).runtime
+    fleet.round_ended, fleet.before_commit = round_ended, before_commit
+    try:
+        if found:
+            fleet.history = read_rows(folder, ROUNDS)
+            written = found[1]["version"]
+            restore(fleet, *found)
+        while fleet.advance():
+            if should_stop() and written == fleet.engine.version:
+                return None
+    finally:
+        backend.close()
+        record.close()
+    save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
+    summary = summary_of(fleet) | {"backend": kind, "why": why}
+    write_json(folder / SUMMARY, summary)
+    return Outcome(folder, summary, fleet.model)
+
+
+def check_supported(bundle: Bundle) -> None:
+    """Raise SimulatorError where devices would keep something from task to task."""
+    manifest = bundle.manifest
+    keeps = [row.name for row in manifest.parameters if row.personal] + [row.name for row in manifest.state if row.kept]
+    keeps += ["the previous model"] if "previous" in manifest.references else []
+    if keeps:
+        raise SimulatorError(
+            f"bundle {manifest.name}: devices keep {keeps[0]} from task to task, which is not simulated yet: export it "
+            "without personal parameters, kept state and contrastive step"
+        )
+
+
+def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["bundle", "vectorized"], str]:
+    """The back end, and why. ``auto`` tries both for a moment on the first devices."""
+    if wanted != "auto":
+        return wanted, "chosen"
+    if bundle.manifest.many is None:
+        return "bundle", "the bundle has no graph for many devices"
+    costs: dict[Literal["bundle", "vectorized"], float] = {}
+    count = bundle.manifest.many.devices
+    model = bundle.parameters()[: bundle.manifest.size]
+    for kind in ("bundle", "vectorized"):
+        backend = make_backend(scenario, kind)
+        devices = np.arange(count) % scenario.population.size
+        begin = time.perf_counter()
+        done = 0
+        size = count if kind == "vectorized" else 1
+        while not done or (time.perf_counter() - begin < TRIAL and done < 8 * count):
+            jobs = [Job(int(devices[(done + place) % count]), place, None) for place in range(size)]
+            backend.train(model, jobs)
+            done += size
+            if done == size and kind == "vectorized":  # the first call makes room in memory
+                begin, done = time.perf_counter(), 0
+                backend.train(model, jobs)
+                done = size
+        costs[kind] = (time.perf_counter() - begin) / done
+        backend.close()
+    best = min(costs, key=lambda kind: costs[kind])
+    return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
+
+
+def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:
+    """Means of the model over the data that were kept back."""
+    runtime.load(model)
+    return means([evaluate_data(runtime, test)])
+
+
+def snapshot(fleet: Fleet, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fleet at the moment when a round's model is made: no task is out then."""
+    tensors = {
+        "model": fleet.model,
+        "earlier": fleet.earlier,
+        "has_bundle": np.array(sorted(fleet.has_bundle), np.int64),
+    }
+    tensors |= {f"optimizer.{name}": np.asarray(value) for name, value in fleet.state.items()}
+    engine = fleet.engine
+    state = {
+        "now": fleet.now,
+        "version": engine.version + 1,
+        "round": engine.round,
+        "change": fleet.history[-1]["change"],
+        "metrics": fleet.history[-1]["metrics"],
+        "connected": [[device, None if end == inf else end] for device, end in fleet.connected.items()],
+        "away": list(fleet.away.items()),
+        "heap": sorted(event for event in fleet.heap if event.kind in KEPT),
+        "serial": fleet.serial,
+        "filling": fleet.filling,
+        "arrivals": fleet.arrivals,
+    }
+    return tensors, state | more
+
+
+def restore(fleet: Fleet, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    """Go on from ``snapshot``."""
+    fleet.model, fleet.earlier = tensors["model"], tensors["earlier"]
+    fleet.has_bundle = set(tensors["has_bundle"].tolist())
+    prefix = "optimizer."
+    fleet.state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    fleet.now = fleet.last = state["now"]
+    fleet.connected = {device: inf if end is None else end for device, end in state["connected"]}
+    fleet.away = dict(map(tuple, state["away"]))
+    fleet.heap = [Event(*row) for row in state["heap"]]
+    heapq.heapify(fleet.heap)
+    fleet.serial, fleet.arrivals, fleet.filling = state["serial"], state["arrivals"], state["filling"]
+    engine = fleet.engine
+    engine.version, engine.round, engine.phase = state["version"] - 1, state["round"], Phase.COMMITTING
+    engine.resting = {name_of(device) for device in fleet.connected if device not in fleet.away}
+    fleet.carry_out(engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+
+
+def summary_of(fleet: Fleet) -> dict[str, Any]:
+    """The run in a few numbers."""
+    rows = fleet.history
+    causes: Counter[str] = Counter()
+    for row in rows:
+        causes.update(row["causes"])
+    seconds = {key: fsum(row["device_seconds"][key] for row in rows) for key in ("useful", "wasted")}
+    committed = [row for row in rows if row["how"] == "committed"]
+    return {
+        "reason": fleet.finished,
+        "rounds": len(committed),
+        "abandoned": len(rows) - len(committed),
+        "time": fleet.now,
+        "reports": sum(row["reports"] for row in committed),
+        "lost": dict(sorted(causes.items())),
+        "device_seconds": seconds,
+        "bytes": {key: sum(row["bytes"][key] for row in rows) for key in ("down", "up")},
+        "metrics": committed[-1]["metrics"] if committed else {},
+        "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
+        "devices": len(fleet.has_bundle),
+        "model": digest(fleet.model),
+    }
+
+
+def _block(bundle: Bundle, kind: str) -> int:
+    """Jobs handed to a process at a time."""
+    many = bundle.manifest.many
+    return many.devices if kind == "vectorized" and many is not None else 8

@@ -1,0 +1,324 @@
+"""The devices' training, for real: by the graphs that ship, one device after the other or many in one call.
+
+Both back ends do exactly the steps that a device would do, in the order in which it would do them. Training cannot
+change what happens in a round, so it is done in batches, by any number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import fsum, isfinite, prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from fleetlearn_coordinator.plan import Plan
+from fleetlearn_device.data import as_data
+from fleetlearn_device.runtime import open_runtime
+from fleetlearn_device.runtime_onnx import make_session
+from fleetlearn_device.train import DivergedError, evaluate_data, train
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.manifest import TRAIN_MANY
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector, views
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.data import Source
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.orders import permutations
+
+SEEDS = 2**53
+"""A step's seed is below it, as the device has it."""
+
+
+class Job(NamedTuple):
+    """A device's work in a round."""
+
+    device: int
+    seed: int
+    """The task's."""
+    steps: int | None
+    """How many steps it does; None: all of its epochs'."""
+
+
+class Result(NamedTuple):
+    """What came of a job. ``failed`` is why there is no update, in the protocol's word."""
+
+    update: Vector
+    examples: int
+    steps: int
+    seen: int
+    complete: bool
+    loss: float
+    metrics: dict[str, float]
+    largest: float
+    """The greatest magnitude in the update."""
+    failed: str | None = None
+
+
+class Backend(Protocol):
+    """Trains devices from a round's model."""
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+        """The results, in the jobs' order."""
+
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+        """The sums of the model over each of these devices' own data."""
+
+    def close(self) -> None: ...
+
+
+class Task(NamedTuple):
+    """What all devices of a round do: the plan's [local] with the bundle's defaults."""
+
+    hyper: dict[str, float]
+    epochs: int
+    batch_size: int
+
+
+def task_of(plan: Plan, bundle: Bundle) -> Task:
+    """Raises PlanError where the plan and the bundle do not fit."""
+    plan.check_against(bundle.manifest)
+    return Task(plan.hyper(bundle.manifest), plan.local.epochs, plan.local.batch_size)
+
+
+def steps_of(task: Task, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many steps devices with so many examples do."""
+    if not task.batch_size:
+        return np.full_like(examples, task.epochs)
+    return task.epochs * -(-examples // task.batch_size)
+
+
+class PerDevice:
+    """The back end ``bundle``: graphs/train.onnx by the device's own runtime and training loop, device after device."""
+
+    def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
+        self.task, self.source = task, source
+        self.runtime = open_runtime(bundle, kind="onnx")
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+        return [self._train(model, job) for job in jobs]
+
+    def _train(self, model: Vector, job: Job) -> Result:
+        data = as_data(self.source.arrays(job.device))
+        done = 0
+
+        def count(steps: int, loss: float) -> None:
+            nonlocal done
+            done = steps
+
+        self.runtime.load(model)
+        try:
+            outcome = train(
+                self.runtime,
+                data,
+                hyper=self.task.hyper,
+                epochs=self.task.epochs,
+                batch_size=self.task.batch_size,
+                seed=job.seed,
+                # A clock that counts steps: a budget of so many seconds ends the training after as many.
+                time_budget=None if job.steps is None else float(job.steps),
+                clock=lambda: float(done),
+                on_step=count,
+            )
+        except DivergedError:
+            return Result(np.empty(0, np.float32), data.examples, done, 0, False, np.nan, {}, 0.0, "failed: diverged")
+        return Result(
+            outcome.update,
+            outcome.examples,
+            outcome.steps,
+            outcome.seen,
+            outcome.complete,
+            outcome.loss,
+            outcome.metrics,
+            float(np.abs(outcome.update).max()),
+        )
+
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+        self.runtime.load(model)
+        return [evaluate_data(self.runtime, self.source.arrays(device)) for device in devices]
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+
+class Vectorized(PerDevice):
+    """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of devices in one call.
+
+    Devices with equally many examples, and equally many steps to do, share blocks. A last, smaller batch of an epoch is
+    a call of its own.
+    """
+
+    def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
+        super().__init__(bundle, task, source)
+        many = bundle.manifest.many
+        if many is None:
+            raise SimulatorError(
+                f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or choose "
+                'the back end "bundle"'
+            )
+        self.many, self.manifest = many, bundle.manifest
+        self.outputs = [*self._carried(), "loss", *(f"metric.{name}" for name in self.manifest.metrics)]
+        fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
+        fixed += [f"batch.{row.name}" for row in self.manifest.batch] + [
+            f"hyper.{row.name}" for row in self.manifest.hyper
+        ]
+        fixed += ["steps", *(["seed"] if self.manifest.random else [])]
+        outputs = [f"next.{name}" if name in self._carried() else name for name in self.outputs]
+        self.session = make_session(bundle, TRAIN_MANY, 1, [*self._carried(), *fixed], outputs)
+        self.state = bundle.state()
+
+    def _carried(self) -> list[str]:
+        return [
+            *(f"param.{row.name}" for row in self.manifest.parameters),
+            *(f"state.{row.name}" for row in self.manifest.state),
+        ]
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+        sizes = self.source.examples(np.array([job.device for job in jobs], np.int64))
+        wanted = steps_of(self.task, sizes)
+        limits = [
+            min(int(all_), all_ if job.steps is None else job.steps) for job, all_ in zip(jobs, wanted, strict=True)
+        ]
+        order = sorted(range(len(jobs)), key=lambda place: (int(sizes[place]), limits[place]))
+        results: list[Result | None] = [None] * len(jobs)
+        for (examples, steps), group in groupby(order, key=lambda place: (int(sizes[place]), limits[place])):
+            places = list(group)
+            if self.many.batch is not None and examples % self.many.batch:
+                for place in places:  # its last batch is too small for the block's graph
+                    results[place] = self._train(model, jobs[place])
+                continue
+            for start in range(0, len(places), self.many.devices):
+                block = places[start : start + self.many.devices]
+                found = self._block(model, [jobs[place] for place in block], examples, steps)
+                for place, result in zip(block, found, strict=True):
+                    results[place] = result
+        return [result for result in results if result is not None]
+
+    def _block(self, model: Vector, jobs: list[Job], examples: int, steps: int) -> list[Result]:
+        """Jobs that do the same number of steps on the same number of examples."""
+        devices, count = self.many.devices, len(jobs)
+        filled = [job.device for job in jobs] + [jobs[0].device] * (devices - count)
+        arrays = self.source.block(filled)
+        seeds = np.array([job.seed for job in jobs] + [0] * (devices - count), np.int64)
+        feed = self._first(model)
+        losses: list[NDArray[Any]] = []
+        metrics: dict[str, list[NDArray[Any]]] = {name: [] for name in self.manifest.metrics}
+        weights: list[int] = []
+        done = 0
+        for rows in self._calls(examples, steps, seeds):
+            # rows: (devices, steps of the call, examples of a step); padded with steps that are not done.
+            active = rows.shape[1]
+            if active < self.many.steps:
+                rows = np.concatenate([rows, np.repeat(rows[:, :1], self.many.steps - active, axis=1)], axis=1)
+            for row, array in zip(self.manifest.batch, arrays, strict=True):
+                feed[f"batch.{row.name}"] = array[np.arange(devices)[:, None, None], rows]
+            feed["steps"] = np.array([active] * count + [0] * (devices - count), np.int64)
+            if self.manifest.random:
+                feed["seed"] = (seeds + done) % SEEDS
+            found = dict(
+                zip(self.outputs, self.session.run([self._name(name) for name in self.outputs], feed), strict=True)
+            )
+            feed |= {name: found[name] for name in self._carried()}
+            losses.append(found["loss"][:count, :active])
+            for name, values in metrics.items():
+                values.append(found[f"metric.{name}"][:count, :active])
+            weights += [rows.shape[2]] * active
+            done += active
+        return self._results(model, jobs, examples, feed, losses, metrics, np.array(weights))
+
+    def _name(self, name: str) -> str:
+        return f"next.{name}" if name.startswith(("param.", "state.")) else name
+
+    def _first(self, model: Vector) -> dict[str, NDArray[Any]]:
+        devices = self.many.devices
+        feed: dict[str, NDArray[Any]] = {}
+        for kind, vector, table in (
+            ("param", model, self.manifest.parameters),
+            ("state", self.state, self.manifest.state),
+        ):
+            for name, array in views(vector, table).items():  # type: ignore[arg-type]
+                feed[f"{kind}.{name}"] = np.broadcast_to(array, (devices, *array.shape)).copy()
+        for reference in self.manifest.references:
+            for name, array in views(model, self.manifest.travelling).items():
+                given = array if reference == "anchor" else np.zeros((devices, *array.shape), np.float32)
+                if reference == "previous":
+                    given = np.broadcast_to(array, (devices, *array.shape)).copy()
+                feed[f"{reference}.{name}"] = given
+        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.task.hyper.items()}
+
+    def _calls(self, examples: int, steps: int, seeds: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The examples' places of each call's steps, in the order in which each device takes them."""
+        size = self.task.batch_size or examples
+        whole, rest = divmod(examples, size)
+        waiting: list[NDArray[np.int64]] = []
+        for epoch in range(self.task.epochs):
+            if steps <= 0:
+                break
+            order = permutations(examples, seeds, epoch)
+            full = min(whole, steps)
+            if full:
+                waiting.append(order[:, : full * size].reshape(len(seeds), full, size))
+            steps -= full
+            if rest and steps:
+                yield from self._cut(waiting)
+                waiting = []
+                yield order[:, None, whole * size :]
+                steps -= 1
+        yield from self._cut(waiting)
+
+    def _cut(self, waiting: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+        if waiting:
+            rows = np.concatenate(waiting, axis=1)
+            for start in range(0, rows.shape[1], self.many.steps):
+                yield rows[:, start : start + self.many.steps]
+
+    def _results(
+        self,
+        model: Vector,
+        jobs: list[Job],
+        examples: int,
+        feed: dict[str, NDArray[Any]],
+        losses: list[NDArray[Any]],
+        metrics: dict[str, list[NDArray[Any]]],
+        weights: NDArray[np.int64],
+    ) -> list[Result]:
+        count, seen = len(jobs), int(weights.sum())
+        tensors = [
+            feed[f"param.{row.name}"][:count].reshape(count, prod(row.shape)) for row in self.manifest.parameters
+        ]
+        updates = np.concatenate(tensors, axis=1)
+        updates -= model
+        loss = np.concatenate(losses, axis=1).astype(np.float64) @ weights / seen
+        means = {
+            name: np.concatenate(values, axis=1).astype(np.float64) @ weights / seen for name, values in metrics.items()
+        }
+        # NaN and infinity in an update come through to its largest element.
+        largest = np.abs(updates).max(axis=1).tolist()
+        mean_loss, values = loss.tolist(), {name: column.tolist() for name, column in means.items()}
+        complete = len(weights) == int(steps_of(self.task, np.array([examples]))[0])
+        return [
+            Result(
+                updates[place],
+                examples,
+                len(weights),
+                seen,
+                complete,
+                mean_loss[place],
+                {name: column[place] for name, column in values.items() if isfinite(column[place])},
+                largest[place],
+                None if isfinite(largest[place]) and isfinite(mean_loss[place]) else "failed: diverged",
+            )
+            for place in range(count)
+        ]
+
+
+BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
+
+
+def means(parts: Sequence[Evaluation]) -> dict[str, float]:
+    """Means over the examples of all of them; fsum is exact, so that it does not matter how they were divided."""
+    examples = sum(part.examples for part in parts)
+    rows = [{"loss": part.loss_sum, **part.metric_sums} for part in parts]
+    names = [name for name in rows[0] if all(name in row for row in rows)]
+    return {name: fsum(row[name] for row in rows) / examples for name in names}
