@@ -131,8 +131,9 @@ class Called(Source):
                 f"as {name}(device, seed) and returns a device's arrays: {describe(inputs)}"
             )
         self._make: Callable[[int, int], Any] = getattr(module, name)
-        self._count: Callable[[int, int], Any] | None = getattr(module, "examples", None)
-        self._test: Callable[[int], Any] | None = getattr(module, "test", None)
+        beside = {key: getattr(module, key, None) for key in ("examples", "test") if key != name}
+        self._count: Callable[[int, int], Any] | None = beside.get("examples")
+        self._test: Callable[[int], Any] | None = beside.get("test")
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         return np.array([self._number(int(device)) for device in np.ravel(ids)], np.int64).reshape(np.shape(ids))

@@ -82,6 +82,15 @@ def test_all_devices_may_be_said_to_have_as_many(tmp_path: Path) -> None:
         source.arrays(1)
 
 
+def test_it_may_be_named_examples(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n\ndef examples(d, s):\n    return np.ones((d, 3)), np.ones(d, int)\n"
+    )
+    source = Called("own:examples", 5, INPUTS, tmp_path)
+    assert source.examples(np.array([4])).tolist() == [4]
+    assert len(source.arrays(4)[0]) == 4
+
+
 def test_two_scenarios_have_modules_of_the_same_name(tmp_path: Path) -> None:
     sizes = []
     for number in ("1", "2"):
