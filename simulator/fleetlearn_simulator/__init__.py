@@ -1,1 +1,7 @@
 """A fleet in virtual time: the coordinator's own engine, aggregation and local step, and devices that come and go."""
+
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.run import Options, Outcome, simulate
+from fleetlearn_simulator.scenario import Scenario
+
+__all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "simulate"]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
+from threading import Event
 from typing import Annotated, Any
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Table
 except ImportError as error:  # pragma: no cover
     sys.exit(f"fleetlearn-simulate needs the extra: pip install 'fleetlearn[simulator]' ({error})")
@@ -23,9 +31,9 @@ except ImportError as error:  # pragma: no cover
 from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.record import SCENARIO, SUMMARY, read_rows
+from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
 from fleetlearn_simulator.run import Kind, Options, Outcome, simulate
-from fleetlearn_simulator.scenario import Scenario, init_text
+from fleetlearn_simulator.scenario import Scenario, expand, init_text
 
 app = typer.Typer(
     help="A fleet of devices in virtual time.",
@@ -66,10 +74,15 @@ def run(
 ) -> None:
     """Run a scenario, or each run of its sweep. Ctrl-C stops it cleanly; `resume` goes on."""
     with _errors():
-        runs = Scenario.load_all(scenario)
+        runs = expand(Scenario.load(scenario))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
+        if (folder / SUMMARY).exists() or (folder / CHECKPOINT).exists():
+            _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
         options = Options(_kind(backend), workers or None, events=events, test=test_every)
-        _run_all(runs, folder, options, resume=False)
+        if len(runs) == 1:
+            _one(runs[0], folder, options, resume=False)
+        else:
+            _side_by_side(runs, folder, options._replace(workers=1), workers or os.cpu_count() or 1)
 
 
 @app.command()
@@ -77,8 +90,131 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
     """Go on with a stopped run from its last checkpoint, to the same end."""
     with _errors():
         if (folder / SUMMARY).exists():
-            _fail(f"{folder}: this run is finished; fleetlearn-simulate compare {folder} shows it")
-        _run_all(Scenario.load_all(folder / SCENARIO), folder, Options(), resume=True)
+            _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
+        if not (folder / SCENARIO).exists():
+            _fail(f"{folder} holds no run: {SCENARIO} is missing")
+        _one(Scenario.load(folder / SCENARIO), folder, Options(), resume=True)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep's runs.")],
+    output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
+) -> None:
+    """Lay runs side by side: a table here, plots in a page."""
+    from fleetlearn_simulator.report import comparison_table, write_comparison
+
+    with _errors():
+        Console().print(comparison_table(folders))
+        print(write_comparison(folders, output))
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Write a run's page anew."""
+    from fleetlearn_simulator.report import write_report
+
+    with _errors():
+        print(write_report(folder))
+
+
+def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool) -> None:
+    """A run with its progress shown."""
+    stop = Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: stop.set())
+    console = Console(stderr=True)
+    try:
+        with Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+        ) as shown:
+            bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
+            outcome = simulate(
+                scenario,
+                folder,
+                options,
+                resume=resume,
+                progress=lambda fleet: shown.update(bar, completed=fleet.engine.version + 1, description=_state(fleet)),
+                should_stop=stop.is_set,
+            )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if outcome is None:
+        console.print(f"stopped; fleetlearn-simulate resume {folder} goes on", markup=False, highlight=False)
+        raise typer.Exit(130)
+    outcome.report()
+    _summarise(outcome, console)
+
+
+def _state(fleet: Fleet) -> str:
+    """Where a run is, in a line."""
+    last = fleet.history[-1]
+    loss = (last.get("test") or last["metrics"]).get("loss")
+    lost = ", ".join(f"{cause} {count}" for cause, count in last["causes"].items()) or "none"
+    return f"{_clock(fleet.now)}  {last['connected']:,} connected  {last['reports']:,} reports  lost: {lost}" + (
+        "" if loss is None else f"  loss {loss:.4g}"
+    )
+
+
+def _clock(seconds: float) -> str:
+    """Virtual time as people say it."""
+    days, rest = divmod(int(seconds), 86400)
+    return (f"day {days + 1} " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def _summarise(outcome: Outcome, console: Console) -> None:
+    found = outcome.summary
+    seconds = found["device_seconds"]
+    spent = sum(seconds.values())
+    table = Table(title=f"{outcome.folder}", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("ended", f"{found['reason']}, after {_clock(found['time'])} of virtual time")
+    table.add_row("rounds", f"{found['rounds']:,} committed, {found['abandoned']:,} abandoned")
+    table.add_row("reports", f"{found['reports']:,} of {found['devices']:,} devices")
+    table.add_row("lost", ", ".join(f"{cause} {count:,}" for cause, count in found["lost"].items()) or "none")
+    if spent:
+        table.add_row("device time", f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted")
+    table.add_row("bytes", f"{found['bytes']['down']:,} down, {found['bytes']['up']:,} up")
+    for what in ("metrics", "test"):
+        if found[what]:
+            table.add_row(what, ", ".join(f"{name} {value:.5g}" for name, value in found[what].items()))
+    table.add_row("back end", f"{found['backend']} ({found['why']})")
+    page = outcome.folder / "report.html"
+    if page.exists():
+        table.add_row("report", str(page))
+    console.print(table)
+
+
+def _alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any]:
+    """One run of a sweep, in a process of its own."""
+    outcome = simulate(scenario, folder, options)
+    assert outcome is not None
+    outcome.report()
+    return outcome.summary
+
+
+def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
+    console = Console(stderr=True)
+    with (
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+        Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
+    ):
+        bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
+        waiting = {pool.submit(_alone, run, folder / run.name, options): run for run in runs}
+        for done in as_completed(waiting):
+            found = done.result()
+            shown.advance(bar)
+            metrics = ", ".join(f"{k} {v:.4g}" for k, v in (found["test"] or found["metrics"]).items())
+            console.print(f"{waiting[done].name}: {found['rounds']} rounds, {metrics}", markup=False, highlight=False)
+    print(f"fleetlearn-simulate compare {folder}")
 
 
 def _kind(name: str) -> Kind:
@@ -102,3 +238,11 @@ def _fail(text: str) -> None:
         f"fleetlearn-simulate: {text}", style="red", markup=False, highlight=False
     )
     raise typer.Exit(1)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from math import fsum, inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from fleetlearn_coordinator.engine import Phase
 from fleetlearn_device.train import evaluate_data
@@ -22,7 +23,16 @@ from fleetlearn_simulator.data import Kept, make_source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet import Event, Fleet, name_of
 from fleetlearn_simulator.parallel import Parallel
-from fleetlearn_simulator.record import ROUNDS, SUMMARY, Record, read_checkpoint, read_rows, save_model, write_json
+from fleetlearn_simulator.record import (
+    ROUNDS,
+    SCENARIO,
+    SUMMARY,
+    Record,
+    read_checkpoint,
+    read_rows,
+    save_model,
+    write_json,
+)
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import BACKENDS, Backend, Job, PerDevice, means, task_of
 
@@ -47,12 +57,22 @@ class Options(NamedTuple):
     """Rounds from one test on the data kept back to the next; 0: never."""
 
 
+OPTIONS = Options()
+
+
 class Outcome(NamedTuple):
     """What a run came to."""
 
     folder: Path
     summary: dict[str, Any]
     model: Vector
+    """float32, shape (P,)."""
+
+    def report(self, file: str | os.PathLike[str] | None = None) -> Path:
+        """Write the run as a page with plots. Default: ``report.html`` in the run's folder."""
+        from fleetlearn_simulator.report import write_report  # plotly takes its time
+
+        return write_report(self.folder, None if file is None else Path(file))
 
 
 def make_backend(scenario: Scenario, kind: Literal["bundle", "vectorized"]) -> Backend:
@@ -71,19 +91,19 @@ def source_of(scenario: Scenario, bundle: Bundle) -> Any:
 
 def simulate(
     scenario: Scenario,
-    folder: str | os.PathLike[str],
-    options: Options = Options(),
+    folder: str | os.PathLike[str] | None = None,
+    options: Options = OPTIONS,
     *,
     resume: bool = False,
     progress: Callable[[Fleet], None] = lambda fleet: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
-    """Run ``scenario``, writing ``folder``. ``progress`` is called after each round. None: stopped by ``should_stop``,
+    """Run ``scenario``, writing ``folder`` (default: NAME.sim, here). ``progress`` is called after each round. None: stopped by ``should_stop``,
     with a checkpoint to go on from.
 
     Raises SimulatorError, PlanError, BundleError; nothing is written then but what was there.
     """
-    folder = Path(folder)
+    folder = Path(folder or f"{scenario.name}.sim")
     bundle = open_bundle(scenario.plan.bundle)
     task = task_of(scenario.plan, bundle)
     check_supported(bundle)
@@ -92,6 +112,9 @@ def simulate(
     if resume and found is None:
         raise SimulatorError(f"{folder} holds no checkpoint to go on from: run the scenario anew")
     kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
+    scenario = with_measured_step(scenario, bundle)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCENARIO).write_text(scenario.to_toml(), "utf-8")
     workers = options.workers or os.cpu_count() or 1
     make = partial(make_backend, scenario, kind)
     backend = make() if workers == 1 else Parallel(make, workers, _block(bundle, kind))
@@ -131,6 +154,22 @@ def simulate(
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
+    """The scenario with the seconds of a step on this machine, where it asks for them to be measured."""
+    if scenario.compute.step_seconds != "measure":
+        return scenario
+    backend = make_backend(scenario, "bundle")
+    model, done, begin = bundle.parameters()[: bundle.manifest.size], 0, time.perf_counter()
+    backend.train(model, [Job(0, 0, 1)])  # the first steps make room in memory
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < TRIAL:
+        done += backend.train(model, [Job(0, done, None)])[0].steps
+    seconds = float(f"{(time.perf_counter() - begin) / done:.3g}")
+    return msgspec.structs.replace(
+        scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds), tables=scenario.tables
+    )
 
 
 def check_supported(bundle: Bundle) -> None:
