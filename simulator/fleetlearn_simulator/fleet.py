@@ -85,7 +85,7 @@ class Tally(NamedTuple):
     """Tasks by tier."""
     accepted: Counter[int]
     """Accepted reports by tier."""
-    seconds: Counter[str]
+    seconds: dict[str, float]
     """Device-seconds, ``useful`` and ``wasted``."""
     bytes: Counter[str]
     """``down`` and ``up``."""
@@ -204,7 +204,7 @@ class Fleet:
                 self.arrivals, tries = self.arrivals + count, tries + count
                 found |= dict.fromkeys(self._online((drawn * size).astype(np.int64)))
         chosen = [device for device in found if device not in self.connected][:room]
-        ends = until(self.scenario, np.array(chosen, np.int64), self.now) if chosen else []
+        ends = until(self.scenario, np.array(chosen, np.int64), self.now)
         return [(device, float(end)) for device, end in zip(chosen, ends, strict=True)]
 
     def _online(self, devices: NDArray[np.int64]) -> list[int]:
@@ -529,4 +529,4 @@ def device_of(name: str) -> int:
 
 
 def _tally() -> Tally:
-    return Tally(*(Counter() for _ in Tally._fields))
+    return Tally(Counter(), Counter(), Counter(), {"useful": 0.0, "wasted": 0.0}, Counter())

@@ -98,8 +98,8 @@ def simulate(
     progress: Callable[[Fleet], None] = lambda fleet: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
-    """Run ``scenario``, writing ``folder`` (default: NAME.sim, here). ``progress`` is called after each round. None: stopped by ``should_stop``,
-    with a checkpoint to go on from.
+    """Run ``scenario``, writing ``folder`` (default: NAME.sim, here). ``progress`` is called after each round. None:
+    stopped by ``should_stop``, with a checkpoint to go on from.
 
     Raises SimulatorError, PlanError, BundleError; nothing is written then but what was there.
     """

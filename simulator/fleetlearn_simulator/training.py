@@ -237,7 +237,7 @@ class Vectorized(PerDevice):
             ("param", model, self.manifest.parameters),
             ("state", self.state, self.manifest.state),
         ):
-            for name, array in views(vector, table).items():  # type: ignore[arg-type]
+            for name, array in views(vector, table).items():
                 feed[f"{kind}.{name}"] = np.broadcast_to(array, (devices, *array.shape)).copy()
         for reference in self.manifest.references:
             for name, array in views(model, self.manifest.travelling).items():
