@@ -36,7 +36,7 @@ check: $(INSTALLED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy --package examples
-	@MYPYPATH=benchmarks $(BIN)/mypy benchmarks/*.py
+	@MYPYPATH=benchmarks:tests/support $(BIN)/mypy benchmarks/*.py
 	@$(BIN)/lint-imports
 
 bench: $(INSTALLED)

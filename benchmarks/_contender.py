@@ -1,6 +1,6 @@
 """One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
 
-    _contender.py eager MODEL BATCHES.npz STEPS LR
+    _contender.py eager|compile MODEL BATCHES.npz STEPS LR
     _contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR
 
 It begins with what the measurement of imports must not include.
@@ -20,7 +20,7 @@ from typing import Any
 WARM = 10
 """Steps before those that count. The loss of the last is compared: later, rounding drives any two apart."""
 
-Step = Callable[[Any, Any], float]
+Step = Callable[..., float]
 costs: dict[str, float] = {}
 
 
@@ -32,25 +32,30 @@ def cost(name: str) -> Iterator[None]:
     costs[f"{name}_cpu"], costs[f"{name}_clock"] = time.process_time() - cpu, time.perf_counter() - clock
 
 
-def eager(name: str, lr: float) -> tuple[Step, str]:
-    """The usual loop: zero_grad, backward, step."""
+def pytorch(kind: str, name: str, lr: float) -> tuple[Step, str]:
+    """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward, are compiled."""
     with cost("import"):
         import _models
         import torch
-        from torch.nn.functional import cross_entropy
     with cost("load"):
         torch.set_num_threads(1)
-        model = _models.make(name).module.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        case = _models.make(name)
+        optimizer = torch.optim.SGD(case.module.parameters(), lr=lr)
 
-    def step(x: Any, y: Any) -> float:
+    def objective(*batch: Any) -> Any:
+        return case.loss(case.module(*batch[: -case.targets]), *batch[-case.targets :])
+
+    forward = torch.compile(objective) if kind == "compile" else objective
+
+    def step(*batch: Any) -> float:
         optimizer.zero_grad()
-        loss = cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = forward(*map(torch.from_numpy, batch))
+        loss.backward()
         optimizer.step()
-        return loss.item()
+        value: float = loss.item()
+        return value
 
-    return step, f"torch {torch.__version__}"
+    return step, f"torch {torch.__version__}" + (", compiled" if kind == "compile" else "")
 
 
 def bundle(kind: Any, path: str, lr: float) -> tuple[Step, str]:
@@ -59,16 +64,17 @@ def bundle(kind: Any, path: str, lr: float) -> tuple[Step, str]:
         from fleetlearn_device.runtime import open_runtime
     with cost("load"):
         runtime = open_runtime(path, kind=kind, threads=1)
-    return lambda x, y: runtime.step((x, y), lr=lr), f"onnxruntime {runtime.version}"
+    return lambda *batch: runtime.step(batch, lr=lr), f"onnxruntime {runtime.version}"
 
 
 def main() -> None:
     kind, what, arrays, steps, lr = sys.argv[1:]
-    step, version = eager(what, float(lr)) if kind == "eager" else bundle(kind, what, float(lr))
+    made = pytorch if kind in ("eager", "compile") else bundle
+    step, version = made(kind, what, float(lr))
     import numpy as np
 
     with np.load(arrays) as file:
-        data = cycle(list(zip(file["x"], file["y"], strict=True)))
+        data = cycle(list(zip(*file.values(), strict=True)))
     loss = [step(*next(data)) for _ in range(WARM)][-1]
     with cost("steps"):
         for _ in range(int(steps)):

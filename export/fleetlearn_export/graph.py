@@ -49,9 +49,9 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         if not found:
             raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
         name = ".".join(found.groups())
-        place = (
-            place_of_operator(name, program.origin) or ", which a step of decomposition or of the backward pass made"
-        )
+        graphs = [program.origin, *([program.traced] if program.traced else [])]
+        place = next(filter(None, (place_of_operator(name, graph) for graph in graphs)), None)
+        place = place or ", which a step of decomposition or of the backward pass made"
         raise ExportError(
             f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with other operators"
         ) from error

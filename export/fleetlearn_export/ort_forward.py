@@ -70,6 +70,21 @@ def huber_loss(
     return _reduced(near * (distance - near / 2), reduction) if weight is None else None
 
 
+def smooth_l1_loss(
+    x: Tensor,
+    y: Tensor,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor | None:
+    """Huber's, divided by its bend."""
+    if not beta:
+        return l1_loss(x, y, reduction=reduction)
+    huber = huber_loss(x, y, reduction, beta)
+    return None if huber is None else huber / beta
+
+
 def cross_entropy(
     x: Tensor,
     y: Tensor,
@@ -169,6 +184,7 @@ def _convolve(x: Tensor, *given: Any) -> Tensor:
 WORDS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     functional.l1_loss: l1_loss,
     functional.huber_loss: huber_loss,
+    functional.smooth_l1_loss: smooth_l1_loss,
     functional.cross_entropy: cross_entropy,
     functional.bilinear: bilinear,
     functional.embedding_bag: embedding_bag,

@@ -22,6 +22,13 @@ _LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, o
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
+def fixed_size(what: str, place: str) -> ExportError:
+    return ExportError(
+        f"{what}: the number of examples is fixed{place}. Take it from the shape of the input, as x.shape[0]; "
+        "len(x), int(...) or a number written out fix it"
+    )
+
+
 def place_of_error(error: BaseException) -> str:
     """The innermost line of the user's own code that the exception came through, as `` at FILE:LINE in FUNCTION``."""
     chain: list[BaseException] = []
@@ -58,11 +65,18 @@ def place_of_fixed_size(error: BaseException) -> str | None:
     if "specialized it to be a constant" not in str(error):
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        shapes = getattr(frame.f_locals.get("fake_mode"), "shape_env", None)
-        for location in getattr(shapes, "replacements_slocs", {}).values():
-            found = location.framework_loc
-            if isinstance(found, traceback.FrameSummary) and _is_own(found.filename):
-                return _place([(found.filename, found.lineno or 0, found.name)])
+        place = place_of_replacement(getattr(frame.f_locals.get("fake_mode"), "shape_env", None))
+        if place:
+            return place
+    return ""
+
+
+def place_of_replacement(shapes: object) -> str:
+    """Where tracing put a number, or another size, in the place of a size."""
+    for location in getattr(shapes, "replacements_slocs", {}).values():
+        found = location.framework_loc
+        if isinstance(found, traceback.FrameSummary) and _is_own(found.filename):
+            return _place([(found.filename, found.lineno or 0, found.name)])
     return ""
 
 
@@ -106,15 +120,12 @@ def explained(what: str, *but: type[Exception]) -> Iterator[None]:
     except GuardOnDataDependentSymNode as error:
         raise ExportError(
             f"{what}: control flow depends on the values of tensors{place_of_error(error)}. A graph takes one way for "
-            "all data: choose between values with torch.where instead"
+            "all data: choose between values with torch.where instead, and compute with tensors, not with float(...)"
         ) from error
     except Exception as error:
         fixed = place_of_fixed_size(error)
         if fixed is not None:
-            raise ExportError(
-                f"{what}: the number of examples is fixed{fixed}. Take it from the shape of the input, as x.shape[0]; "
-                "len(x), int(...) or a number written out fix it"
-            ) from error
+            raise fixed_size(what, fixed) from error
         raise ExportError(f"{what}: {first_line(error)}{place_of_error(error)}") from error
 
 

@@ -95,14 +95,19 @@ def make_source(
         if not callable(function):
             raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")
     for name in metrics:
-        try:
-            msgspec.convert(name, Name)
-        except msgspec.ValidationError as error:
-            raise ExportError(f"metric name {name!r}: {error}") from None
+        check_name("metric", name)
     source = Source(model, loss, metrics, _batch(example, names, targets), targets)
     _check_parameters(model, loss)
     _try(source)
     return source
+
+
+def check_name(what: str, name: object, kind: Any = Name) -> None:
+    """Raise ExportError where the manifest cannot hold it."""
+    try:
+        msgspec.convert(name, kind)
+    except msgspec.ValidationError as error:
+        raise ExportError(f"{what} name {name!r}: {error}") from None
 
 
 def _batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fleetlearn_export.backward import refusal
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import tracing_decompositions
-from fleetlearn_export.places import explained, own_frames_recorded, place_of_node
+from fleetlearn_export.places import explained, fixed_size, own_frames_recorded, place_of_node, place_of_replacement
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.seeded import Seeded
 from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
@@ -40,6 +40,8 @@ class Program(NamedTuple):
     outputs: list[str]
     origin: torch.fx.Graph
     """A graph whose operators know their places in the user's code."""
+    traced: torch.fx.Graph | None = None
+    """Another one, with the step's own operators in it."""
 
 
 class Called(nn.Module):
@@ -102,6 +104,12 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapp
             _allow_non_fake_inputs=True,
             record_stack_traces=True,
         )(*stand_ins)
+    sizes: list[Any] = [
+        value.shape[rows[name]] for name, value in zip(arguments, stand_ins, strict=True) if name in rows
+    ]
+    if any(size.node.expr.is_number for size in sizes if isinstance(size, torch.SymInt)):
+        # Most of such a graph may be right, and only a division by the number of examples wrong.
+        raise fixed_size("the training step cannot be traced", place_of_replacement(mode.shape_env))
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
             # Plain attributes are not exported; a model's own parameters come here where they are frozen.
@@ -123,8 +131,9 @@ def train_program(step: TrainStep, origin: torch.fx.Graph) -> Program:
     """One local step: forward, backward and update."""
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    exported = export_traced(trace(step.function, arguments, rows), arguments, rows)
-    return Program(exported, list(arguments), step.outputs(), origin)
+    graph = trace(step.function, arguments, rows)
+    _check_operators(graph.graph)
+    return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), origin, graph.graph)
 
 
 def eval_program(source: Source, values: dict[str, Tensor]) -> Program:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from fleetlearn_protocol.manifest import LocalStep, Reference
+from fleetlearn_protocol.manifest import LocalStep, Reference, TensorName
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.seeded import Seeded
-from fleetlearn_export.source import Source
+from fleetlearn_export.source import Source, check_name
 from fleetlearn_export.stateless import functional_call, untouched
 from fleetlearn_export.steps import (
     OPTIMIZERS,
@@ -214,6 +214,8 @@ def _checked_rule(step: LocalStep | Function, features: Function | None) -> Loca
         if not callable(step):
             raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep or a function")
         needs = named_needs(step)
+        if features is not None:
+            raise ExportError("features are for LocalStep(contrastive=True); a step of your own takes its own")
         return LocalStep("custom", correction="correction" in needs)
     if step.optimizer not in OPTIMIZERS:
         raise ExportError(f"optimizer {step.optimizer!r}; a LocalStep has one of {', '.join(OPTIMIZERS)}")
@@ -235,6 +237,9 @@ def _checked_hyper(
 ) -> dict[str, float | None]:
     """The manifest's defaults. A step of the user's own declares what it takes by what is given."""
     for name, value in given.items():
+        check_name("hyper-parameter", name)
+        if name == "seed":
+            raise ExportError("no hyper-parameter is named seed: that is the input of a random step's own numbers")
         number = value is None or (isinstance(value, int | float) and abs(value) <= 1e30)
         if not number or (declared is not None and (name not in declared or value is None)):
             known = "a step of your own takes" if declared is None else f"the step has {', '.join(declared)}, each"
@@ -245,6 +250,7 @@ def _checked_hyper(
 def _state_tensors(state: Mapping[str, Any]) -> Tensors:
     values = {}
     for name, value in state.items():
+        check_name("state", name, TensorName)
         with explained(f"state {name} cannot become a tensor"):
             values[name] = torch.as_tensor(value).detach().cpu().contiguous().clone()
         if values[name].dtype != torch.float32 or not values[name].numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -11,16 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import typed
 from processes import DIGITS, ROOT, STOCK, Processes, free_port, processes
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL) for kind in ("python", "toml")}
 COMMANDS = re.findall(r"^    (fleetlearn-.*)$", README, re.MULTILINE)
-
-
-def block(kind: str, word: str) -> str:
-    (found,) = (text for text in BLOCKS[kind] if word in text)
-    return str(found)
+block = functools.partial(typed.block, README)
 
 
 def command(name: str) -> list[str]:

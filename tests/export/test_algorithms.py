@@ -223,7 +223,15 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("momentum", marks=pytest.mark.slow),
+        "nesterov",
+        "adam",
+        pytest.param("adamw", marks=pytest.mark.slow),
+    ],
+)
 def test_optimizers_with_weight_decay(name: str, bundles: Bundles) -> None:
     """Nesterov's gradients are clipped too."""
     make_optimizer, hyper, slots = OPTIMIZERS[name]

@@ -33,6 +33,8 @@ WEIGHT = torch.randn(4, 2, 3, 2)
         (functional.l1_loss, (X, Y), {"reduction": "sum"}),
         (functional.huber_loss, (X, Y), {"delta": 0.5}),
         (functional.huber_loss, (X, Y), {"reduction": "none"}),
+        (functional.smooth_l1_loss, (X, Y), {"beta": 0.3}),
+        (functional.smooth_l1_loss, (X, Y), {"beta": 0.0, "reduction": "sum"}),
         (functional.cross_entropy, (X, LABELS), {"label_smoothing": 0.2}),
         (functional.bilinear, (X, Y[:, :5], torch.randn(3, 6, 5), torch.randn(3)), {}),
         (functional.embedding_bag, (LABELS.reshape(2, 2), TABLE), {"mode": "sum"}),

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from fleetlearn_export import Exported
 from torch import nn
+from zoo import mcmahan_cnn
+
+__all__ = ["DIGITS", "Case", "mcmahan_cnn"]
 
 DIGITS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "digits.py"))
 
@@ -29,19 +32,3 @@ class Case(NamedTuple):
         for size in sizes:
             yield self.x[start : start + size], self.y[start : start + size]
             start += size
-
-
-def mcmahan_cnn() -> nn.Module:
-    """The CNN of McMahan et al. 2017 (arXiv 1602.05629), 1,663,370 parameters; float32 (n, 1, 28, 28) -> (n, 10)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, 512),
-        nn.ReLU(),
-        nn.Linear(512, 10),
-    )

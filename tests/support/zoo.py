@@ -220,7 +220,7 @@ def convolutions() -> Case:
         nn.ReflectionPad2d((1, 0, 0, 1)),
         nn.Conv2d(8, 8, (3, 2), stride=(2, 1), groups=4),
         nn.GELU(),
-        nn.Conv2d(8, 12, 2, padding="same", groups=2),
+        nn.Conv2d(8, 12, 3, padding="same", groups=2),
         nn.Softplus(),
         nn.Flatten(),
         nn.LazyLinear(4),
@@ -505,6 +505,18 @@ def own_loss() -> Case:
     return case(module, focal, numbers(6), classes(4), metrics={"accuracy": accuracy})
 
 
+def dropout() -> Case:
+    """Between layers, of whole channels, and inside a recurrent layer."""
+    module = nn.Sequential(
+        nn.Conv1d(3, 6, 3),
+        nn.Dropout1d(0.3),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        Recurrent(nn.GRU(6, 5, num_layers=2, dropout=0.4, batch_first=True), 4),
+    )
+    return classifier(module, numbers(3, 8), 4)
+
+
 MODELS: dict[str, Callable[[], Case]] = {
     "softmax": softmax,
     "mlp": mlp,
@@ -527,6 +539,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "two-heads": two_heads,
     "tied": tied,
     "own-loss": own_loss,
+    "dropout": dropout,
 }
 NAMES = tuple(MODELS)
 
