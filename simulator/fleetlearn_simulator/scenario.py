@@ -210,7 +210,9 @@ def _one(
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except PlanError as error:
-        raise SimulatorError(error.text) from None
+        raise SimulatorError(error.text) from None  # it names the plan and the label
+    except SimulatorError as error:
+        raise SimulatorError(f"{label}: {error.text}") from None
     except msgspec.ValidationError as error:
         raise SimulatorError(f"{label}: {explain(error, raw, 'scenario', Scenario, SECTIONS)}") from None
     except ValueError as error:
@@ -357,6 +359,8 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
 def _data_contradictions(data: Data) -> Iterator[str]:
     if data.largest is not None and data.power is None:
         yield f"data.largest = {data.largest} needs data.power, the exponent of the sizes' power law"
+    if data.power is not None and data.examples is None and data.kind == "synthetic":
+        yield f"data.power = {data.power} needs data.examples, the fewest that a device has"
     if data.largest is not None and data.largest < (data.examples or 1):
         yield f"data.largest = {data.largest} is less than data.examples = {data.examples}"
     if data.iid and (data.alpha or data.beta):

@@ -59,12 +59,12 @@ class Data(Section, frozen=True, kw_only=True):
     """function: "module:function", called with a device's number and a numpy Generator of its own; it returns the
     arrays of its examples."""
     examples: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    """On a device; with ``power``, at least. Default: as the generator has it; of a partition, equal parts, or with
-    ``power`` 10."""
+    """On a device; with ``power``, the fewest. Default: as the generator has it; of a partition, all of the arrays are
+    divided."""
     power: Annotated[float, Meta(gt=0, le=10)] | None = None
     """Examples follow a power law: a device has more than x of them with probability (``examples`` / x)^power."""
     largest: Annotated[int, Meta(ge=1, le=10**7)] | None = None
-    """Most examples on a device, with ``power``."""
+    """Most examples on a device, with ``power``. Default: 100 times ``examples``."""
     test: Annotated[float, Meta(ge=0, le=0.9)] = 0.1
     """Share of the examples that is kept from training, for the coordinator's test."""
 
@@ -224,9 +224,9 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     "fcube": {"examples": None},
     "iid": {"arrays": MUST, **_SIZES},
     "dirichlet": {"arrays": MUST, "label": None, "alpha": 0.5, **_SIZES},
-    "shards": {"arrays": MUST, "label": None, "shards": 2},
-    "column": {"arrays": MUST, "column": MUST},
-    "function": {"function": MUST, "examples": None},
+    "shards": {"arrays": MUST, "label": None, "shards": 2, "examples": None},
+    "column": {"arrays": MUST, "column": MUST, "examples": None},
+    "function": {"function": MUST},
 }
 """Kind of data -> the keys that it takes beside ``kind``, ``seed`` and ``test``, and their defaults."""
 AVAILABILITY: Mapping[str, Mapping[str, Any]] = {
