@@ -26,7 +26,7 @@ def make_source(settings: Data, seed: int, population: int, manifest: Manifest, 
     """
     base = (base or Path()).absolute()
     if settings.kind == "function":
-        return Called(given(settings, "function"), seed, manifest.batch, base, settings.examples)
+        return Called(given(settings, "function"), seed, manifest.batch, settings.path or base, settings.examples)
     if settings.kind in ("synthetic", "hospitals", "fcube"):
         return Made(_generator(settings, seed, population, manifest), manifest.batch)
     return partition(settings, seed, population, manifest.batch, base)

@@ -83,9 +83,7 @@ def make_backend(scenario: Scenario, kind: Literal["bundle", "vectorized"]) -> B
 
 
 def source_of(scenario: Scenario, bundle: Bundle) -> Any:
-    made = make_source(
-        scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, Path(scenario.file).parent
-    )
+    made = make_source(scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base)
     return Kept(made)
 
 

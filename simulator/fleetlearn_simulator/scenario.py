@@ -357,8 +357,8 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
 
 
 def _data_contradictions(data: Data) -> Iterator[str]:
-    if data.largest is not None and data.power is None:
-        yield f"data.largest = {data.largest} needs data.power, the exponent of the sizes' power law"
+    if data.largest is not None and data.power is None and (data.kind != "synthetic" or data.examples is not None):
+        yield f"data.largest = {data.largest} needs sizes that differ: data.power, or synthetic without data.examples"
     if data.power is not None and data.examples is None and data.kind == "synthetic":
         yield f"data.power = {data.power} needs data.examples, the fewest that a device has"
     if data.largest is not None and data.largest < (data.examples or 1):

@@ -56,15 +56,17 @@ class Data(Section, frozen=True, kw_only=True):
     shards: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """shards: pieces of the examples, sorted by label, that each device gets (McMahan et al., arXiv 1602.05629)."""
     function: Annotated[str, Meta(pattern=r"^[\w.]+:\w+\Z")] | None = None
-    """function: "module:function", called with a device's number and a numpy Generator of its own; it returns the
-    arrays of its examples."""
+    """function: "module:function", called with a device's number and the data's seed; it returns the arrays of its
+    examples."""
+    path: Path | None = None
+    """function: the folder in which the module is looked for. Default: the scenario's."""
     examples: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """On a device; with ``power``, the fewest. Default: as the generator has it; of a partition, all of the arrays are
     divided."""
     power: Annotated[float, Meta(gt=0, le=10)] | None = None
     """Examples follow a power law: a device has more than x of them with probability (``examples`` / x)^power."""
     largest: Annotated[int, Meta(ge=1, le=10**7)] | None = None
-    """Most examples on a device, with ``power``. Default: 100 times ``examples``."""
+    """Most examples on a device. Default: with ``power`` 100 times ``examples``, else no limit."""
     test: Annotated[float, Meta(ge=0, le=0.9)] = 0.1
     """Share of the examples that is kept from training, for the coordinator's test."""
 
@@ -226,7 +228,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     "dirichlet": {"arrays": MUST, "label": None, "alpha": 0.5, **_SIZES},
     "shards": {"arrays": MUST, "label": None, "shards": 2, "examples": None},
     "column": {"arrays": MUST, "column": MUST, "examples": None},
-    "function": {"function": MUST},
+    "function": {"function": MUST, "path": ".", "examples": None},
 }
 """Kind of data -> the keys that it takes beside ``kind``, ``seed`` and ``test``, and their defaults."""
 AVAILABILITY: Mapping[str, Mapping[str, Any]] = {

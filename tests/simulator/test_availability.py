@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_simulator.availability import HORIZON, online, until
+from fleetlearn_simulator.population import offsets
 from fleetlearn_simulator.scenario import Scenario
 
 PLAN = '[plan]\nbundle = "a.bundle"\nround.goal = 4\n'
@@ -180,6 +181,17 @@ def test_a_trace_is_followed_and_begins_again(folder: Path) -> None:
     assert online(once, ids, 2050.0).tolist() == [False] * 4
     assert online(again, ids, 2050.0).tolist() == [True, False, True, False]
     assert until(again, ids, 6350.0).tolist() == [7000.0, 6400.0, 7000.0, 6400.0]
+
+
+def test_a_wrong_clock_moves_a_trace(folder: Path) -> None:
+    """Each device is online from 0 to 100 s and from 300 to 1000 s by its own clock."""
+    rule = scenario('kind = "trace"\nfile = "t.csv"', "clock_skew = 1000", base=folder)
+    ids = np.arange(0, 100, 2)
+    skew = offsets(rule, ids)
+    t = float(50 - skew[0])
+    own = t + skew
+    assert np.array_equal(online(rule, ids, t), ((own >= 0) & (own < 100)) | ((own >= 300) & (own < 1000)))
+    assert until(rule, ids, t)[0] == pytest.approx(t + 50)
 
 
 def test_an_outage_hides_a_region() -> None:

@@ -173,6 +173,8 @@ def test_stragglers_may_be_discarded() -> None:
     assert np.array_equal(dropped.cause, np.where(slow, CAUSES.index("straggler"), 0))
     assert np.allclose(dropped.seconds[slow], 0.05 + 0.02 * kept.steps[slow])
     assert np.array_equal(dropped.seconds[~slow], kept.seconds[~slow])
+    whole = drawn(scenario("[failures]\nstragglers = 1.0\ndiscard = true"), steps=1)
+    assert not whole.cause.any()  # of one step there is no part
 
 
 @pytest.mark.parametrize(("budget", "step"), [(1.0, 0.125), (0.1, 0.125), (1.1, 0.25), (100.0, 0.125), (0.5, 0.5)])

@@ -102,6 +102,7 @@ def test_the_defaults_that_the_example_states_are_the_defaults(base: Path) -> No
         '[tiers.a]\nlike = "phone"\nfailures.train = {rate = 0.1, shape = 2}\n[tiers."b.c"]\nmemory = 3.5',
         '[availability]\nkind = "diurnal"\nzones = [{hours = 3}]\n'
         "[failures]\noutages = [{region = 0, begin = 1, end = 2.5}]",
+        '[data]\nkind = "function"\nfunction = "mine:examples"',
         '[data]\nkind = "dirichlet"\narrays = "x.npz"\npower = 1.5\nexamples = 3\n[coordinator]\ncrashes = [3, 4.5]',
         '[availability]\nkind = "trace"\nfile = "t.csv"\n[compute]\nstep_seconds = "measure"',
     ],
@@ -251,7 +252,8 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
         (f'{SMALL}[data]\nkind = "hospitals"\nsetup = "x"', ["data.setup = 'x'", '"balanced" or "damaged"']),
         (f'{SMALL}[data]\nkind = "function"\nfunction = "x"', ["data.function = 'x'", "matching"]),
         (f"{SMALL}[data]\npower = 2.0", ["data.power = 2.0 needs data.examples"]),
-        (f"{SMALL}[data]\nlargest = 3", ["data.largest = 3 needs data.power"]),
+        (f"{SMALL}[data]\nexamples = 2\nlargest = 3", ["data.largest = 3 needs sizes that differ: data.power"]),
+        (f'{SMALL}[data]\nkind = "iid"\narrays = "x"\nlargest = 3', ["data.largest = 3 needs sizes that differ"]),
         (f"{SMALL}[data]\nexamples = 9\npower = 2\nlargest = 3", ["data.largest = 3 is less than data.examples = 9"]),
         (f"{SMALL}[data]\niid = true\nbeta = 1", ["data.iid = true", "data.beta = 1.0"]),
         (f"{SMALL}[data]\ntest = 1", ["data.test = 1 is refused: it takes a number, at least 0 and at most 0.9"]),
