@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import fsum, inf
+from math import fsum, inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Comm
 from fleetlearn_coordinator.optimizers import change_norm
 from fleetlearn_coordinator.run import settings_of
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -33,10 +33,13 @@ from fleetlearn_simulator.failures import fates
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Job, Result, Task, means, steps_of
 
-RETRY = 60.0
-"""Seconds after which free places among the connected devices are filled again."""
+RETRY, MAX_RETRY = 60.0, 3600.0
+"""Seconds after which free places among the connected devices are filled again, at least and at most: a tenth of the
+time since a round ended."""
 BACK_OFF = 30.0
 """Most seconds until a device is back after the coordinator restarted: its delays are spread evenly below it."""
+IN_VAIN = 1000
+"""Rounds that come to nothing, one after the other, after which training is given up."""
 IDLE = 366 * 86400.0
 """Seconds without a round after which nothing is expected to happen any more."""
 LOOK_AHEAD = 2**28
@@ -108,6 +111,8 @@ class Fleet:
         self.now = self.last = 0.0
         """``last``: when a round ended, or training began."""
         self.finished: str | None = None
+        self.in_vain = 0
+        """Rounds that were abandoned since the last that was not."""
         self.connected: dict[int, float] = {}
         """Device -> when it goes offline."""
         self.away: dict[int, float] = {}
@@ -188,7 +193,7 @@ class Fleet:
         most = min(self.scenario.population.connected, self.scenario.population.size)
         if not self.filling and len(self.connected) < most:
             self.filling = True
-            self._expect(self.now + RETRY, "fill")
+            self._expect(self.now + min(max(RETRY, (self.now - self.last) / 10), MAX_RETRY), "fill")
 
     def _arriving(self, room: int) -> list[tuple[int, float]]:
         """Devices that are online and not connected, with the ends of their times online."""
@@ -203,7 +208,9 @@ class Fleet:
                 drawn = draw.uniform(self.scenario.seed, "arrival", self.arrivals + np.arange(count))
                 self.arrivals, tries = self.arrivals + count, tries + count
                 found |= dict.fromkeys(self._online((drawn * size).astype(np.int64)))
-        chosen = [device for device in found if device not in self.connected][:room]
+        # One that vanished is away until its task is given up: it would be given that again.
+        held = self.engine.leases
+        chosen = [device for device in found if device not in self.connected and name_of(device) not in held][:room]
         ends = until(self.scenario, np.array(chosen, np.int64), self.now)
         return [(device, float(end)) for device, end in zip(chosen, ends, strict=True)]
 
@@ -310,6 +317,8 @@ class Fleet:
         self.carry_out(self.engine.end(device, flight.task, cause, self.now))
 
     def _accept(self, flight: Flight, result: Result) -> None:
+        if not isfinite(result.largest):
+            raise ProtocolError(Code.NOT_FINITE, "an element of the update is not finite")
         aggregator.check(result.largest, min(result.examples, self.plan.round.max_weight))
         self.accepted.append((flight, result))
         self.held += result.update.nbytes
@@ -372,6 +381,10 @@ class Fleet:
     def _corrupted(self, flight: Flight, result: Result) -> Result:
         if not flight.corrupt or flight.corrupt == "stale" or result.failed:
             return result
+        with np.errstate(over="ignore"):  # what overflows is refused as it arrives
+            return self._corrupt(flight, result)
+
+    def _corrupt(self, flight: Flight, result: Result) -> Result:
         factor = np.float32(flight.factor)
         match flight.corrupt:
             case "scaled":
@@ -408,6 +421,10 @@ class Fleet:
                     case Abandon(number, dropped, text):
                         self._close("abandoned", number, dropped, 0.0)
                         self.note("abandoned", round=number, text=text)
+                        self.in_vain += 1
+                        if self.in_vain >= IN_VAIN:
+                            self.finished = f"{self.in_vain} rounds one after the other were abandoned: {text}"
+                            return
                     case Finish(reason):
                         self.finished = reason
             if assigned:
@@ -421,7 +438,7 @@ class Fleet:
         self._add_up()
         before = self.model
         self.state, self.model = self.optimizer.apply(self.state, aggregator.mean(self.total), before)
-        self.earlier = before
+        self.earlier, self.in_vain = before, 0
         change = change_norm(before, self.model)
         summary = self._close("committed", number, dropped, change)
         self.note("committed", round=number, change=change)

@@ -13,8 +13,8 @@ _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
 def permutations(examples: int, seeds: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
     """``fleetlearn_device.data.permutation(examples, seed, epoch)`` for each seed: int64 (seeds, examples).
 
-    Philox-4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the keys (seed, epoch); numpy
-    has one generator for each key, whose making takes longer than its numbers.
+    Philox-4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the keys (seed, epoch);
+    numpy has one generator for each key, whose making takes longer than its numbers.
     """
     blocks = -(-examples // 4)
     shape = (len(seeds), blocks)

@@ -7,7 +7,9 @@ change what happens in a round, so it is done in batches, by any number of proce
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
+from itertools import count as count_up
 from math import fsum, isfinite, prod
 from typing import Any, NamedTuple, Protocol
 
@@ -116,9 +118,10 @@ class PerDevice:
                 epochs=self.task.epochs,
                 batch_size=self.task.batch_size,
                 seed=job.seed,
-                # A clock that counts steps: a budget of so many seconds ends the training after as many.
+                # A clock that counts steps: a budget of so many seconds ends the training after as many. It is read
+                # twice before the first, and after each.
                 time_budget=None if job.steps is None else float(job.steps),
-                clock=lambda: float(done),
+                clock=partial(next, chain((0.0,), count_up(0.0))),
                 on_step=count,
             )
         except DivergedError:
@@ -154,8 +157,8 @@ class Vectorized(PerDevice):
         many = bundle.manifest.many
         if many is None:
             raise SimulatorError(
-                f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or choose "
-                'the back end "bundle"'
+                f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or "
+                'choose the back end "bundle"'
             )
         self.many, self.manifest = many, bundle.manifest
         self.outputs = [*self._carried(), "loss", *(f"metric.{name}" for name in self.manifest.metrics)]

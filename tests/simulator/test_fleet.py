@@ -1,0 +1,539 @@
+"""The engine in virtual time: small cases worked out by hand, and what holds whatever happens.
+
+Device k has k + 1 batches, a step takes 10 seconds: an epoch on device k takes 10 (k + 1) seconds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import fleet as fleet_module
+from fleetlearn_simulator.fleet import BACK_OFF, RETRY, device_of, name_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from virtual import Driven, by_lines, drive, make_fleet, make_scenario
+
+FULL = {"plan__local__batch_size": 0}
+"""All examples in one step, so that an epoch takes 10 seconds on each device."""
+TASKS = ("assigned", "accepted", "lost")
+ON_AND_OFF = {"availability__kind": "trace", "availability__file": "trace.csv"}
+
+
+def write_trace(folder: Path, *rows: tuple[int, float, float]) -> None:
+    text = "".join(f"{device},{on},{off}\n" for device, on, off in rows)
+    (folder / "trace.csv").write_text(f"device,on,off\n{text}")
+
+
+def initial(line: Path) -> Vector:
+    return open_bundle(line).parameters()
+
+
+def test_names_sort_as_numbers_do() -> None:
+    assert name_of(7) == "d00000007"
+    assert [device_of(name_of(number)) for number in (0, 123, 9_999_999)] == [0, 123, 9_999_999]
+    assert sorted(map(name_of, (10, 9, 1_000_000))) == list(map(name_of, (9, 10, 1_000_000)))
+
+
+def test_over_selection_ends_what_is_too_much(tmp_path: Path, line: Path) -> None:
+    """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, the others worked in vain."""
+    run = drive(make_scenario(tmp_path, line, 4, plan__round__goal=2, plan__round__over_selection=2.0))
+    assert run.told(*TASKS) == [
+        *((0.0, "assigned", device, None) for device in range(4)),
+        (10.0, "accepted", 0, None),
+        (20.0, "accepted", 1, None),
+        (20.0, "lost", 2, "surplus"),
+        (20.0, "lost", 3, "surplus"),
+    ]
+    (row,) = run.rounds
+    assert (row["how"], row["reports"], row["dropped"], row["causes"]) == (
+        "committed",
+        2,
+        {"surplus": 2},
+        {"surplus": 2},
+    )
+    assert row["device_seconds"] == pytest.approx({"useful": 30.0, "wasted": 40.0})
+    size = open_bundle(line).manifest.size
+    assert row["bytes"]["up"] == 2 * 4 * size
+    assert run.fleet.finished == "1 rounds done"
+
+
+def test_bytes_are_those_of_the_files_a_device_fetches(tmp_path: Path, line: Path) -> None:
+    """The bundle's graphs in the first round only; the model in each."""
+    bundle = open_bundle(line)
+    files = sum(bundle.manifest.files[file].size for file in ("graphs/train.onnx", "graphs/eval.onnx"))
+    run = drive(make_scenario(tmp_path, line, 3, plan__stop__rounds=3))
+    model = 4 * bundle.manifest.size
+    assert [row["bytes"] for row in run.rounds] == [
+        {"down": 3 * (model + files), "up": 3 * model},
+        {"down": 3 * model, "up": 3 * model},
+        {"down": 3 * model, "up": 3 * model},
+    ]
+
+
+def test_transfers_take_the_bytes_over_the_throughput(tmp_path: Path, line: Path) -> None:
+    bundle = open_bundle(line)
+    files = sum(bundle.manifest.files[file].size for file in ("graphs/train.onnx", "graphs/eval.onnx"))
+    model = 4 * bundle.manifest.size
+    tier = {"latency": 0.5, "download": 1000, "upload": 10}
+    run = drive(make_scenario(tmp_path, line, 1, tiers={"device": tier}, plan__stop__rounds=2))
+    first = 0.5 + (files + model) / 1000 + 10 + 0.5 + model / 10
+    second = 0.5 + model / 1000 + 10 + 0.5 + model / 10
+    assert [time for time, *_ in run.told("accepted")] == pytest.approx([first, first + second], abs=0.001)
+
+
+def test_a_round_is_the_weighted_mean_of_its_reports(tmp_path: Path, line: Path) -> None:
+    """Against the step in numpy, float64; device k weighs its 10 (k + 1) examples."""
+    run = drive(make_scenario(tmp_path, line, 3, plan__stop__rounds=2, plan__local__epochs=2, **FULL))
+    model = initial(line).astype(np.float64)
+    for _ in range(2):
+        updates = [by_lines(model, device, 2, lr=0.01) - model for device in range(3)]
+        model = model + np.average(updates, axis=0, weights=[10, 20, 30])
+    np.testing.assert_allclose(run.model, model, rtol=1e-5)
+
+
+def test_too_few_reports_at_the_deadline(tmp_path: Path, line: Path) -> None:
+    """Devices 2 and 3 go offline after 15 seconds and never return: two reports of three at least."""
+    write_trace(tmp_path, (0, 0, 1e6), (1, 0, 1e6), (2, 0, 15), (3, 0, 15))
+    run = drive(make_scenario(tmp_path, line, 4, plan__round__minimum=3, plan__round__deadline=100.0, **ON_AND_OFF))
+    assert run.told("accepted", "lost", "committed", "abandoned") == [
+        (10.0, "accepted", 0, None),
+        (15.0, "lost", 2, "offline"),
+        (15.0, "lost", 3, "offline"),
+        (20.0, "accepted", 1, None),
+        (100.0, "abandoned", None, None),
+    ]
+    (row,) = run.rounds
+    assert (row["how"], row["reports"], row["dropped"]) == ("abandoned", 2, {"lost": 2})
+    assert row["device_seconds"] == pytest.approx({"useful": 30.0, "wasted": 30.0})
+    assert run.model.tobytes() == initial(line).tobytes()
+    assert "too few devices are online" in str(run.fleet.finished)
+
+
+def test_whoever_is_left_when_the_grace_is_over_makes_the_round(tmp_path: Path, line: Path) -> None:
+    """Nobody is left to wait for 10 seconds, the grace, after the last device vanished."""
+    write_trace(tmp_path, (0, 0, 1e6), (1, 0, 1e6), (2, 0, 25), (3, 0, 28))
+    run = drive(make_scenario(tmp_path, line, 4, plan__round__minimum=2, plan__round__grace=10.0, **ON_AND_OFF))
+    (row,) = run.rounds
+    assert (row["reports"], row["dropped"], row["causes"]) == (2, {"lost": 2}, {"offline": 2})
+    assert row["time"] == pytest.approx(38.0, abs=0.001)
+
+
+def test_the_deadline_cuts_slow_devices_short(tmp_path: Path, line: Path) -> None:
+    """Of 25 seconds a tenth is kept for the upload: devices 2 and 3 have done two of their steps, and say so."""
+    run = drive(make_scenario(tmp_path, line, 4, plan__round__deadline=25.0))
+    accepted = [
+        (row["device"], row["steps"], round(row["time"], 3)) for row in run.events if row["event"] == "accepted"
+    ]
+    assert sorted(accepted) == [(0, 1, 10.0), (1, 2, 20.0), (2, 2, 20.0), (3, 2, 20.0)]
+    assert run.rounds[0]["partial"] == 2
+
+
+def test_a_slow_upload_is_late(tmp_path: Path, line: Path) -> None:
+    """The model's 20 bytes take 20 seconds to send, after 10 of training; the round is over after 25."""
+    assert 4 * open_bundle(line).manifest.size == 20
+    tiers = {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0}}
+    run = drive(make_scenario(tmp_path, line, 2, tiers=tiers, plan__round__deadline=25.0, **FULL), most=10)
+    assert run.rounds[0]["how"] == "abandoned"
+    assert run.rounds[0]["dropped"] == {"late": 2}
+    assert run.told("lost")[:2] == [(25.0, "lost", 0, "late"), (25.0, "lost", 1, "late")]
+    assert run.rounds[0]["device_seconds"] == pytest.approx({"useful": 0.0, "wasted": 50.0})
+
+
+def test_stragglers_hand_in_what_they_have_done(tmp_path: Path, line: Path) -> None:
+    """1 to 4 of 5 epochs, each a step: their updates are those of so many steps."""
+    scenario = make_scenario(tmp_path, line, 6, failures__stragglers=1.0, plan__local__epochs=5, **FULL)
+    run = drive(scenario)
+    steps = {row["device"]: row["steps"] for row in run.events if row["event"] == "accepted"}
+    assert sorted(steps) == list(range(6))
+    assert set(steps.values()) <= {1, 2, 3, 4}
+    assert len(set(steps.values())) > 1
+    assert {device: round(time / 10) for time, _, device, _ in run.told("accepted")} == steps
+    assert run.rounds[0]["partial"] == 6
+    model = initial(line).astype(np.float64)
+    updates = [by_lines(model, device, steps[device], lr=0.01) - model for device in range(6)]
+    expected = model + np.average(updates, axis=0, weights=[10 * (device + 1) for device in range(6)])
+    np.testing.assert_allclose(run.model, expected, rtol=1e-5)
+
+
+def test_discarded_stragglers_report_nothing(tmp_path: Path, line: Path) -> None:
+    scenario = make_scenario(
+        tmp_path, line, 8, failures__stragglers=0.5, failures__discard=True, plan__local__epochs=5, **FULL
+    )
+    run = drive(scenario)
+    (row,) = run.rounds
+    lost = row["causes"]["straggler"]
+    assert 0 < lost < 8
+    assert row["reports"] == 8 - lost
+    assert row["dropped"] == {"failed: straggler": lost}
+    assert row["partial"] == 0
+    assert row["device_seconds"]["useful"] == pytest.approx(50.0 * row["reports"])
+
+
+def test_a_crash_costs_the_time_until_then(tmp_path: Path, line: Path) -> None:
+    """All die in training; the round has nobody left, and no report."""
+    run = drive(make_scenario(tmp_path, line, 4, failures__crash=1.0, plan__round__deadline=200.0, **FULL), most=20)
+    row = run.rounds[0]
+    assert (row["how"], row["causes"], row["dropped"]) == ("abandoned", {"crash": 4}, {"lost": 4})
+    times = [time for time, *_ in run.told("lost")[:4]]
+    assert all(0 <= time <= 10 for time in times)
+    assert row["device_seconds"]["wasted"] == pytest.approx(sum(times), abs=0.01)
+
+
+def corrupted(folder: Path, line: Path, kind: str, factor: float = 1.0, **more: Any) -> Driven:
+    rows = [{"share": 1.0, "kind": kind, "factor": factor}]
+    return drive(make_scenario(folder, line, 3, failures__corrupt=rows, **more), most=200)
+
+
+def test_flipped_updates_point_the_other_way(tmp_path: Path, line: Path) -> None:
+    right = drive(make_scenario(tmp_path, line, 3)).model - initial(line)
+    wrong = corrupted(tmp_path, line, "flipped", 2.0).model - initial(line)
+    np.testing.assert_allclose(wrong, -2.0 * right, rtol=1e-5, atol=1e-6)
+
+
+def test_scaled_updates_are_accepted_while_the_sum_can_hold_them(tmp_path: Path, line: Path) -> None:
+    right = drive(make_scenario(tmp_path, line, 3)).model - initial(line)
+    scaled = corrupted(tmp_path, line, "scaled", 1000.0).model - initial(line)
+    np.testing.assert_allclose(scaled, 1000.0 * right, rtol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [1e8, 1e9])
+def test_updates_beyond_the_sums_range_are_rejected(tmp_path: Path, line: Path, factor: float) -> None:
+    """``seen`` grows by 10 (k + 1) in a task, weighted with as much again: from 1e8 * 100 on it is beyond 2^28."""
+    run = corrupted(tmp_path, line, "scaled", factor, plan__round__deadline=100.0)
+    row = run.rounds[0]
+    assert (row["how"], row["reports"]) == ("abandoned", 0)
+    assert row["dropped"] == row["causes"] == {"rejected: out-of-range": 3}
+    assert row["bytes"]["up"] == 3 * 4 * open_bundle(line).manifest.size, "they were sent"
+    assert run.model.tobytes() == initial(line).tobytes()
+
+
+def test_updates_that_overflow_are_rejected(tmp_path: Path, line: Path) -> None:
+    """float32 has no such number: an update of 2 * 0.25e15 * 1e15, times 1e9."""
+    (tmp_path / "lines.py").write_text("")
+    scenario = make_scenario(
+        tmp_path, line, 1, failures__corrupt=[{"share": 1.0, "kind": "scaled", "factor": 1e9}], plan__local__lr=1.0
+    )
+    module = "import numpy as np\n\ndef make(device, seed):\n    x = np.full((4, 3), 1e15, np.float32)\n"
+    (tmp_path / "lines.py").write_text(f"{module}    return {{'x': x, 'y': x[:, 0]}}\n")
+    run = drive(scenario, most=10)
+    assert list(run.rounds[0]["dropped"]) == ["rejected: not-finite"]
+
+
+def test_garbage_has_the_length_of_the_update(tmp_path: Path, line: Path) -> None:
+    def update(run: Driven) -> Vector:
+        return run.model - initial(line)
+
+    right = update(drive(make_scenario(tmp_path, line, 1)))
+    garbage = update(
+        drive(make_scenario(tmp_path, line, 1, failures__corrupt=[{"share": 1.0, "kind": "garbage", "factor": 3.0}]))
+    )
+    assert np.linalg.norm(garbage) == pytest.approx(3 * np.linalg.norm(right), rel=1e-5)
+    cosine = float(garbage @ right / np.linalg.norm(garbage) / np.linalg.norm(right))
+    assert abs(cosine) < 0.999
+
+
+def test_stale_updates_are_of_the_round_before(tmp_path: Path, line: Path) -> None:
+    """In the first round there is none before; in the second all train from the initial model again."""
+    run = corrupted(tmp_path, line, "stale", plan__stop__rounds=2, **FULL)
+    first = initial(line).astype(np.float64)
+    step = np.average([by_lines(first, device, 1, lr=0.01) - first for device in range(3)], axis=0, weights=[1, 2, 3])
+    np.testing.assert_allclose(run.model, first + 2 * step, rtol=1e-5)
+
+
+def test_an_outage_takes_its_region(tmp_path: Path, line: Path) -> None:
+    """Region 0, devices 0, 2 and 4, from the 25th second on: device 0 has reported before. They are back later."""
+    run = drive(
+        make_scenario(
+            tmp_path, line, 5, failures__regions=2, failures__outages=[{"region": 0, "begin": 25.0, "end": 900.0}],
+            plan__stop__rounds=2, plan__round__minimum=3, plan__round__grace=30.0, plan__round__gather=2000.0,
+        )
+    )  # fmt: skip
+    assert sorted(run.told("accepted", "lost")[:5]) == [
+        (10.0, "accepted", 0, None),
+        (20.0, "accepted", 1, None),
+        (25.0, "lost", 2, "outage"),
+        (25.0, "lost", 4, "outage"),
+        (40.0, "accepted", 3, None),
+    ]
+    assert [row["reports"] for row in run.rounds] == [3, 5]
+    opened = [row["time"] for row in run.events if row["event"] == "opened"]
+    assert 900 <= opened[1] < 900 + 900 / 10, "places are filled again after a tenth of the time without a round"
+
+
+def test_short_outages_are_survived(tmp_path: Path, line: Path) -> None:
+    run = drive(
+        make_scenario(
+            tmp_path, line, 3, failures__outages=[{"region": 0, "begin": 5.0, "end": 9.0}], plan__round__grace=10.0
+        )
+    )
+    assert run.rounds[0]["reports"] == 3
+
+
+@pytest.mark.parametrize("crash", [5.0, 10.25, 15.0, 29.5, 45.0])
+def test_the_coordinators_crash_loses_no_accepted_update(tmp_path: Path, line: Path, crash: float) -> None:
+    """It is down for 10 seconds; devices are back within BACK_OFF of its return, and each reports once."""
+    calm = drive(make_scenario(tmp_path, line, 4, plan__stop__rounds=2))
+    run = drive(
+        make_scenario(tmp_path, line, 4, plan__stop__rounds=2, coordinator__crashes=[crash], coordinator__restart=10.0)
+    )
+    assert run.model.tobytes() == calm.model.tobytes()
+    assert [row["reports"] for row in run.rounds] == [4, 4]
+    assert run.told("crash", "restart") == [(crash, "crash", None, None), (crash + 10, "restart", None, None)]
+    assert Counter(device for _, _, device, _ in run.told("accepted")) == dict.fromkeys(range(4), 2)
+    assert not run.told("lost")
+    before = [row for row in calm.told("accepted") if row[0] <= crash]
+    assert run.told("accepted")[: len(before)] == before
+    while_down = [time for time, *_ in calm.told("accepted") if crash < time <= crash + 10]
+    late = [time for time, *_ in run.told("accepted")[len(before) :]][: len(while_down)]
+    assert all(crash + 10 <= time <= crash + 10 + BACK_OFF for time in late)
+
+
+def test_a_crash_in_the_midst_of_recovery(tmp_path: Path, line: Path) -> None:
+    calm = drive(make_scenario(tmp_path, line, 4, plan__stop__rounds=3))
+    crashes = [15.0, 26.0, 28.0, 40.0, 41.0, 100.0, 111.0]
+    run = drive(
+        make_scenario(tmp_path, line, 4, plan__stop__rounds=3, coordinator__crashes=crashes, coordinator__restart=10.0)
+    )
+    assert run.model.tobytes() == calm.model.tobytes()
+    assert not run.told("lost")
+
+
+def test_a_device_that_leaves_while_the_coordinator_is_down(tmp_path: Path, line: Path) -> None:
+    """Its lease is held for it after the restart, then its slot is given up."""
+    write_trace(tmp_path, (0, 0, 1e6), (1, 0, 1e6), (2, 0, 18))
+    run = drive(make_scenario(tmp_path, line, 3, coordinator__crashes=[15.0], coordinator__restart=10.0, **ON_AND_OFF))
+    (row,) = run.rounds
+    assert (row["reports"], row["dropped"], row["causes"]) == (2, {"lost": 1}, {"offline": 1})
+    assert row["time"] == pytest.approx(25 + 90, abs=0.001), "the grace after a restart is 90 seconds"
+
+
+def test_free_places_are_filled_when_devices_leave(tmp_path: Path, line: Path) -> None:
+    """Four places, eight devices: the first four go after their first round, the others take their places."""
+    write_trace(tmp_path, *((device, 0, 45) for device in range(4)), *((device, 0, 1e6) for device in range(4, 8)))
+    run = drive(
+        make_scenario(
+            tmp_path, line, 8, population__connected=4, plan__round__goal=4, plan__stop__rounds=2, **FULL, **ON_AND_OFF
+        )
+    )
+    rounds = [{row["device"] for row in run.events if row["event"] == "accepted"}]
+    assert len(rounds[0]) == 4  # always online: the places never come free
+    write_trace(tmp_path, *((device, 0, 15) for device in range(4)), *((device, 12, 1e6) for device in range(4, 8)))
+    run = drive(
+        make_scenario(
+            tmp_path, line, 8, population__connected=4, plan__round__goal=4, plan__stop__rounds=3,
+            **FULL, **(ON_AND_OFF | {"availability__file": str(tmp_path / "trace.csv")}),
+        )
+    )  # fmt: skip
+    opened = [row["time"] for row in run.events if row["event"] == "opened"]
+    assert len(opened) >= 2
+    late = {row["device"] for row in run.events if row["event"] == "accepted" and row["time"] > RETRY}
+    assert late == {4, 5, 6, 7}
+    assert all(row["connected"] <= 4 for row in run.events if row["event"] == "opened")
+
+
+def test_a_device_that_vanished_is_not_given_its_task_again(tmp_path: Path, line: Path) -> None:
+    """Its slot comes back when its grace is over, though it could connect before: else the round waits for nothing."""
+    run = drive(
+        make_scenario(
+            tmp_path, line, 8, failures__crash=0.5, plan__round__grace=200.0, plan__round__deadline=5000.0, **FULL
+        )
+    )
+    (row,) = run.rounds
+    assert 0 < row["causes"]["crash"] < 8
+    assert row["dropped"] == {"lost": row["causes"]["crash"]}
+    assert row["time"] < 10 + 200 + 0.001
+
+
+def test_nobody_is_ever_online(tmp_path: Path, line: Path) -> None:
+    write_trace(tmp_path, (0, 1e9, 1e9 + 1))
+    run = drive(make_scenario(tmp_path, line, 50, **ON_AND_OFF))
+    assert "too few devices are online" in str(run.fleet.finished)
+    assert run.rounds == []
+    assert run.handled < 20_000
+
+
+def test_too_few_are_online_at_a_time(tmp_path: Path, line: Path) -> None:
+    """Each device alone, one after the other, and two are needed."""
+    write_trace(tmp_path, *((device, 100 * device, 100 * device + 50) for device in range(20)))
+    run = drive(make_scenario(tmp_path, line, 20, plan__round__minimum=2, **ON_AND_OFF))
+    assert "too few devices are online" in str(run.fleet.finished)
+    assert run.handled < 20_000
+
+
+def test_training_that_never_works_ends(tmp_path: Path, line: Path) -> None:
+    """Every task dies with its device: rounds without end would come to nothing."""
+    run = drive(make_scenario(tmp_path, line, 4, failures__crash=1.0, **FULL))
+    assert f"{fleet_module.IN_VAIN} rounds one after the other were abandoned" in str(run.fleet.finished)
+    assert len(run.rounds) == fleet_module.IN_VAIN
+
+
+def test_an_evaluation_that_overflows_ends_nothing(tmp_path: Path, line: Path) -> None:
+    """Large updates are accepted, and the model's loss is no number any more: the device says that it diverged."""
+    run = corrupted(tmp_path, line, "scaled", 4e4, plan__stop__rounds=5, plan__local__evaluate=True)
+    assert run.rounds[0]["how"] == "committed"
+
+
+def test_other_seeds_are_other_runs(tmp_path: Path, line: Path) -> None:
+    def luck(seed: int) -> list[tuple[Any, ...]]:
+        scenario = make_scenario(tmp_path, line, 8, seed=seed, failures__train=0.02, plan__stop__rounds=3)
+        return drive(scenario).told(*TASKS)
+
+    assert luck(1) == luck(1)
+    assert luck(1) != luck(2)
+
+
+def test_a_rounds_cost_follows_the_cohort_and_not_the_population(tmp_path: Path, line: Path) -> None:
+    """The same plan for 10^3 and 10^6 devices with a diurnal rhythm: events and draws, counted."""
+
+    def cost(size: int) -> tuple[int, int, int]:
+        scenario = make_scenario(
+            tmp_path, line, size, population__connected=40, plan__round__goal=20, plan__round__over_selection=1.5,
+            plan__stop__rounds=6, data__examples=None, failures__train=0.002,
+            availability__kind="diurnal", availability__share=0.25, **FULL,
+        )  # fmt: skip
+        (tmp_path / "lines.py").write_text(
+            "from line_bundle import line_data\n\ndef examples(device, seed):\n    return 10\n\n"
+            "def make(device, seed):\n    return line_data(10, device)\n"
+        )
+        run = drive(scenario)
+        assert [row["how"] for row in run.rounds] == ["committed"] * 6
+        return run.handled, run.fleet.serial, run.fleet.arrivals
+
+    small, large = cost(10**3), cost(10**6)
+    for few, many in zip(small, large, strict=True):
+        assert many < 1.3 * few + 100, f"{small} for 10^3 devices, {large} for 10^6"
+
+
+HAZARD = st.sampled_from([0.0, 0.001, 0.02, 0.3])
+FAILURES = st.fixed_dictionaries(
+    {},
+    optional={
+        "download": HAZARD,
+        "train": HAZARD,
+        "upload": HAZARD,
+        "crash": st.sampled_from([0.0, 0.2, 0.9]),
+        "stragglers": st.sampled_from([0.0, 0.5, 1.0]),
+        "discard": st.booleans(),
+        "regions": st.just(2),
+        "outages": st.just([{"region": 0, "begin": 13.0, "end": 150.0}]),
+        "corrupt": st.sampled_from(
+            [
+                [{"share": 0.4, "kind": kind, "factor": factor}]
+                for kind, factor in (("garbage", 1.0), ("stale", 1.0), ("scaled", 1e9), ("flipped", 1.0))
+            ]
+        ),
+    },
+)
+AVAILABILITY = st.sampled_from(
+    [
+        {"kind": "always"},
+        {"kind": "bernoulli", "share": 0.6, "slot": 30.0},
+        {"kind": "markov", "on": 60.0, "off": 30.0},
+        {"kind": "diurnal", "share": 0.5, "slot": 60.0},
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    size=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+    failures=FAILURES,
+    availability=AVAILABILITY,
+    over=st.sampled_from([1.0, 1.5, 3.0]),
+    deadline=st.sampled_from([15.0, 60.0, 1000.0]),
+    latency=st.sampled_from([0.0, 2.0]),
+    crashes=st.lists(st.floats(0, 300), max_size=3),
+    data=st.data(),
+)
+def test_whatever_happens(
+    line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any], over: float,
+    deadline: float, latency: float, crashes: list[float], data: st.DataObject,
+) -> None:  # fmt: skip
+    goal = data.draw(st.integers(1, size))
+    minimum = data.draw(st.integers(1, goal))
+    connected = data.draw(st.integers(minimum, size))
+    with tempfile.TemporaryDirectory() as place:
+        scenario = make_scenario(
+            Path(place), line, size, seed=seed, failures=failures, availability=availability,
+            population__connected=connected, tiers={"device": {"latency": latency, "upload": 10.0}},
+            plan__round={"goal": goal, "minimum": minimum, "over_selection": over, "deadline": deadline},
+            plan__stop__rounds=4, coordinator={"crashes": crashes, "restart": 7.0},
+        )  # fmt: skip
+        run = drive(scenario, most=3000)
+    check(run)
+
+
+def check(run: Driven) -> None:
+    """Each task ends once, a device has one at a time, time does not go back, and the rounds' sums are their tasks'."""
+    out: dict[int, tuple[str, float]] = {}
+    began: list[float] = []
+    ended: dict[str, Counter[str]] = {"useful": Counter(), "wasted": Counter()}
+    seconds: dict[str, list[float]] = {"useful": [], "wasted": []}
+    last, number = 0.0, 0
+    closed = iter(run.rounds)
+    for event in run.events:
+        assert event["time"] >= last
+        last = event["time"]
+        match event["event"]:
+            case "opened":
+                assert not out
+                number, began = event["round"], []
+                seconds = {"useful": [], "wasted": []}
+                ended = {"useful": Counter(), "wasted": Counter()}
+            case "assigned":
+                assert event["device"] not in out
+                assert event["task"].startswith(f"s-{number}-")
+                out[event["device"]] = event["task"], event["time"]
+                began.append(event["time"])
+            case "accepted" | "lost" as kind:
+                task, start = out.pop(event["device"])
+                assert task == event["task"]
+                use = "useful" if kind == "accepted" else "wasted"
+                seconds[use].append(event["time"] - start)
+                ended[use][event.get("cause", "")] += 1
+            case "committed" | "abandoned" as how:
+                row = next(closed)
+                assert not out
+                assert (row["round"], row["how"]) == (number, how)
+                assert row["reports"] == sum(ended["useful"].values()) == sum(row["accepted"].values())
+                assert row["reports"] + sum(row["dropped"].values()) == len(began) == sum(row["assigned"].values())
+                assert row["causes"] == dict(ended["wasted"])
+                for use, spent in row["device_seconds"].items():
+                    assert spent == pytest.approx(fsum(seconds[use]))
+    assert next(closed, None) is None
+    most = run.fleet.scenario.population.connected
+    assert len(run.fleet.connected) <= most
+
+
+def test_the_checks_see_a_wrong_event(tmp_path: Path, line: Path) -> None:
+    """What the above would not show if it looked at nothing."""
+    run = drive(make_scenario(tmp_path, line, 3))
+    check(run)
+    lost = [row for row in run.events if not (row["event"] == "accepted" and row["device"] == 1)]
+    with pytest.raises(AssertionError):
+        check(run._replace(events=lost))
+    with pytest.raises(AssertionError):
+        check(run._replace(events=run.events[::-1]))
+
+
+def test_advancing_a_finished_fleet_does_nothing(tmp_path: Path, line: Path) -> None:
+    fleet = make_fleet(make_scenario(tmp_path, line, 2))
+    while fleet.advance():
+        pass
+    before = fleet.now, fleet.model.tobytes(), len(fleet.history)
+    assert not fleet.advance()
+    assert (fleet.now, fleet.model.tobytes(), len(fleet.history)) == before

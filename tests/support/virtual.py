@@ -1,0 +1,114 @@
+"""For tests: small scenarios on a bundle written out by hand, whose times can be worked out by heart; and their runs.
+
+Device k has k + 1 batches of 10 examples. A step takes 10 seconds and transfers take none, so that an epoch on device
+k takes 10 (k + 1) seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import toml
+from fleetlearn_simulator.fleet import Fleet
+from fleetlearn_simulator.run import source_of
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.training import PerDevice, task_of
+from line_bundle import line_data, line_step
+
+MODULE = """
+import numpy as np
+from line_bundle import line_data
+
+def examples(device, seed):
+    return 10 * (device + 1)
+
+def make(device, seed):
+    x, y = line_data(10 * (device + 1), seed=1000 * seed + device)
+    return {"x": x, "y": y}
+"""
+Row = dict[str, Any]
+
+
+class Driven(NamedTuple):
+    """A run in memory."""
+
+    fleet: Fleet
+    events: list[Row]
+    rounds: list[Row]
+    handled: int
+    """How many times ``advance`` was called."""
+
+    @property
+    def model(self) -> Vector:
+        return self.fleet.model
+
+    def told(self, *kinds: str) -> list[tuple[Any, ...]]:
+        """(time rounded to a millisecond, kind, device, cause) of these events."""
+        return [
+            (round(row["time"], 3), row["event"], row.get("device"), row.get("cause"))
+            for row in self.events
+            if row["event"] in kinds
+        ]
+
+
+def write_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Path:
+    """A scenario file; ``plan__round__goal=3`` for key goal of table plan.round, and so on; a dict replaces a table."""
+    (folder / "lines.py").write_text(MODULE)
+    tables: Row = {
+        "population": {"size": size, "connected": size},
+        "data": {"kind": "function", "function": "lines:make"},
+        "compute": {"step_seconds": 10.0},
+        "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1e12}},
+        "plan": {
+            "name": "test",
+            "bundle": str(bundle),
+            "recipe": "fedavg",
+            "local": {"epochs": 1, "batch_size": 10, "lr": 0.01, "evaluate": False},
+            "round": {"goal": size, "minimum": 1, "over_selection": 1.0, "deadline": 1000.0},
+            "stop": {"rounds": 1},
+        },
+    }
+    for key, value in settings.items():
+        *parts, name = key.split("__")
+        table = tables
+        for part in parts:
+            table = table.setdefault(part, {})
+        table[name] = value
+    path = folder / "scenario.toml"
+    path.write_text(toml.dump(tables))
+    return path
+
+
+def make_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Scenario:
+    return Scenario.load(write_scenario(folder, bundle, size, **settings))
+
+
+def make_fleet(scenario: Scenario, note: Callable[[Row], None] = lambda row: None) -> Fleet:
+    """A fleet that trains in this process, device after device."""
+    bundle: Bundle = open_bundle(scenario.plan.bundle)
+    task = task_of(scenario.plan, bundle)
+    source = source_of(scenario, bundle)
+    return Fleet(scenario, bundle, source, PerDevice(bundle, task, source), task, note)
+
+
+def drive(scenario: Scenario, most: int = 100_000) -> Driven:
+    """Run it to its end, or for ``most`` events."""
+    events: list[Row] = []
+    fleet = make_fleet(scenario, events.append)
+    handled = 1
+    while handled < most and fleet.advance():
+        handled += 1
+    return Driven(fleet, events, fleet.history, handled)
+
+
+def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> Any:
+    """The model after so many full-batch steps of the line's bundle on a device's data, in float64."""
+    now: Row = {"w": model[:3], "seen": model[3], "h": model[4]}
+    for _ in range(steps):
+        now, _, _ = line_step(now, {}, line_data(10 * (device + 1), seed=1000 * seed + device), lr)
+    return np.array([*now["w"], now["seen"], now["h"]])
