@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import draw
-from fleetlearn_simulator.population import Floats, Ids, Ints, offsets
+from fleetlearn_simulator.population import Floats, Ids, Ints, able, offsets
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.trace import read_trace
 
@@ -36,8 +36,9 @@ _COUNTS = np.cumsum([exp(-_PER_WINDOW) * _PER_WINDOW**k / factorial(k) for k in 
 
 
 def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
-    """Whether each device can be reached at the time ``t``, in seconds: it is online, and its region has network."""
-    found = _online(scenario, ids, t)
+    """Whether each device may be given a task at the time ``t``, in seconds: it is online, its region has network, and
+    it has the memory to train."""
+    found = _online(scenario, ids, t) & able(scenario, ids)
     for row in scenario.failures.outages:
         if row.begin <= t < row.end:
             found &= ids % scenario.failures.regions != row.region

@@ -57,6 +57,14 @@ def tiers_of(scenario: Scenario, ids: Ids) -> Ints:
     return _pick(scenario, "tier", ids, [tier.share for tier in scenario.tiers.values()])
 
 
+def able(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
+    """Whether each device has the memory that training takes."""
+    enough = np.array(
+        [tier.memory is None or tier.memory >= scenario.compute.memory for tier in scenario.tiers.values()]
+    )
+    return np.ones(len(ids), np.bool_) if enough.all() else enough[tiers_of(scenario, ids)]
+
+
 def offsets(scenario: Scenario, ids: Ids) -> Floats:
     """The seconds by which each device's clock is ahead of the scenario's."""
     zones = scenario.availability.zones or ()

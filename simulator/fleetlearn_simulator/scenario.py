@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class Scenario(Section, frozen=True, kw_only=True):
         tables = {key: value for key, value in raw.items() if key != "sweep"}
         try:
             sweep = _swept(raw.get("sweep", {}))
-            if (runs := math.prod(map(len, sweep.values()))) > MAX_RUNS:
+            if (runs := prod(map(len, sweep.values()))) > MAX_RUNS:
                 raise ValueError(f"sweep has {runs} combinations; the limit is {MAX_RUNS}")
         except ValueError as error:
             raise SimulatorError(f"{file}: {error}") from None
@@ -331,6 +331,9 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             f"population.connected = {population.connected} is less than plan.round.minimum = {plan.round.minimum}; "
             "no round could ever be committed"
         )
+    largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
+    if scenario.compute.memory > largest:
+        yield f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; none could train"
     yield from _data_contradictions(scenario.data)
     availability = scenario.availability
     if availability.kind == "diurnal" and availability.share is not None and availability.swing is not None:

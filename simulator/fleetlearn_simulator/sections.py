@@ -79,6 +79,8 @@ class Compute(Section, frozen=True, kw_only=True):
     the run's folder keeps; it is another one each time, so that only its own scenario.toml repeats such a run."""
     start_seconds: Seconds = 0.0
     """Seconds before the first step, on a device of speed 1."""
+    memory: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """MiB that training takes; devices of a tier with less never take part. ``fleetlearn-export`` says how many."""
 
 
 class Weibull(Section, frozen=True, kw_only=True):
@@ -122,7 +124,7 @@ class Tier(Section, frozen=True, kw_only=True):
     latency: Annotated[float, Meta(ge=0, le=3600)] = 0.05
     """Seconds for a message and its answer."""
     memory: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """MiB that training may use; a device with less than the bundle needs never takes part. Default: enough."""
+    """MiB that training may use; with less than ``compute.memory`` the devices never take part. Default: enough."""
     failures: TierFailures = TierFailures()
 
 

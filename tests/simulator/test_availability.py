@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_simulator.availability import HORIZON, online, until
-from fleetlearn_simulator.population import offsets
+from fleetlearn_simulator.population import offsets, tiers_of
 from fleetlearn_simulator.scenario import Scenario
 
 PLAN = '[plan]\nbundle = "a.bundle"\nround.goal = 4\n'
@@ -200,3 +200,10 @@ def test_an_outage_hides_a_region() -> None:
     for t, hidden in ((99.0, False), (100.0, True), (199.0, True), (200.0, False)):
         assert online(rule, ids, t).tolist() == [not (hidden and device % 4 == 1) for device in range(8)]
     assert np.isinf(until(rule, ids, 150.0)).all()  # the outage is of the network, not of the device
+
+
+def test_devices_without_the_memory_never_take_part() -> None:
+    tiers = "[tiers.small]\nmemory = 100\n[tiers.large]\nmemory = 200\n[tiers.unknown]\n[compute]\nmemory = "
+    rule, enough = (scenario('kind = "always"', tiers + need) for need in ("150.0", "100.0"))
+    assert np.array_equal(online(rule, IDS, 5.0), tiers_of(rule, IDS) != 0)
+    assert online(enough, IDS, 5.0).all()

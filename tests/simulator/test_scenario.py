@@ -261,6 +261,10 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
             f'{SMALL}[compute]\nstep_seconds = "mesure"',
             ["compute.step_seconds = 'mesure' is refused: it takes a number, at least 0", 'or "measure"'],
         ),
+        (
+            f"{SMALL}[compute]\nmemory = 5000\n[tiers.a]\nmemory = 99\n[tiers.b]\nlike = 'phone'",
+            ["compute.memory = 5000.0 MiB is more than any tier has: 1024.0; none could train"],
+        ),
         (f"{SMALL}[tiers]\nx = 3", ["tiers.x = 3 is refused: it takes a table of like, share"]),
         (f"tiers = 3\n{SMALL}", ["tiers = 3 is refused: it takes tables [tiers.NAME]"]),
         (f'{SMALL}[tiers."a b"]', ["tiers.'a b' is refused: a tier's name is letters"]),
