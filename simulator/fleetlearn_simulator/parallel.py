@@ -15,6 +15,7 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.training import Backend, Job, Result
 
 Make = Callable[[], Backend]
+Blocks = Callable[[Sequence[Job]], list[list[int]]]
 _backend: Backend | None = None
 
 
@@ -34,20 +35,28 @@ def _evaluate(model: Vector, devices: Sequence[int]) -> list[Evaluation]:
 
 
 class Parallel:
-    """A back end spread over processes. ``make`` must be picklable: each process calls it once."""
+    """A back end spread over processes. ``make`` must be picklable: each process calls it once. ``blocks`` says which
+    places among the jobs are one process's, each block another's, without regard to how many processes there are.
+    """
 
-    def __init__(self, make: Make, workers: int, block: int) -> None:
-        self.workers, self.block = workers, block
+    def __init__(self, make: Make, workers: int, blocks: Blocks) -> None:
+        self.workers, self.blocks = workers, blocks
         self.pool = ProcessPoolExecutor(
             workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(make,)
         )
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         """In blocks, so that no process waits long for another."""
-        size = max(1, min(self.block, -(-len(jobs) // self.workers)))
-        parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-        waiting: list[Future[list[Result]]] = [self.pool.submit(_train, model, part) for part in parts]
-        return [result for part in waiting for result in part.result()]
+        parts = self.blocks(jobs)
+        waiting: list[Future[list[Result]]] = [
+            self.pool.submit(_train, model, [jobs[place] for place in places]) for places in parts
+        ]
+        found = {
+            place: result
+            for places, part in zip(parts, waiting, strict=True)
+            for place, result in zip(places, part.result(), strict=True)
+        }
+        return [found[place] for place in range(len(jobs))]
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         size = max(1, -(-len(devices) // self.workers))

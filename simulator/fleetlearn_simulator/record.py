@@ -33,11 +33,18 @@ Tensors = dict[str, NDArray[Any]]
 
 
 class Record:
-    """The open logs of a run. ``at`` of a checkpoint cuts them back; else they begin anew."""
+    """The open logs of a run. ``at`` of a checkpoint cuts them back; else they begin anew, and what an earlier run left
+    in the folder is gone. Raises SimulatorError where a log is shorter than the checkpoint says.
+    """
 
     def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.events = folder, events
+        for name in () if at else (CHECKPOINT, MODEL, SUMMARY):
+            (folder / name).unlink(missing_ok=True)
+        for name, place in (at or {}).items():
+            if not (folder / name).exists() or (folder / name).stat().st_size < place:
+                raise SimulatorError(f"{folder / name} is shorter than it was when {CHECKPOINT} was written: run anew")
         self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in (EVENTS, ROUNDS)}
         for name, file in self._files.items():
             file.truncate((at or {}).get(name, 0))
@@ -90,8 +97,13 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def write_json(file: Path, value: Any) -> None:
     """Readable, the same bytes for the same value."""
+    write_whole(file, msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n")
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file, or leave the one that was there."""
     temporary = file.with_name(f".{file.name}")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n")
+    temporary.write_bytes(content)
     temporary.replace(file)
 
 

@@ -6,7 +6,7 @@ import heapq
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import fsum, inf
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_coordinator.engine import Phase
-from fleetlearn_device.train import evaluate_data
+from fleetlearn_device.train import DivergedError, evaluate_data
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
 
-from fleetlearn_simulator.data import Kept, make_source
+from fleetlearn_simulator.data import Kept, Source, make_source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet import Event, Fleet, name_of
-from fleetlearn_simulator.parallel import Parallel
+from fleetlearn_simulator.parallel import Blocks, Parallel
 from fleetlearn_simulator.record import (
     ROUNDS,
     SCENARIO,
@@ -32,9 +32,20 @@ from fleetlearn_simulator.record import (
     read_rows,
     save_model,
     write_json,
+    write_whole,
 )
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import BACKENDS, Backend, Job, PerDevice, means, task_of
+from fleetlearn_simulator.training import (
+    BACKENDS,
+    Backend,
+    Job,
+    PerDevice,
+    Task,
+    blocks_of,
+    check_many,
+    means,
+    task_of,
+)
 
 Kind = Literal["auto", "bundle", "vectorized"]
 KEPT = ("leave", "crash", "fill", "back")
@@ -97,7 +108,7 @@ def simulate(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
     """Run ``scenario``, writing ``folder`` (default: NAME.sim, here). ``progress`` is called after each round. None:
-    stopped by ``should_stop``, with a checkpoint to go on from.
+    stopped by ``should_stop``. With ``resume`` it goes on from the folder's checkpoint; without one it begins anew.
 
     Raises SimulatorError, PlanError, BundleError; nothing is written then but what was there.
     """
@@ -107,15 +118,17 @@ def simulate(
     check_supported(bundle)
     source = source_of(scenario, bundle)
     found = read_checkpoint(folder) if resume else None
-    if resume and found is None:
-        raise SimulatorError(f"{folder} holds no checkpoint to go on from: run the scenario anew")
+    if resume and found is None and not (folder / SCENARIO).exists():
+        raise SimulatorError(f"{folder} holds no run to go on with: run the scenario anew")
+    if found and found[1]["of"] != [bundle.sha256, scenario.seed, scenario.population.size]:
+        raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
     kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
     scenario = with_measured_step(scenario, bundle)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SCENARIO).write_text(scenario.to_toml(), "utf-8")
+    write_whole(folder / SCENARIO, scenario.to_toml().encode())
     workers = options.workers or os.cpu_count() or 1
     make = partial(make_backend, scenario, kind)
-    backend = make() if workers == 1 else Parallel(make, workers, _block(bundle, kind))
+    backend = make() if workers == 1 else Parallel(make, workers, _blocks(bundle, task, source, kind))
     record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
     fleet = Fleet(scenario, bundle, source, backend, task, record.event)
     written = 0
@@ -131,7 +144,8 @@ def simulate(
         nonlocal written
         version = fleet.engine.version + 1
         if version - written >= options.checkpoint or should_stop():
-            record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why}))
+            of = [bundle.sha256, scenario.seed, scenario.population.size]
+            record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
             written = version
 
     test = source.test()
@@ -184,6 +198,8 @@ def check_supported(bundle: Bundle) -> None:
 
 def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["bundle", "vectorized"], str]:
     """The back end, and why. ``auto`` tries both for a moment on the first devices."""
+    if wanted == "vectorized":
+        check_many(bundle)
     if wanted != "auto":
         return wanted, "chosen"
     if bundle.manifest.many is None:
@@ -212,9 +228,12 @@ def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["b
 
 
 def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:
-    """Means of the model over the data that were kept back."""
+    """Means of the model over the data that were kept back; nothing where its loss is beyond any number."""
     runtime.load(model)
-    return means([evaluate_data(runtime, test)])
+    try:
+        return means([evaluate_data(runtime, test)])
+    except DivergedError:
+        return {}
 
 
 def snapshot(fleet: Fleet, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -284,7 +303,13 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def _block(bundle: Bundle, kind: str) -> int:
-    """Jobs handed to a process at a time."""
+def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
+    """How jobs are divided among processes."""
     many = bundle.manifest.many
-    return many.devices if kind == "vectorized" and many is not None else 8
+
+    def blocks(jobs: Sequence[Job]) -> list[list[int]]:
+        if kind == "vectorized" and many is not None:
+            return [places for _, _, places in blocks_of(task, source, jobs, many.devices)]
+        return [list(range(start, min(start + 8, len(jobs)))) for start in range(0, len(jobs), 8)]
+
+    return blocks

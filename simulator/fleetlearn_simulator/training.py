@@ -91,6 +91,22 @@ def steps_of(task: Task, examples: NDArray[np.int64]) -> NDArray[np.int64]:
     return task.epochs * -(-examples // task.batch_size)
 
 
+def blocks_of(task: Task, source: Source, jobs: Sequence[Job], most: int) -> Iterator[tuple[int, int, list[int]]]:
+    """(examples, steps, places in ``jobs``) of jobs that may share a block: at most ``most``, alike in both.
+
+    Whatever the number of processes: a device's last bits may depend on its place in its block, as where in an array
+    the processor's vector instructions end.
+    """
+    sizes = source.examples(np.array([job.device for job in jobs], np.int64))
+    wanted = steps_of(task, sizes).tolist()
+    limits = [most_ if job.steps is None else min(most_, job.steps) for job, most_ in zip(jobs, wanted, strict=True)]
+    alike = list(zip(sizes.tolist(), limits, strict=True))
+    for (examples, steps), group in groupby(sorted(range(len(jobs)), key=alike.__getitem__), key=alike.__getitem__):
+        places = list(group)
+        for start in range(0, len(places), most):
+            yield examples, steps, places[start : start + most]
+
+
 class PerDevice:
     """The back end ``bundle``: graphs/train.onnx by the device's own runtime and training loop, device after device."""
 
@@ -154,12 +170,9 @@ class Vectorized(PerDevice):
 
     def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
         super().__init__(bundle, task, source)
+        check_many(bundle)
         many = bundle.manifest.many
-        if many is None:
-            raise SimulatorError(
-                f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or "
-                'choose the back end "bundle"'
-            )
+        assert many is not None
         self.many, self.manifest = many, bundle.manifest
         self.outputs = [*self._carried(), "loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
@@ -178,24 +191,16 @@ class Vectorized(PerDevice):
         ]
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        sizes = self.source.examples(np.array([job.device for job in jobs], np.int64))
-        wanted = steps_of(self.task, sizes)
-        limits = [
-            min(int(all_), all_ if job.steps is None else job.steps) for job, all_ in zip(jobs, wanted, strict=True)
-        ]
-        order = sorted(range(len(jobs)), key=lambda place: (int(sizes[place]), limits[place]))
         results: list[Result | None] = [None] * len(jobs)
-        for (examples, steps), group in groupby(order, key=lambda place: (int(sizes[place]), limits[place])):
-            places = list(group)
+        for examples, steps, places in blocks_of(self.task, self.source, jobs, self.many.devices):
+            block = [jobs[place] for place in places]
             if self.many.batch is not None and examples % self.many.batch:
-                for place in places:  # its last batch is too small for the block's graph
-                    results[place] = self._train(model, jobs[place])
-                continue
-            for start in range(0, len(places), self.many.devices):
-                block = places[start : start + self.many.devices]
-                found = self._block(model, [jobs[place] for place in block], examples, steps)
-                for place, result in zip(block, found, strict=True):
-                    results[place] = result
+                # Its last batch is too small for the block's graph.
+                found = [self._train(model, job) for job in block]
+            else:
+                found = self._block(model, block, examples, steps)
+            for place, result in zip(places, found, strict=True):
+                results[place] = result
         return [result for result in results if result is not None]
 
     def _block(self, model: Vector, jobs: list[Job], examples: int, steps: int) -> list[Result]:
@@ -292,10 +297,7 @@ class Vectorized(PerDevice):
         ]
         updates = np.concatenate(tensors, axis=1)
         updates -= model
-        loss = np.concatenate(losses, axis=1).astype(np.float64) @ weights / seen
-        means = {
-            name: np.concatenate(values, axis=1).astype(np.float64) @ weights / seen for name, values in metrics.items()
-        }
+        loss, means = _mean(losses, weights), {name: _mean(values, weights) for name, values in metrics.items()}
         # NaN and infinity in an update come through to its largest element.
         largest = np.abs(updates).max(axis=1).tolist()
         mean_loss, values = loss.tolist(), {name: column.tolist() for name, column in means.items()}
@@ -314,6 +316,22 @@ class Vectorized(PerDevice):
             )
             for place in range(count)
         ]
+
+
+def _mean(parts: list[NDArray[Any]], weights: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each device's steps, added up one after the other as the device does: a product of matrices would depend on
+    which devices share a block."""
+    values = np.concatenate(parts, axis=1).astype(np.float64) * weights
+    return np.asarray(np.cumsum(values, axis=1)[:, -1] / weights.sum())
+
+
+def check_many(bundle: Bundle) -> None:
+    """Raise SimulatorError where the bundle has no graph for many devices."""
+    if bundle.manifest.many is None:
+        raise SimulatorError(
+            f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or "
+            'choose the back end "bundle"'
+        )
 
 
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}

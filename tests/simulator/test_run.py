@@ -1,0 +1,339 @@
+"""Whole runs: the same bytes whatever the number of processes, and however often a run was stopped, or killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator import Options, Outcome, simulate
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.record import CHECKPOINT, EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY, read_checkpoint, read_rows
+from fleetlearn_simulator.run import check_supported, choose
+from fleetlearn_simulator.scenario import Scenario
+from line_bundle import write_line_bundle
+from virtual import make_scenario, write_scenario
+
+FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
+MESSY: dict[str, Any] = {
+    "seed": 11,
+    "availability": {"kind": "markov", "on": 400.0, "off": 200.0},
+    "failures": {
+        "train": 0.002,
+        "crash": 0.1,
+        "stragglers": 0.3,
+        "corrupt": [{"share": 0.2, "kind": "stale"}, {"share": 0.2, "kind": "garbage"}],
+        "regions": 3,
+        "outages": [{"region": 1, "begin": 100.0, "end": 400.0}],
+    },
+    "coordinator": {"crashes": [33.0, 222.0, 400.0], "restart": 10.0},
+    "population__connected": 10,
+    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.002},
+    "plan__round": {"goal": 6, "over_selection": 1.2, "minimum": 5, "deadline": 300.0, "max_weight": 50},
+    "plan__server": {"optimizer": "adam", "lr": 0.01},
+    "plan__stop__rounds": 8,
+}
+"""A bit of everything on twelve devices."""
+ONE = Options(backend="bundle", workers=1, checkpoint=1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def done(outcome: Outcome | None) -> Outcome:
+    assert outcome is not None
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def scenario(line: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return make_scenario(tmp_path_factory.mktemp("messy"), line, 12, **MESSY)
+
+
+@pytest.fixture(scope="module")
+def whole(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody stopped."""
+    return done(simulate(scenario, tmp_path_factory.mktemp("whole") / "run", ONE)).folder
+
+
+def test_the_messy_scenario_is_one(whole: Path) -> None:
+    """What the tests below would not show if nothing happened."""
+    rounds, events = read_rows(whole, ROUNDS), {row["event"] for row in read_rows(whole, EVENTS)}
+    assert {"crash", "restart", "lost", "accepted", "committed"} <= events
+    assert {row["how"] for row in rounds} == {"committed", "abandoned"}
+    assert len({cause for row in rounds for cause in row["causes"]}) >= 4
+    assert sum(row["partial"] for row in rounds) > 0
+    assert len({row["connected"] for row in rounds}) > 1
+
+
+def test_the_same_seed_is_the_same_run_on_two_processes(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+    two = done(simulate(scenario, tmp_path / "two", ONE._replace(workers=2)))
+    assert contents(two.folder) == contents(whole)
+
+
+def test_its_own_folder_repeats_a_run(whole: Path, tmp_path: Path) -> None:
+    again = done(simulate(Scenario.load(whole / SCENARIO), tmp_path / "again", ONE))
+    assert contents(again.folder) == contents(whole)
+
+
+def test_another_seed_is_another_run(line: Path, whole: Path, tmp_path: Path) -> None:
+    other = done(simulate(make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12})), tmp_path / "other", ONE))
+    assert all(contents(other.folder)[name] != contents(whole)[name] for name in FILES)
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_a_run_stopped_after_any_round_ends_as_if_it_was_not(
+    scenario: Scenario, whole: Path, tmp_path: Path, stop: int
+) -> None:
+    seen = 0
+
+    def count(fleet: Any) -> None:
+        nonlocal seen
+        seen += fleet.history[-1]["how"] == "committed"
+
+    folder = tmp_path / "run"
+    options = ONE._replace(checkpoint=100)
+    assert simulate(scenario, folder, options, progress=count, should_stop=lambda: seen >= stop) is None
+    assert not (folder / SUMMARY).exists()
+    found = read_checkpoint(folder)
+    assert found is not None
+    assert found[1]["version"] == stop
+    again = done(simulate(scenario, folder, options, resume=True))
+    assert contents(again.folder) == contents(whole)
+
+
+def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+    folder, outcome, times = tmp_path / "run", None, 0
+    while outcome is None:
+        seen: list[int] = []
+        outcome = simulate(
+            scenario, folder, ONE, resume=times > 0,
+            progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
+            should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
+        )  # fmt: skip
+        times += 1
+        assert times < 20
+    assert times >= 7
+    assert contents(folder) == contents(whole)
+
+
+def test_a_finished_run_resumed_is_the_same(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "copy")
+    assert done(simulate(scenario, tmp_path / "copy", ONE, resume=True)).summary["rounds"] == 8
+    assert contents(tmp_path / "copy") == contents(whole)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.record import CHECKPOINT
+from fleetlearn_simulator.scenario import Scenario
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    options = Options(backend="bundle", workers=1, checkpoint=1)
+    simulate(Scenario.load(sys.argv[1]), folder, options, resume=(folder / CHECKPOINT).exists())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_as_if_it_was_not(line: Path, tmp_path: Path) -> None:
+    """SIGKILL, at random moments while it writes, until it gets through."""
+    settings = MESSY | {"plan__stop__rounds": 150, "population__connected": 40}
+    path = write_scenario(tmp_path, line, 40, **settings)
+    expected = contents(done(simulate(Scenario.load(path), tmp_path / "whole", ONE)).folder)
+    (tmp_path / "child.py").write_text(CHILD)
+    folder, luck, kills = tmp_path / "run", random.Random(1), 0
+    while True:
+        child = subprocess.Popen([sys.executable, str(tmp_path / "child.py"), str(path), str(folder)])
+        try:
+            begin = (folder / ROUNDS).stat().st_size if (folder / ROUNDS).exists() else 0
+            # As soon as it has written this much more: the size is looked at, not the clock.
+            goal = begin + luck.randrange(1, 12_000)
+            limit = time.monotonic() + 60
+            while child.poll() is None and kills < 8:
+                if (folder / ROUNDS).exists() and (folder / ROUNDS).stat().st_size >= goal:
+                    child.send_signal(signal.SIGKILL)
+                    break
+                assert time.monotonic() < limit
+                time.sleep(luck.random() / 1000)
+            if child.wait(60) == 0:
+                break
+            assert child.returncode == -signal.SIGKILL
+            kills += 1
+        finally:
+            child.kill()
+            child.wait()
+    assert kills >= 3
+    assert contents(folder) == expected
+
+
+def test_checkpoints_are_written_every_so_many_rounds(scenario: Scenario, tmp_path: Path) -> None:
+    versions = []
+
+    def look(fleet: Any) -> None:
+        found = read_checkpoint(tmp_path / "run")
+        versions.append(found[1]["version"] if found else 0)
+
+    simulate(scenario, tmp_path / "run", ONE._replace(checkpoint=3), progress=look)
+    found = read_checkpoint(tmp_path / "run")
+    assert found is not None
+    assert sorted({*versions, found[1]["version"]}) == [0, 3, 6]
+
+
+def test_stopped_before_its_first_checkpoint_it_begins_anew(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+    assert simulate(scenario, tmp_path / "run", ONE, should_stop=lambda: True) is None
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
+    simulate(scenario, tmp_path / "run", ONE, resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_resuming_needs_a_checkpoint_of_the_same_run(
+    scenario: Scenario, whole: Path, line: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SimulatorError, match="holds no run to go on with"):
+        simulate(scenario, tmp_path / "empty", ONE, resume=True)
+    assert not (tmp_path / "empty").exists()
+    shutil.copytree(whole, tmp_path / "copy")
+    other = make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12}))
+    with pytest.raises(SimulatorError, match="is of another bundle, seed or population"):
+        simulate(other, tmp_path / "copy", ONE, resume=True)
+    assert contents(tmp_path / "copy") == contents(whole)
+
+
+def test_a_new_run_in_an_old_folder_begins_anew(scenario: Scenario, whole: Path, line: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    simulate(make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12})), folder, ONE)
+    simulate(scenario, folder, ONE)
+    assert contents(folder) == contents(whole)
+
+
+def test_the_summary_adds_up(whole: Path) -> None:
+    rows = read_rows(whole, ROUNDS)
+    committed = [row for row in rows if row["how"] == "committed"]
+    summary = json.loads((whole / SUMMARY).read_text())
+    assert summary["rounds"] == len(committed) == 8
+    assert summary["abandoned"] == len(rows) - 8
+    assert summary["reports"] == sum(row["reports"] for row in committed)
+    assert summary["time"] == rows[-1]["time"]
+    for kind in ("down", "up"):
+        assert summary["bytes"][kind] == sum(row["bytes"][kind] for row in rows)
+    for use in ("useful", "wasted"):
+        assert summary["device_seconds"][use] == pytest.approx(sum(row["device_seconds"][use] for row in rows))
+    assert summary["reason"] == "8 rounds done"
+    assert summary["metrics"] == committed[-1]["metrics"]
+
+
+def test_metrics_are_of_the_rounds_model_before_training(line: Path, tmp_path: Path) -> None:
+    """With an evaluation, the first round's is of the initial model; without, the metrics are training's."""
+    settings = {"plan__local__evaluate": True, "plan__stop__rounds": 2, "plan__local__batch_size": 0}
+    evaluated = done(simulate(make_scenario(tmp_path, line, 3, **settings), tmp_path / "a", ONE))
+    first, _ = read_rows(evaluated.folder, ROUNDS)
+    # All examples in one step: its loss is measured on the same model and data.
+    assert first["evaluation"]["loss"] == pytest.approx(first["train"]["loss"], rel=1e-6)
+    assert first["metrics"]["loss"] == first["evaluation"]["loss"]
+    settings["plan__local__evaluate"] = False
+    plain = done(simulate(make_scenario(tmp_path, line, 3, **settings), tmp_path / "b", ONE))
+    first, _ = read_rows(plain.folder, ROUNDS)
+    assert first["evaluation"] == {}
+    assert first["metrics"] == first["train"]
+
+
+TESTED = """
+def test(seed):
+    return line_data(500, seed=123)
+"""
+
+
+def test_the_test_set_is_measured_as_often_as_asked(line: Path, tmp_path: Path) -> None:
+    scenario = make_scenario(tmp_path, line, 3, plan__stop__rounds=4)
+    with (tmp_path / "lines.py").open("a") as module:
+        module.write(TESTED)
+    outcome = done(simulate(scenario, tmp_path / "run", ONE._replace(test=2)))
+    tests = [row.get("test") for row in read_rows(outcome.folder, ROUNDS)]
+    assert [found is not None for found in tests] == [False, True, False, True]
+    assert tests[1] is not None
+    assert tests[3] is not None
+    assert tests[1]["loss"] > tests[3]["loss"] > 0
+    assert outcome.summary["test"] == tests[3]
+    without = done(simulate(scenario, tmp_path / "without", ONE._replace(test=0)))
+    assert without.summary["test"] == {}
+    assert without.model.tobytes() == outcome.model.tobytes()
+
+
+def test_a_model_that_is_no_use_any_more_ends_nothing(line: Path, tmp_path: Path) -> None:
+    """Large updates are accepted; the test loss of what they make is beyond any number."""
+    scenario = make_scenario(
+        tmp_path, line, 1, plan__stop__rounds=2, failures__corrupt=[{"share": 1.0, "kind": "scaled", "factor": 1e6}]
+    )
+    (tmp_path / "lines.py").write_text(
+        "import numpy as np\n\ndef make(device, seed):\n    x = np.full((1, 3), 0.1, np.float32)\n"
+        "    return x, x[:, 0]\n\ndef test(seed):\n    x = np.full((4, 3), 1e18, np.float32)\n    return x, x[:, 0]\n"
+    )
+    outcome = done(simulate(scenario, tmp_path / "run", ONE))
+    assert outcome.summary["rounds"] == 2
+    assert outcome.summary["test"] == {}
+
+
+def test_what_devices_keep_is_not_simulated_yet(tmp_path: Path) -> None:
+    for number, more in enumerate([{"personal": True}, {"state": True}, {"references": ["anchor", "previous"]}]):
+        bundle = write_line_bundle(tmp_path / str(number), **more)  # type: ignore[arg-type]
+        with pytest.raises(SimulatorError, match="which is not simulated yet"):
+            check_supported(bundle)
+
+
+def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
+    bundle = open_bundle(scenario.plan.bundle)
+    assert choose(scenario, bundle, "auto") == ("bundle", "the bundle has no graph for many devices")
+    with pytest.raises(SimulatorError, match=r"has no graphs/train_many\.onnx"):
+        simulate(scenario, "nowhere", Options(backend="vectorized", workers=1))
+    assert not Path("nowhere").exists()
+
+
+SOFTMAX: dict[str, Any] = {
+    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
+    "plan__recipe": "fedprox",
+    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
+    "failures": {"stragglers": 0.3, "train": 0.001},
+    "plan__stop__rounds": 3,
+    "plan__round": {"goal": 12, "minimum": 4, "over_selection": 1.3, "deadline": 1000.0},
+}
+
+
+def events_but_change(folder: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "change"} for row in read_rows(folder, EVENTS)]
+
+
+def test_many_devices_in_a_call_on_two_processes(softmax: Path, tmp_path: Path) -> None:
+    """Blocks are cut otherwise; what each device makes is the same."""
+    scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
+    options = Options(backend="vectorized", workers=1)
+    one = done(simulate(scenario, tmp_path / "one", options))
+    two = done(simulate(scenario, tmp_path / "two", options._replace(workers=2)))
+    assert contents(one.folder) == contents(two.folder)
+    per_device = done(simulate(scenario, tmp_path / "bundle", options._replace(backend="bundle")))
+    assert events_but_change(one.folder) == events_but_change(per_device.folder), "whatever trains"
+    assert abs(one.model - per_device.model).max() < 1e-6
+    assert one.summary["test"]["accuracy"] == pytest.approx(per_device.summary["test"]["accuracy"], abs=0.02)
+
+
+def test_auto_says_what_it_took_and_why(softmax: Path, tmp_path: Path) -> None:
+    scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
+    outcome = done(simulate(scenario, tmp_path / "run", Options(workers=1, checkpoint=1)))
+    assert outcome.summary["backend"] in ("bundle", "vectorized")
+    assert "bundle" in outcome.summary["why"]
+    assert "ms a device" in outcome.summary["why"]
+    found = read_checkpoint(outcome.folder)
+    assert found is not None
+    assert found[1]["why"] == outcome.summary["why"], "a resumed run takes the same, whatever is faster then"
+    assert (outcome.folder / CHECKPOINT).exists()
