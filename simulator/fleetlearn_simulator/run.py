@@ -44,6 +44,7 @@ from fleetlearn_simulator.training import (
     blocks_of,
     check_many,
     means,
+    not_for_many,
     task_of,
 )
 
@@ -199,11 +200,12 @@ def check_supported(bundle: Bundle) -> None:
 def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["bundle", "vectorized"], str]:
     """The back end, and why. ``auto`` tries both for a moment on the first devices."""
     if wanted == "vectorized":
-        check_many(bundle)
+        check_many(bundle, scenario.plan.local.batch_size)
     if wanted != "auto":
         return wanted, "chosen"
-    if bundle.manifest.many is None:
-        return "bundle", "the bundle has no graph for many devices"
+    if why := not_for_many(bundle, scenario.plan.local.batch_size):
+        return "bundle", why
+    assert bundle.manifest.many is not None
     costs: dict[Literal["bundle", "vectorized"], float] = {}
     count = bundle.manifest.many.devices
     model = bundle.parameters()[: bundle.manifest.size]

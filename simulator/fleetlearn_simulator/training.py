@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from fleetlearn_coordinator.plan import Plan
+from fleetlearn_device.checks import check_hyper
 from fleetlearn_device.data import as_data
 from fleetlearn_device.runtime import open_runtime
 from fleetlearn_device.runtime_onnx import make_session
@@ -170,7 +171,7 @@ class Vectorized(PerDevice):
 
     def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
         super().__init__(bundle, task, source)
-        check_many(bundle)
+        check_many(bundle, task.batch_size)
         many = bundle.manifest.many
         assert many is not None
         self.many, self.manifest = many, bundle.manifest
@@ -183,6 +184,7 @@ class Vectorized(PerDevice):
         outputs = [f"next.{name}" if name in self._carried() else name for name in self.outputs]
         self.session = make_session(bundle, TRAIN_MANY, 1, [*self._carried(), *fixed], outputs)
         self.state = bundle.state()
+        self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
     def _carried(self) -> list[str]:
         return [
@@ -253,7 +255,7 @@ class Vectorized(PerDevice):
                 if reference == "previous":
                     given = np.broadcast_to(array, (devices, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
-        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.task.hyper.items()}
+        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.hyper.items()}
 
     def _calls(self, examples: int, steps: int, seeds: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """The examples' places of each call's steps, in the order in which each device takes them."""
@@ -325,13 +327,23 @@ def _mean(parts: list[NDArray[Any]], weights: NDArray[np.int64]) -> NDArray[np.f
     return np.asarray(np.cumsum(values, axis=1)[:, -1] / weights.sum())
 
 
-def check_many(bundle: Bundle) -> None:
-    """Raise SimulatorError where the bundle has no graph for many devices."""
-    if bundle.manifest.many is None:
-        raise SimulatorError(
-            f"bundle {bundle.manifest.name} has no {TRAIN_MANY}: export it with many=Many(devices, steps), or "
-            'choose the back end "bundle"'
+def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
+    """Why the bundle cannot train many devices at once, if it cannot."""
+    many = bundle.manifest.many
+    if many is None:
+        return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
+    if many.batch is not None and many.batch != batch_size:
+        return (
+            f"{TRAIN_MANY} of bundle {bundle.manifest.name} takes batches of {many.batch}; the plan's local.batch_size "
+            f"is {batch_size}"
         )
+    return None
+
+
+def check_many(bundle: Bundle, batch_size: int) -> None:
+    """Raise SimulatorError where the bundle cannot train many devices at once."""
+    if why := not_for_many(bundle, batch_size):
+        raise SimulatorError(f'{why}: export it with many=Many(devices, steps), or choose the back end "bundle"')
 
 
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}

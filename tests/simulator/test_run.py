@@ -294,7 +294,7 @@ def test_what_devices_keep_is_not_simulated_yet(tmp_path: Path) -> None:
 
 def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
     bundle = open_bundle(scenario.plan.bundle)
-    assert choose(scenario, bundle, "auto") == ("bundle", "the bundle has no graph for many devices")
+    assert choose(scenario, bundle, "auto") == ("bundle", "bundle line has no graphs/train_many.onnx")
     with pytest.raises(SimulatorError, match=r"has no graphs/train_many\.onnx"):
         simulate(scenario, "nowhere", Options(backend="vectorized", workers=1))
     assert not Path("nowhere").exists()

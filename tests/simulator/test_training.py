@@ -1,0 +1,266 @@
+"""The devices' training: the two back ends against each other, and against the device's own loop and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_device.data import as_data
+from fleetlearn_device.runtime import open_runtime
+from fleetlearn_device.train import train
+from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.generators import Arrays
+from fleetlearn_simulator.sources import Source
+from fleetlearn_simulator.training import Job, PerDevice, Result, Task, Vectorized, blocks_of, means, steps_of
+from numpy.typing import NDArray
+from torch import nn
+
+SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
+"""Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
+
+
+class Own(Source):
+    """Each device's own data, of these sizes; device ``wild``'s inputs are infinite."""
+
+    def __init__(self, sizes: list[int], features: int, wild: int = -1) -> None:
+        self.sizes, self.features, self.wild = np.array(sizes, np.int64), features, wild
+
+    def examples(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(self.sizes[ids])
+
+    def arrays(self, device: int) -> Arrays:
+        rng = np.random.default_rng(device)
+        x = rng.normal(device % 3, 1, (self.sizes[device], self.features)).astype(np.float32)
+        if device == self.wild:
+            x[:] = 1e38
+        return x, rng.integers(10, size=self.sizes[device])
+
+    def test(self) -> Arrays | None:
+        return None
+
+
+def some_jobs(sizes: list[int]) -> list[Job]:
+    """Every third does one step less than half of its own, in an order of their own."""
+    order = np.random.default_rng(0).permutation(len(sizes)).tolist()
+    return [
+        Job(device, 2**52 + 7919 * device, 1 + sizes[device] // 20 if device % 3 == 0 else None) for device in order
+    ]
+
+
+def both(path: Path, task: Task, source: Source) -> tuple[PerDevice, Vectorized]:
+    bundle = open_bundle(path)
+    return PerDevice(bundle, task, source), Vectorized(bundle, task, source)
+
+
+def check_alike(first: list[Result], second: list[Result], tolerance: float) -> None:
+    for one, other in zip(first, second, strict=True):
+        assert (one.examples, one.steps, one.seen, one.complete) == (
+            other.examples,
+            other.steps,
+            other.seen,
+            other.complete,
+        )
+        np.testing.assert_allclose(other.update, one.update, rtol=0, atol=tolerance)
+        assert other.loss == pytest.approx(one.loss, rel=1e-5)
+        assert other.metrics == pytest.approx(one.metrics, rel=1e-5, abs=1e-6)
+        assert one.largest == np.abs(one.update).max()
+        assert other.largest == np.abs(other.update).max()
+        assert one.failed is None
+        assert other.failed is None
+
+
+@pytest.mark.parametrize("batch_size", [10, 0, 4])
+def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
+    source = Own(SIZES, 60)
+    task = Task({"lr": 0.05, "mu": 0.1}, 2, batch_size)
+    one, many = both(softmax, task, source)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    first, second = one.train(model, jobs), many.train(model, jobs)
+    assert max(np.abs(row.update).max() for row in first) > 0.1
+    assert len({row.steps for row in first}) > (1 if batch_size == 0 else 5)
+    check_alike(first, second, 2e-6)
+
+
+def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
+    """In blocks of one as in those of eight, whatever else is in them; the last bits may be others."""
+    source = Own(SIZES, 60)
+    _, many = both(softmax, Task({"lr": 0.05, "mu": 0.1}, 2, 10), source)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    check_alike(many.train(model, jobs), [many.train(model, [job])[0] for job in jobs], 1e-6)
+    check_alike(many.train(model, jobs), many.train(model, jobs[::-1])[::-1], 1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
+def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int | None) -> None:
+    """30 examples in tens, three epochs: nine steps; cut after any of them the update is that of so many."""
+    source = Own([30], 60)
+    bundle = open_bundle(softmax)
+    task = Task({"lr": 0.05, "mu": 0.0}, 3, 10)
+    one, many = both(softmax, task, source)
+    runtime = open_runtime(bundle, kind="onnx")
+    model = bundle.parameters()
+    runtime.load(model)
+    (job,) = jobs = [Job(0, 1234, steps)]
+    done: list[float] = []
+    updates: list[NDArray[np.float32]] = []
+
+    def look(count: int, loss: float) -> None:
+        done.append(loss)
+        updates.append(runtime.parameters - runtime.anchor)
+
+    train(
+        runtime, as_data(source.arrays(0)), hyper=task.hyper, epochs=3, batch_size=10, seed=job.seed, on_step=look
+    )  # fmt: skip
+    expected = steps or 9
+    for found, tolerance in ((one.train(model, jobs)[0], 0.0), (many.train(model, jobs)[0], 1e-6)):
+        assert (found.steps, found.seen, found.complete) == (expected, 10 * expected, expected == 9)
+        np.testing.assert_allclose(found.update, updates[expected - 1], rtol=0, atol=tolerance)
+        assert found.loss == pytest.approx(np.mean(done[:expected]), rel=1e-6)
+
+
+def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
+    """A device whose inputs are too large, in a block with others."""
+    source = Own([30] * 6, 60, wild=2)
+    calm = Own([30] * 6, 60)
+    task = Task({"lr": 0.05, "mu": 0.0}, 1, 10)
+    model = open_bundle(softmax).parameters()
+    jobs = [Job(device, device, None) for device in range(6)]
+    for backend, plain in zip(both(softmax, task, source), both(softmax, task, calm), strict=True):
+        found = backend.train(model, jobs)
+        assert [row.failed for row in found] == [None, None, "failed: diverged", None, None, None]
+        others = [row for device, row in enumerate(found) if device != 2]
+        expected = [row for device, row in enumerate(plain.train(model, jobs)) if device != 2]
+        for one, other in zip(others, expected, strict=True):
+            assert one.update.tobytes() == other.update.tobytes()
+
+
+def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
+    source = Own(SIZES, 60)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    for backend in both(softmax, Task({"lr": 0.05, "mu": 0.1}, 1, 10), source):
+        first = backend.train(model, jobs)
+        backend.train(model + 1, jobs[:5])
+        again = backend.train(model, jobs)
+        assert [row.update.tobytes() for row in first] == [row.update.tobytes() for row in again]
+        assert [row.loss for row in first] == [row.loss for row in again]
+
+
+def test_the_model_that_is_given_stays_as_it_is(softmax: Path) -> None:
+    model = open_bundle(softmax).parameters()
+    before = model.tobytes()
+    for backend in both(softmax, Task({"lr": 0.5, "mu": 0.1}, 1, 10), Own(SIZES, 60)):
+        backend.train(model, some_jobs(SIZES))
+        backend.evaluate(model, [0, 1])
+        assert model.tobytes() == before
+
+
+def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == y).float()
+
+
+def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Many) -> Bundle:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model, x, y = make(), torch.randn(10, 6), torch.randint(10, (10,))
+    return export_bundle(
+        model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
+    ).bundle
+
+
+@pytest.mark.slow
+def test_dropout_and_adam(tmp_path: Path) -> None:
+    """Random steps draw from the task's seed and the step's number; Adam's state begins anew in each task."""
+    bundle = export(
+        tmp_path / "dropout.bundle",
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
+        LocalStep("adam"),
+        Many(4, 3),
+    )
+    assert bundle.manifest.random
+    assert bundle.manifest.state
+    one, many = both(bundle.path, Task({"lr": 0.01}, 2, 10), Own(SIZES, 6))
+    model, jobs = bundle.parameters(), some_jobs(SIZES)
+    first = one.train(model, jobs)
+    check_alike(first, many.train(model, jobs), 2e-5)
+    # The largest seeds; and other seeds give other masks.
+    late = [job._replace(seed=2**53 - 100) for job in jobs]
+    check_alike(one.train(model, late), many.train(model, late), 2e-5)
+    assert not np.allclose(one.train(model, late)[0].update, first[0].update, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
+    """Devices whose last batch would be smaller are trained one by one."""
+    bundle = export(
+        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), Many(4, 3, batch=10)
+    )  # fmt: skip
+    assert bundle.manifest.many is not None
+    assert bundle.manifest.many.batch == 10
+    one, many = both(bundle.path, Task({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
+    model, jobs = bundle.parameters(), some_jobs(SIZES)
+    check_alike(one.train(model, jobs), many.train(model, jobs), 2e-6)
+
+
+@pytest.mark.slow
+def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
+    """The graph takes tens, the plan asks for fives and for everything at once."""
+    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), Many(4, 3, batch=10))
+    model = bundle.parameters()
+    for batch_size in (5, 0):
+        task = Task({"lr": 0.05}, 2, batch_size)
+        with pytest.raises(SimulatorError, match=f"takes batches of 10; the plan's local.batch_size is {batch_size}"):
+            Vectorized(bundle, task, Own(SIZES, 6)).train(model, some_jobs(SIZES))
+
+
+def test_steps_by_hand() -> None:
+    examples = np.array([1, 9, 10, 11, 100])
+    assert steps_of(Task({}, 3, 10), examples).tolist() == [3, 3, 3, 6, 30]
+    assert steps_of(Task({}, 3, 0), examples).tolist() == [3, 3, 3, 3, 3]
+
+
+def test_blocks_hold_what_is_alike() -> None:
+    source = Own([10, 20, 10, 10, 20, 10], 2)
+    task = Task({}, 2, 10)
+    steps = [None, None, 1, None, 3, 99]
+    jobs = [Job(device, 0, count) for device, count in enumerate(steps)]
+    found = list(blocks_of(task, source, jobs, 2))
+    assert found == [(10, 1, [2]), (10, 2, [0, 3]), (10, 2, [5]), (20, 3, [4]), (20, 4, [1])]
+
+
+def test_means_are_over_all_examples() -> None:
+    parts = [Evaluation(2, 3.0, {"a": 2.0, "b": 1.0}), Evaluation(6, 1.0, {"a": 2.0})]
+    assert means(parts) == {"loss": 0.5, "a": 0.5}
+
+
+def test_an_evaluation_is_the_devices_own(line: Path) -> None:
+    """Against numpy."""
+    from line_bundle import line_data
+
+    class Lines(Own):
+        def arrays(self, device: int) -> Arrays:
+            return line_data(int(self.sizes[device]), device)
+
+    bundle = open_bundle(line)
+    backend = PerDevice(bundle, Task({"lr": 0.1}, 1, 10), Lines([7, 300], 3))
+    model = bundle.parameters()
+    for device, found in enumerate(backend.evaluate(model, [0, 1])):
+        x, y = line_data([7, 300][device], device)
+        error = x.astype(np.float64) @ model[:3] + model[4] - y
+        assert found.examples == len(y)
+        assert found.loss_sum == pytest.approx((error**2).sum(), rel=1e-5)
+        assert found.metric_sums["error"] == pytest.approx(np.abs(error).sum(), rel=1e-5)
+
+
+def test_wanting_blocks_of_a_bundle_without_them(line: Path) -> None:
+    task = Task({"lr": 0.1}, 1, 10)
+    with pytest.raises(SimulatorError, match='choose the back end "bundle"'):
+        Vectorized(open_bundle(line), task, Own([1], 3))
