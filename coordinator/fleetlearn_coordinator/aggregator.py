@@ -139,7 +139,9 @@ def add_many(total: Sum, updates: NDArray[np.float32], weights: NDArray[np.int64
     """
     count, size = updates.shape
     if total.count + count > MAX_UPDATES:
-        raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}")
+        raise ProtocolError(
+            Code.OUT_OF_RANGE, f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}"
+        )
     rows = max(1, BLOCK // max(1, size))
     for start in range(0, count, rows):
         weight = weights[start : start + rows, None]

@@ -213,6 +213,43 @@ def test_parts_of_another_length_are_refused(size: int) -> None:
         aggregator.add_parts(aggregator.init(5), [np.ones(size, np.float32)], 1, 1.0)
 
 
+@pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (610, 100), (BLOCK // 3, 7), (BLOCK + 3, 5)])
+def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
+    """In any division, and on top of what was added before."""
+    updates = some_updates(size, count)
+    expected = added(size, updates)
+    rows, weights = np.stack([vector for vector, _ in updates]), np.array([weight for _, weight in updates], np.int64)
+    for cuts in ([], [1], [count // 2, count // 2 + 1]):
+        total = aggregator.init(size)
+        for vectors, parts in zip(np.split(rows, cuts), np.split(weights, cuts), strict=True):
+            aggregator.add_many(total, vectors, parts)
+        assert bits(total) == bits(expected)
+    total = added(size, updates[: count // 2])
+    aggregator.add_many(total, rows[count // 2 :], weights[count // 2 :])
+    assert bits(total) == bits(expected)
+    aggregator.add_many(total, rows[:0], weights[:0])
+    assert bits(total) == bits(expected)
+
+
+def test_many_at_once_at_the_bounds_are_exact() -> None:
+    """Products near 2^28 whose sums in any order stay below 2^45; and one update too many is refused."""
+    x = np.array([(2**24 - 1) * 2.0**-25, -(2**24 - 2**17 + 1) * 2.0**-25, 3 * 2.0**-38], np.float32)
+    weight, count = 2**29 - 1, 4096
+    one, many = added(3, [(x, weight)]), aggregator.init(3)
+    for _ in range(MAX_UPDATES // count):
+        aggregator.add_many(many, np.tile(x, (count, 1)), np.full(count, weight, np.int64))
+    for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
+        assert [Fraction(value) for value in part] == [Fraction(value) * MAX_UPDATES for value in single]
+    assert (many.count, many.weight) == (MAX_UPDATES, MAX_UPDATES * weight)
+    before = bits(many)
+    with pytest.raises(
+        ProtocolError, match=f"has {MAX_UPDATES + 2} updates; its sum can hold {MAX_UPDATES}"
+    ) as refused:
+        aggregator.add_many(many, np.tile(x, (2, 1)), np.ones(2, np.int64))
+    assert refused.value.code is Code.OUT_OF_RANGE
+    assert bits(many) == before
+
+
 def test_the_mean_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no updates"):
         aggregator.mean(aggregator.init(3))
