@@ -102,7 +102,7 @@ def compare(
     output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
 ) -> None:
     """Lay runs side by side: a table here, plots in a page."""
-    from fleetlearn_simulator.report import comparison_table, write_comparison
+    from fleetlearn_simulator.comparison import comparison_table, write_comparison
 
     with _errors():
         Console().print(comparison_table(folders))
