@@ -1,0 +1,131 @@
+"""Runs side by side: groups, means and spreads worked out by hand; in a terminal and in a real browser."""
+
+from __future__ import annotations
+
+from io import StringIO
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import ask, charts_of
+from fleetlearn_simulator.comparison import comparison_table, read_groups, write_comparison
+from fleetlearn_simulator.errors import SimulatorError
+from rich.console import Console
+from runs_folder import SCENARIO, row, write_rows, write_run
+
+
+def printed(folders: list[Path]) -> str:
+    console = Console(width=250, record=True, file=StringIO())
+    console.print(comparison_table(folders))
+    return console.export_text()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Goals of 2 and 4, two seeds each: the loss of seed s in round r is goal + s / r."""
+    for goal in (2, 4):
+        for seed in (1, 3):
+            rows = [
+                row(
+                    number,
+                    test={"loss": goal + seed / number},
+                    time=100.0 * seed * number,
+                    assigned={"0": 4},
+                    causes={"train": seed},
+                    device_seconds={"useful": 3.0, "wasted": 1.0},
+                    bytes={"down": 1000 * goal, "up": 0},
+                )
+                for number in range(1, 4 + seed)
+            ]
+            text = SCENARIO.format(name=f"s-goal-{goal}-seed-{seed}", seed=seed, goal=goal, connected=9 * goal)
+            write_rows(tmp_path / "sweep" / f"goal-{goal}-seed-{seed}", rows, scenario=text, summary={"reason": "done"})
+    return tmp_path / "sweep"
+
+
+def test_a_sweep_is_a_line_for_each_setting(sweep: Path, tmp_path: Path) -> None:
+    groups = read_groups([sweep])
+    assert [(group.label, len(group.runs)) for group in groups] == [("goal = 2", 2), ("goal = 4", 2)]
+    charts = charts_of(write_comparison([sweep], tmp_path / "page.html"))
+    *bands, mean, _ = charts["loss"]["data"]
+    assert len(bands) == 2
+    # The shorter run has four rounds; the losses of seeds 1 and 3 are 2 + 1 / r and 2 + 3 / r.
+    rounds = np.arange(1, 5)
+    assert mean["name"] == "goal = 2"
+    np.testing.assert_allclose(mean["y"], 2 + 2 / rounds, rtol=1e-5)
+    np.testing.assert_allclose(mean["meta"]["rounds"], rounds)
+    np.testing.assert_allclose(mean["meta"]["time"], 200 * rounds / 60, rtol=1e-5)
+    np.testing.assert_allclose(mean["meta"]["bytes"], 2 * rounds, rtol=1e-5)
+    upper, lower = np.split(np.array(bands[0]["y"]), 2)
+    np.testing.assert_allclose(upper, 2 + (2 + sqrt(2)) / rounds, rtol=1e-5)
+    np.testing.assert_allclose(lower[::-1], 2 + (2 - sqrt(2)) / rounds, rtol=1e-5)
+    lost = charts["Tasks lost"]["data"][0]
+    assert (lost["y"], lost["x"]) == (["goal = 2", "goal = 4"], [50, 50])  # 25 and 75 per cent
+    assert lost["error_x"]["array"] == pytest.approx([sqrt(1250)] * 2, rel=1e-5)
+
+
+def test_the_table_has_means_and_spreads(sweep: Path) -> None:
+    text = printed([sweep])
+    # The last losses of goal 2: 2 + 1 / 4 and 2 + 3 / 6.
+    assert "2.375 ± 0.18" in text
+    assert "50 ± 35 %" in text
+    assert "loss (test)" in text
+    assert "seeds" in text
+
+
+def test_runs_given_one_by_one_keep_their_names(sweep: Path, tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one", 5), write_run(tmp_path / "two", 5, seed=2)
+    assert [group.label for group in read_groups([one, two])] == ["one", "two"]
+    assert [group.label for group in read_groups([one, sweep])] == ["one", "sweep: goal = 2", "sweep: goal = 4"]
+    assert "seeds" not in printed([one, two])
+    labels = [group.label for group in read_groups([one, one])]
+    assert all(label.startswith("one (") for label in labels)
+
+
+def test_kinds_of_metrics_are_not_mixed(tmp_path: Path) -> None:
+    """One run was tested on the data kept back, the other was not: both are shown as the devices measured them."""
+    one = write_rows(tmp_path / "one", [row(1, test={"loss": 9.0}, evaluation={"loss": 2.0})])
+    two = write_rows(tmp_path / "two", [row(1, evaluation={"loss": 3.0})])
+    charts = charts_of(write_comparison([one, two], tmp_path / "page.html"))
+    assert [trace["y"] for trace in charts["loss"]["data"]] == [[2], [3]]
+    assert "loss (evaluation)" in printed([one, two])
+
+
+def test_a_run_without_rounds_stands_beside_the_others(tmp_path: Path) -> None:
+    none, some = write_rows(tmp_path / "none", []), write_run(tmp_path / "some", 3)
+    charts = charts_of(write_comparison([none, some], tmp_path / "page.html"))
+    assert [trace["name"] for trace in charts["loss"]["data"]] == ["some"]
+    assert "not finished" in printed([none, some])
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SimulatorError, match="holds no run"):
+        comparison_table([tmp_path])
+    with pytest.raises(SimulatorError, match="holds no run"):
+        write_comparison([tmp_path / "nowhere"], tmp_path / "page.html")
+
+
+def test_plotly_takes_every_figure(sweep: Path, tmp_path: Path) -> None:
+    import plotly.graph_objects as go
+
+    charts = charts_of(write_comparison([sweep, write_run(tmp_path / "one", 9)], tmp_path / "page.html"))
+    for chart in charts.values():
+        go.Figure(chart)
+
+
+def test_in_a_browser(sweep: Path, tmp_path: Path) -> None:
+    path = write_comparison([sweep], tmp_path / "page.html")
+    script = """
+      document.querySelector("input[value=time]").click();
+      return [...document.querySelectorAll(".chart")].map(div => [
+        div.querySelector(".xtitle").textContent,
+        div.querySelectorAll(".scatterlayer .trace, .barlayer .trace").length,
+      ]);
+      """
+    assert ask(path, script, tmp_path) == [
+        ["virtual time (minutes)", 4],
+        ["per cent of the tasks", 1],
+        ["per cent of the time", 1],
+        ["minutes", 1],
+        ["kB", 1],
+    ]

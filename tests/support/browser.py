@@ -1,0 +1,73 @@
+"""Pages in a real browser: Chromium without a window."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+
+
+def chromium() -> str:
+    """The browser's path. Skips the test where there is none."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip(f"no Chromium here (looked for {', '.join(NAMES)}; on Debian: apt-get install chromium)")
+    return found
+
+
+def charts_of(page: Path) -> dict[str, Any]:
+    """The figures that a page was written with, by title."""
+    text = page.read_text("utf-8")
+    found = re.search(r"^const charts = (.*);$", text, re.MULTILINE)
+    assert found
+    titles = [unescape(title) for title in re.findall(r"<h3>(.*?)</h3>", text)]
+    return dict(zip(titles, json.loads(found[1]).values(), strict=True))
+
+
+def ask(page: Path, script: str, folder: Path) -> Any:
+    """What the JavaScript ``script``, the body of an async function, returns in the page; its errors and the page's
+    own are the test's. It is asked before the page's load event, and may not wait for anything."""
+    probe = """<script>
+      const problems = [];
+      addEventListener("error", event => problems.push(event.message));
+      </script>"""
+    finish = f"""<script>
+      (async () => {{ {script} }})().catch(error => {{ problems.push(String(error)); }}).then(answer => {{
+        const place = document.createElement("pre");
+        place.id = "answer";
+        place.textContent = JSON.stringify({{ answer: answer ?? null, problems }});
+        document.body.append(place);
+      }});
+      </script>"""
+    copy = folder / "probed.html"
+    text = page.read_text("utf-8").replace("<head>", f"<head>{probe}", 1)
+    head, _, tail = text.rpartition("</body>")
+    copy.write_text(f"{head}{finish}</body>{tail}", "utf-8")
+    command = [chromium(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--window-size=1280,2000"]
+    done = subprocess.run(
+        [*command, "--dump-dom", copy.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    answer = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert answer, done.stderr[-2000:]
+    found = json.loads(unescape(answer[1]))
+    assert found["problems"] == []
+    return found["answer"]
