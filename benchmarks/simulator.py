@@ -1,0 +1,248 @@
+"""The simulator: device-rounds a second, and what a round of a large population costs.
+
+small: 1,000 devices with 50 examples, softmax regression 60 -> 10, 100 a round, 5 steps of 10 each: both back ends with
+everything on, against the bare train_many.onnx and a PyTorch loop, client after client.
+cnn: the CNN of McMahan et al. 2017 on a few devices, against the PyTorch loop in as many processes.
+large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a round: the CPU of
+the process that keeps the books, while others train.
+curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
+
+All contenders of a part run once before any runs again, each in processes of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _measure as measure
+import _models
+import torch
+from fleetlearn_export import Many, export_bundle
+from torch import nn
+from torch.nn import functional
+
+HERE = Path(__file__).parent
+LIMIT = 1800.0
+"""Seconds that one contender may take."""
+CORES = len(os.sched_getaffinity(0))
+BOOKS = max(2, CORES)
+"""Worker processes where the parent's CPU is measured: with one it would train itself."""
+PEERS = {"flwr": "Flower", "pfl": "pfl-research"}
+Settings = dict[str, Any]
+Runs = dict[str, list[dict[str, float]]]
+
+
+def export(folder: Path) -> dict[str, Path]:
+    """The bundles, by model."""
+
+    def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (outputs.argmax(1) == y).float()
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # of the exporters that it calls
+        torch.manual_seed(0)
+        example = torch.randn(10, 60), torch.randint(10, (10,))
+        softmax = export_bundle(
+            nn.Linear(60, 10),
+            functional.cross_entropy,
+            example,
+            folder / "softmax.bundle",
+            metrics={"accuracy": accuracy},
+            many=Many(100, 5),
+        )
+        case = _models.make("mcmahan")
+        cnn = export_bundle(case.module, case.loss, case.batch(2), folder / "mcmahan.bundle", metrics=case.metrics)
+    return {"softmax": softmax.bundle.path, "mcmahan": cnn.bundle.path}
+
+
+def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -> Settings:
+    """Its tables; ``batch``, ``examples`` and ``over`` are the plan's and the data's, the rest are sections."""
+    batch, examples = sections.pop("batch", 10), sections.pop("examples", 50)
+    round_ = {"goal": goal, "over_selection": sections.pop("over", 1.0), "deadline": 3600.0}
+    plan = {
+        "bundle": str(bundle),
+        "recipe": "fedavg",
+        "local": {"epochs": 1, "batch_size": batch, "lr": 0.01, "evaluate": False},
+        "round": round_,
+        "stop": {"rounds": rounds},
+    }
+    data = {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": examples, "test": 0.0}
+    return {"name": "benchmark", "seed": 1, "plan": plan, "population": {"size": size}, "data": data, **sections}
+
+
+class Contest:
+    """Runs contenders as processes. ``folder`` is where they work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder, 0
+
+    def run(self, kind: str, settings: Settings, processes: int = 1) -> dict[str, float]:
+        """The figures; of several processes at a time the sum of their rates. Raises RuntimeError with the output of
+        one that failed."""
+        started = []
+        for turn in range(processes):
+            self.number += 1
+            folder = self.folder / f"run-{self.number}"
+            folder.mkdir()
+            file = folder / "settings.json"
+            file.write_text(json.dumps({**settings, "folder": str(folder), "turn": turn}))
+            command = [sys.executable, str(HERE / "_contestant.py"), kind, str(file), str(time.monotonic())]
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        found = []
+        try:
+            for process in started:
+                output, errors = process.communicate(timeout=LIMIT)
+                if process.returncode:
+                    raise RuntimeError(f"{kind} failed:\n{errors[-3000:]}")
+                figures: dict[str, float] = json.loads(output.splitlines()[-1])
+                found.append(figures)
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+        print(".", end="", flush=True, file=sys.stderr)
+        rate = sum(row["device_rounds_per_s"] for row in found)
+        return found[0] | {"device_rounds_per_s": rate}
+
+
+def in_turns(contenders: dict[str, Callable[[], dict[str, float]]], repeats: int) -> dict[str, Any]:
+    """The middle of each contender's figures; ``ratio`` is of its rate to that of the last, in the same repeat."""
+    runs: Runs = {name: [] for name in contenders}
+    for _ in range(repeats):
+        turn = {name: contend() for name, contend in contenders.items()}
+        *_, last = turn.values()
+        for name, figures in turn.items():
+            runs[name].append(figures | {"ratio": figures["device_rounds_per_s"] / last["device_rounds_per_s"]})
+    return {
+        name: {key: measure.middle([row[key] for row in rows]) for key in rows[0]} | {"runs": rows}
+        for name, rows in runs.items()
+    }
+
+
+def small(contest: Contest, bundles: dict[str, Path], repeats: int, scale: float) -> dict[str, Any]:
+    bundle, goal = bundles["softmax"], 100
+
+    def simulated(backend: str, rounds: int) -> Callable[[], dict[str, float]]:
+        tables = scenario(bundle, 1000, goal, rounds)
+        settings = {"scenario": tables, "backend": backend, "workers": CORES, "warm": rounds // 2}
+        return lambda: contest.run("simulator", settings)
+
+    def loop(processes: int) -> Callable[[], dict[str, float]]:
+        rounds = _many(40, scale)
+        settings = {"scenario": scenario(bundle, 1000, goal, rounds), "model": "softmax", "cohort": goal // processes}
+        return lambda: contest.run("pytorch", {**settings, "rounds": rounds, "warm": rounds // 2}, processes)
+
+    def bare(processes: int) -> Callable[[], dict[str, float]]:
+        settings = {"graph": str(bundle / "graphs/train_many.onnx"), "batch": 10, "lr": 0.01}
+        return lambda: contest.run("kernel", {**settings, "rounds": _many(3000, scale)}, processes)
+
+    contenders = {
+        f"simulator, vectorized, {CORES} workers": simulated("vectorized", _many(3000, scale)),
+        f"simulator, bundle, {CORES} workers": simulated("bundle", _many(300, scale)),
+        "train_many.onnx alone, 1 process": bare(1),
+        f"train_many.onnx alone, {CORES} processes": bare(CORES),
+        f"PyTorch, {CORES} processes": loop(CORES),
+        "PyTorch, 1 process": loop(1),
+    }
+    return in_turns(contenders, repeats)
+
+
+def cnn(contest: Contest, bundles: dict[str, Path], repeats: int, scale: float) -> dict[str, Any]:
+    """Eight devices for each core, all of them in a round, 5 steps of 20 each."""
+    goal, rounds = 8 * CORES, _many(6, scale)
+    tables = scenario(bundles["mcmahan"], goal, goal, rounds, batch=20, examples=100)
+    shared = {"scenario": tables, "rounds": rounds, "warm": rounds // 2}
+    contenders = {
+        f"simulator, bundle, {CORES} workers": lambda: contest.run(
+            "simulator", {**shared, "backend": "bundle", "workers": CORES}
+        ),
+        f"PyTorch, {CORES} processes": lambda: contest.run(
+            "pytorch", {**shared, "model": "mcmahan", "cohort": goal // CORES}, CORES
+        ),
+    }
+    return in_turns(contenders, repeats)
+
+
+def away(bundle: Path, size: int, goal: int, rounds: int) -> Settings:
+    """Devices that come and go with the day, of which a tenth of the tasks die."""
+    return scenario(
+        bundle,
+        size,
+        goal,
+        rounds,
+        over=1.3,
+        availability={"kind": "diurnal"},
+        failures={"crash": 0.1},
+    )
+
+
+def books(contest: Contest, tables: Settings, warm: int) -> dict[str, float]:
+    return contest.run("simulator", {"scenario": tables, "backend": "vectorized", "workers": BOOKS, "warm": warm})
+
+
+def large(contest: Contest, bundles: dict[str, Path], repeats: int, scale: float) -> dict[str, Any]:
+    size, goal = _many(1_000_000, scale), _many(10_000, scale)
+    name = f"{size:,} devices, {goal:,} reports a round"
+    return in_turns({name: lambda: books(contest, away(bundles["softmax"], size, goal, 6), 2)}, repeats)
+
+
+def curve(contest: Contest, bundles: dict[str, Path], repeats: int, scale: float) -> dict[str, Any]:
+    rounds = _many(60, scale)
+
+    def at(size: int) -> Callable[[], dict[str, float]]:
+        return lambda: books(contest, away(bundles["softmax"], size, 100, rounds), rounds // 3)
+
+    return in_turns({f"{10**power:,} devices": at(10**power) for power in range(3, 8)}, repeats)
+
+
+PARTS = {"small": small, "cnn": cnn, "large": large, "curve": curve}
+COLUMNS = {
+    "device-rounds/s": "device_rounds_per_s",
+    "ratio to the last": "ratio",
+    "CPU-us each": "cpu_us_per_device_round",
+    "first round, s": "first_round_s",
+    "parent's CPU-ms a round": "parent_cpu_ms_per_round",
+    "ms a round": "clock_ms_per_round",
+    "peak RSS of all, MiB": "peak_rss_mib",
+    "parent's": "parent_peak_rss_mib",
+    "lost a round": "lost",
+}
+
+
+def _many(usual: int, scale: float) -> int:
+    return max(4, round(usual * scale))
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--scale", type=float, default=1.0, help="times the usual rounds, and the size of large")
+    chosen = options.parse_args()
+    with measure.scratch() as folder:
+        bundles, contest = export(folder), Contest(folder)
+        results = {part: PARTS[part](contest, bundles, chosen.repeats, chosen.scale) for part in chosen.parts}
+    print(file=sys.stderr)
+    rows = [("part", "contender", *COLUMNS)]
+    for part, contenders in results.items():
+        for name, figures in contenders.items():
+            cells = [measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()]
+            rows.append((part, name, *cells))
+    print(measure.table(rows))
+    for module, name in PEERS.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"\n{name} is not installed: not compared.")
+    measure.write_json(chosen.json, {"repeats": chosen.repeats, "scale": chosen.scale}, results)
+
+
+if __name__ == "__main__":
+    main()
