@@ -44,13 +44,21 @@ class Group(NamedTuple):
 
 
 def comparison_table(folders: Sequence[Path]) -> Table:
-    """The runs as a table for the terminal. Raises SimulatorError where a folder holds none."""
+    """The runs as a table for the terminal; what all have in common stands under it, once.
+
+    Raises SimulatorError where a folder holds none.
+    """
     headers, rows = _table(read_groups(folders))
-    shown = Table()
+    common = [
+        len(rows) > 1 and place > 0 and len(set(cells)) == 1 for place, cells in enumerate(zip(*rows, strict=True))
+    ]
+    words = [f"{header} {cell}" for header, cell, same in zip(headers, rows[0], common, strict=True) if same]
+    shown = Table(caption=f"all: {', '.join(words)}" if words else None)
     for place, header in enumerate(headers):
-        shown.add_column(header, justify="left" if place == 0 else "right", overflow="fold")
+        if not common[place]:
+            shown.add_column(header, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*(cell for cell, same in zip(row, common, strict=True) if not same))
     return shown
 
 
@@ -191,7 +199,8 @@ def _metrics(groups: Sequence[Group]) -> list[Chart]:
                 means.append(mean)
                 bands += [band] if len(lines) > 1 else []
         data = [*bands, *means]  # the lines above the bands
-        charts.append(chart(name, data, y=name, note=NOTES[kind], meta=titles, showlegend=True))
+        height = min(720, 300 + 28 * len(means))  # the legend takes up to half of it
+        charts.append(chart(name, data, y=name, note=NOTES[kind], meta=titles, showlegend=True, height=height))
     return charts
 
 
