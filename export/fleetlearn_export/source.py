@@ -228,15 +228,12 @@ def _try(source: Source) -> None:
 def _refuse_sum(source: Source) -> None:
     """With each example there twice a mean is what it was. A sum is twice that, and evaluation would add up sums."""
     found = []
-    with (
-        training(source.model, mode=False),
-        torch.no_grad(),
-        explained("in evaluation mode the model or its loss fails in PyTorch itself"),
-    ):
+    what = "in evaluation mode the model or its loss fails in PyTorch itself"
+    with training(source.model, mode=False), explained(what):
         for times in (1, 2):
             arrays = [torch.cat([array] * times) for array in source.batch.values()]
             inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
-            found.append(float(source.loss(source.model(*inputs), *targets)))
+            found.append(source.loss(source.model(*inputs), *targets).item())
     once, twice = found
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
