@@ -25,11 +25,12 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+# Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 test-all: $(INSTALLED)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(INSTALLED)
 	@$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from typing import Annotated
 
 try:
     import typer
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.logging import RichHandler
     from rich.table import Table
@@ -94,7 +95,10 @@ def _show(found: Status, last: int) -> None:
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))
-    table = Table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds")
+    # On a narrow terminal the causes take more lines, and every number stays whole.
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("round", "outcome", "reports", "dropped", *metrics, "change", "seconds"):
+        table.add_column(name, no_wrap=name != "dropped", min_width=len(name))
     for row in found.rounds[-last:]:
         dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import torch
@@ -21,3 +22,35 @@ def relu_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
 
 
 CHEAPER: dict[Any, Callable[..., Any]] = {aten.threshold_backward.default: relu_backward}
+
+
+def pool_behind_relu(graph: torch.fx.Graph) -> None:
+    """Mask the gradient of a ReLU that max-pooling follows where it is small, in front of the pooling's backward pass.
+
+    It comes to the places of the maxima, and there the ReLU's outputs are the maxima.
+    """
+    nodes: list[Any] = list(graph.nodes)
+    for node in nodes:
+        if node.target is not aten.threshold_backward.default:
+            continue
+        spread, passed, threshold = node.args
+        if spread.target is not aten.max_pool2d_with_indices_backward.default or len(spread.users) > 1:
+            continue
+        indices = _attached(spread.args[-1])
+        if threshold != 0 or _attached(passed) is not _attached(spread.args[1]) or indices.target is not getitem:
+            continue
+        maxima = [item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0]
+        if maxima:
+            with graph.inserting_before(spread):
+                masked = graph.call_function(node.target, (spread.args[0], maxima[0], 0))
+            masked.meta["val"] = spread.args[0].meta["val"]
+            spread.replace_input_with(spread.args[0], masked)
+            node.replace_all_uses_with(spread)
+            graph.erase_node(node)
+
+
+def _attached(node: Any) -> Any:
+    """The node that made the value which automatic differentiation kept."""
+    while node.target is aten.detach.default:
+        node = node.args[0]
+    return node

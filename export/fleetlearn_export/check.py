@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -189,13 +190,19 @@ def over_seeds(check: Callable[[int], Result]) -> Result:
 
 
 def in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None:
-    """What the model gives; None where it takes no batch of one, as BatchNorm in training."""
+    """What the model gives; None where it takes no batch of one: BatchNorm fails in training, a deviation is NaN."""
+    one = len(next(iter(batch.values()))) == 1
     try:
-        return call()
+        with warnings.catch_warnings():
+            if one:  # nobody asked for it
+                warnings.simplefilter("ignore")
+            result = call()
     except Exception:
-        if len(next(iter(batch.values()))) > 1:
+        if not one:
             raise
         return None
+    leaves = pytree.tree_leaves(result)
+    return None if one and any(isinstance(row, Tensor) and bool(row.isnan().any()) for row in leaves) else result
 
 
 def check_train(source: Source, step: TrainStep, content: bytes, features: Function | None = None) -> Trained:
@@ -338,7 +345,13 @@ def compare(rows: Mapping[str, tuple[Array, Tensor]], what: str) -> float:
         expected = tensor.numpy()
         if got.shape != expected.shape:
             raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {expected.shape}")
-        found[name] = _largest_difference(got, expected) / max(1.0, float(np.abs(expected).max(initial=0)))
+        if np.isnan(expected).any():
+            raise ExportError(
+                f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the example. "
+                "Give an example with which training gives numbers"
+            )
+        finite = np.abs(expected[np.isfinite(expected)])
+        found[name] = _largest_difference(got, expected) / max(1.0, float(finite.max(initial=0)))
     bad = [name for name, value in found.items() if not value <= TOLERANCE]
     if bad:
         name = max(bad, key=lambda row: np.nan_to_num(found[row], nan=np.inf))
@@ -350,4 +363,6 @@ def compare(rows: Mapping[str, tuple[Array, Tensor]], what: str) -> float:
 
 
 def _largest_difference(got: Array, expected: Array) -> float:
-    return float(np.abs(np.subtract(got, expected, dtype=np.float64)).max(initial=0.0))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        difference = np.abs(np.subtract(got, expected, dtype=np.float64))
+    return float(np.where(got == expected, 0.0, difference).max(initial=0.0))

@@ -11,7 +11,7 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
-from fleetlearn_export.cheaper import CHEAPER
+from fleetlearn_export.cheaper import CHEAPER, pool_behind_relu
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions
 from fleetlearn_export.places import explained, place_of_operator
@@ -25,6 +25,8 @@ IR_VERSION = 8
 MAX_BYTES = 2**31 - 1
 """Of one serialised graph; a limit of protobuf."""
 
+_SYMBOL = re.compile(r"\bs\d+\b")
+"""PyTorch's name for a free size, alone or in an expression. A graph has one: the number of examples."""
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
 
 
@@ -34,6 +36,7 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
     try:
         with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():
             if table:
+                pool_behind_relu(exported.graph)
                 exported = exported.run_decompositions({**table, **CHEAPER})
             result = torch.onnx.export(
                 exported,
@@ -81,12 +84,12 @@ def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         if row.name != name:  # one value in two places, of which the cleaning made one output
             proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
             row.name = name
-    # ONNX Runtime infers the shapes between the operators itself.
-    del proto.graph.value_info[:]
-    for row in (*proto.graph.input, *proto.graph.output):
+    # ONNX Runtime infers shapes too, but gives each size that it cannot tell a name of its own: then it finds less
+    # memory to use again, and looks for it ten times as long.
+    for row in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for size in row.type.tensor_type.shape.dim:
             if size.dim_param:
-                size.dim_param = "n"
+                size.dim_param = _SYMBOL.sub("n", size.dim_param)
     return proto
 
 

@@ -8,6 +8,7 @@ exported, not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,6 +100,8 @@ def decompositions(graph: torch.fx.Graph) -> Decompositions:
         **plain_decompositions(),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,
+        aten.mul.Scalar: partial(_by_size, torch.mul),
+        aten.div.Scalar: partial(_by_size, torch.div),
     }
     if _indices_only_for_backward(graph):
         table[aten.max_pool2d_with_indices.default] = max_pool2d_with_indices
@@ -133,6 +136,17 @@ def _in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:
     return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
+
+
+def _by_size(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
+    """With a number that is made of the number of examples (2 / (n - 1), as in the gradient of a deviation): ONNX's
+    exporter takes it for a tensor only."""
+    sizes: tuple[Any, ...] = (torch.SymFloat, torch.SymInt)
+    return (
+        operation(values, torch.scalar_tensor(number, dtype=values.dtype))
+        if isinstance(number, sizes)
+        else NotImplemented
+    )
 
 
 def _indices_only_for_backward(graph: torch.fx.Graph) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 import torch
@@ -17,6 +17,9 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
 from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Function
+
+DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
+"""Of arrays in a batch and of outputs."""
 
 
 class Source(NamedTuple):
@@ -99,6 +102,7 @@ def make_source(
     source = Source(model, loss, metrics, _batch(example, names, targets), targets)
     _check_parameters(model, loss)
     _try(source)
+    _refuse_sum(source)
     return source
 
 
@@ -128,10 +132,11 @@ def _batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) ->
             batch[name] = torch.as_tensor(array).detach().cpu().contiguous().clone()
         if not batch[name].dim():
             raise ExportError(f"example array {name} is a scalar; its first axis must be the examples'")
-        try:
+        dtype = str(batch[name].dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ExportError(f"example array {name} is {dtype}; arrays are one of {', '.join(DTYPES)}")
+        with explained(f"example array {name} of shape {tuple(batch[name].shape)} does not fit a bundle"):
             array_row(name, batch[name])
-        except msgspec.ValidationError as error:
-            raise ExportError(f"example array {name} is {batch[name].dtype}: {error}") from None
     rows = {name: len(array) for name, array in batch.items()}
     if len(set(rows.values())) > 1 or not min(rows.values()):
         raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
@@ -218,6 +223,23 @@ def _try(source: Source) -> None:
                 f"parameter {', '.join(without)} gets no gradient: the loss does not depend on it. Use it, "
                 "remove it, or freeze it with requires_grad_(False)"
             )
+
+
+def _refuse_sum(source: Source) -> None:
+    """With each example there twice a mean is what it was. A sum is twice that, and evaluation would add up sums."""
+    found = []
+    what = "in evaluation mode the model or its loss fails in PyTorch itself"
+    with training(source.model, mode=False), explained(what):
+        for times in (1, 2):
+            arrays = [torch.cat([array] * times) for array in source.batch.values()]
+            inputs, targets = arrays[: len(source.inputs())], arrays[len(source.inputs()) :]
+            found.append(source.loss(source.model(*inputs), *targets).item())
+    once, twice = found
+    if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
+        raise ExportError(
+            f"the loss is {once:.4g} on the example, and {twice:.4g} with each row there twice: it is a sum; expected "
+            'the mean over the batch, as reduction="mean" gives it'
+        )
 
 
 def _describe(value: object) -> str:

@@ -149,6 +149,8 @@ def refused(words: str) -> dict[str, Any]:
         given |= {"model": nn.Linear(6, 3).double(), "example": (X.double(), Y)}
     elif words.startswith("expected a scalar"):
         given["loss"] = nn.CrossEntropyLoss(reduction="none")
+    elif words == "it is a sum":
+        given["loss"] = nn.CrossEntropyLoss(reduction="sum")
     elif words.startswith("has shape"):
         given |= {"model": Applied(lambda layer, x: layer(x).mean(0)), "loss": lambda outputs, y: outputs.mean()}
     elif words.startswith("has a parameter of its own"):

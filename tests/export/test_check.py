@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from export_cases import DIGITS, Case
-from fleetlearn_export import ExportError
+from fleetlearn_export import ExportError, export_bundle
 from fleetlearn_export.check import check_eval, check_infer, check_train, compare
 from fleetlearn_export.source import Source, training
 from fleetlearn_export.train_step import TrainStep, make_train_step
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
+from torch.nn import functional
 
 
 @pytest.fixture
@@ -74,3 +76,26 @@ def test_compare() -> None:
         compare({"a": (np.array([np.nan, 1]), expected)}, "it")
     with pytest.raises(ExportError, match=r"a with shape \(1,\) where PyTorch has \(2,\)"):
         compare({"a": (np.zeros(1), expected)}, "it")
+
+
+def test_infinity_is_equal_to_itself_and_hides_nothing() -> None:
+    """Scores of what is masked out are -inf; NaN is nothing to compare with."""
+    expected = torch.tensor([-torch.inf, 1.0])
+    assert compare({"a": (np.array([-np.inf, 1]), expected)}, "it") == 0
+    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.1 "):
+        compare({"a": (np.array([-np.inf, 1.1]), expected)}, "it")
+    with pytest.raises(ExportError, match=r"in a by inf"):
+        compare({"a": (np.array([1.0, 1.0]), expected)}, "it")
+    with pytest.raises(ExportError, match="it cannot be compared: PyTorch itself gives NaN in a"):
+        compare({"a": (np.array([np.nan]), torch.tensor([torch.nan]))}, "it")
+
+
+def test_what_a_single_example_is_nothing_for(tmp_path: Path) -> None:
+    """The deviation over a batch of one is NaN, in PyTorch too: the bundle takes larger ones."""
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(outputs / outputs.std(0), y)
+
+    exported = export_bundle(torch.nn.Linear(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
+    assert not exported.batch_of_one
+    assert exported.difference < 1e-5

@@ -91,6 +91,10 @@ class Metric(nn.Module):
             {"loss": lambda outputs, y: outputs.sum(1)},
             r"the loss is a torch.float32 tensor of shape \(4,\); expected a scalar",
         ),
+        (
+            {"loss": nn.CrossEntropyLoss(reduction="sum")},
+            r"the loss is [\d.]+ on the example, and [\d.]+ with each row there twice: it is a sum",
+        ),
         ({"loss": lambda outputs, y: 0.5}, "the loss is a float; expected a scalar"),
         ({"loss": lambda outputs, y: y.float().mean()}, "does not depend on any parameter"),
         (
@@ -108,7 +112,7 @@ class Metric(nn.Module):
         ({"example": (X, Y[:3])}, r"the first axis .* it has \{'x': 4, 'y': 3\}"),
         ({"example": (X[:0], Y[:0])}, "the first axis .* at least 1"),
         ({"example": (X, torch.tensor(1))}, "example array y is a scalar"),
-        ({"example": (X.half(), Y)}, "example array x is torch.float16"),
+        ({"example": (X.half(), Y)}, "example array x is float16; arrays are one of float32, .*, bool"),
         ({"example": (["a", "b"], Y)}, "example array x cannot become a tensor"),
         ({"example": (X.double(), Y)}, "fails in PyTorch itself: RuntimeError: .*Double"),
         ({"names": ["x"]}, r"names \['x'\] for an example of 2 arrays"),

@@ -325,6 +325,30 @@ def with_the_number_of_rows(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -
     return {name: p[name] + (value - p[name]) / b["x"].shape[0] for name, value in moved.items()}, s, metrics
 
 
+def each_example_clipped(p: Any, s: Any, b: Any, h: Any) -> Any:
+    """The gradient of each example on its own (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1), with their noise."""
+
+    def loss(q: Any, x: Tensor, y: Tensor) -> Tensor:
+        return -(torch.log_softmax(functional_call(PLAIN, q, (x[None],))[0], 0) * (torch.arange(3) == y)).sum()
+
+    gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss), (None, 0, 0))(p, b["x"], b["y"])
+    norms = torch.sqrt(torch.stack([g.flatten(1).pow(2).sum(1) for g in gradients.values()]).sum(0))
+    factors = torch.clamp(0.5 / norms, max=1.0)
+    clipped = {n: (factors.reshape(-1, *[1] * (g.dim() - 1)) * g).mean(0) for n, g in gradients.items()}
+    moved = {n: p[n] - h["lr"] * (g + 0.1 * torch.randn_like(g) / b["x"].shape[0]) for n, g in clipped.items()}
+    return moved, s, {"loss": losses.mean(), "accuracy": norms.mean()}
+
+
+def twice_differentiated(p: Any, s: Any, b: Any, h: Any) -> Any:
+    """A penalty on the gradient's length."""
+    leaves = {name: value.requires_grad_() for name, value in p.items()}
+    loss = functional.cross_entropy(functional_call(PLAIN, leaves, (b["x"],)), b["y"])
+    length = torch.stack([(g**2).sum() for g in torch.autograd.grad(loss, [*leaves.values()], create_graph=True)]).sum()
+    gradients = torch.autograd.grad(loss + length, list(leaves.values()))
+    moved = {name: p[name] - h["lr"] * gradient for name, gradient in zip(p, gradients, strict=True)}
+    return moved, s, {"loss": loss, "accuracy": length}
+
+
 PLAIN = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
@@ -336,6 +360,8 @@ PLAIN = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
         (in_place, Net()),
         (three_steps, Net()),
         (noisy, Net()),
+        (each_example_clipped, PLAIN),
+        (twice_differentiated, PLAIN),
         (with_the_number_of_rows, Net()),
     ],
     ids=lambda row: getattr(row, "__name__", ""),
@@ -345,7 +371,7 @@ def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> N
     source = source_of(model)
     with training(model):
         complete = make_train_step(source, step, hyper={"lr": 0.1})
-        assert complete.random == (step is noisy)
+        assert complete.random == (step in (noisy, each_example_clipped))
         arguments = complete.arguments()
         graph = trace(complete.function, arguments, {"batch.x": 0, "batch.y": 0})
         given = arguments | {"batch.x": torch.randn(7, 6), "batch.y": torch.tensor([0, 1, 2, 0, 1, 2, 0])}

@@ -129,18 +129,28 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"0([.,:+-]*0)*", "0", re.sub(r"[\s─-╿]", "", text))
 
 
+def renewed(shown: str, printed: str, folder: Path) -> str:
+    """What was printed; of what the page leaves lines out of, the first lines like those that it shows."""
+    lines = [line.rstrip() for line in printed.replace(str(folder), HOME).splitlines()]
+    if "...\n" in shown:
+        rest = iter(lines)
+        lines = [
+            line if line == "..." else next(row for row in rest if plain(row, folder) == plain(line, folder))
+            for line in shown.splitlines()
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def retype(page: Path, folder: Path) -> None:
-    """Put what is printed into the page, but where it leaves lines out."""
+    """Put what is printed into the page."""
     text = page.read_text()
     write_files(text, folder, int(PORT))
 
     def put(command: Command, printed: str, status: int) -> None:
         nonlocal text
-        if "...\n" not in command.shown:
-            printed = "".join(f"{line.rstrip()}\n" for line in printed.replace(str(folder), HOME).splitlines())
-            before = f"\n$ {command.text}\n{command.shown}"
-            assert text.count(before) == 1, before
-            text = text.replace(before, f"\n$ {command.text}\n{printed}")
+        before = f"\n$ {command.text}\n{command.shown}"
+        assert text.count(before) == 1, before
+        text = text.replace(before, f"\n$ {command.text}\n{renewed(command.shown, printed, folder)}")
 
     type_in(commands(text), folder, int(PORT), put)
     page.write_text(text)

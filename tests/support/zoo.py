@@ -318,7 +318,8 @@ class Encoder(nn.Module):
         self.words = nn.Embedding(words, width, padding_idx=0)
         self.positions = nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers)
+        # Its other way through padding, in evaluation mode, warns that it is a prototype.
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.last = nn.Linear(width, outputs)
 
     def forward(self, words: Tensor) -> Tensor:
