@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated
 
 try:
     import typer
@@ -32,7 +32,7 @@ from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_simulator.fleet import Fleet
 from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
-from fleetlearn_simulator.run import Kind, Options, Outcome, simulate
+from fleetlearn_simulator.run import Kind, Options, Outcome, simulate, summary_alone
 from fleetlearn_simulator.scenario import Scenario, expand, init_text
 
 app = typer.Typer(
@@ -193,22 +193,15 @@ def _summarise(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def _alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any]:
-    """One run of a sweep, in a process of its own."""
-    outcome = simulate(scenario, folder, options)
-    assert outcome is not None
-    outcome.report()
-    return outcome.summary
-
-
 def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
+    """A sweep's runs, each in a process of its own; their pages, of 5 MB each, are left to `report`."""
     console = Console(stderr=True)
     with (
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
         Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
-        waiting = {pool.submit(_alone, run, folder / run.name, options): run for run in runs}
+        waiting = {pool.submit(summary_alone, run, folder / run.name, options): run for run in runs}
         for done in as_completed(waiting):
             found = done.result()
             shown.advance(bar)

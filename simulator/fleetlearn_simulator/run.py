@@ -169,6 +169,13 @@ def simulate(
     return Outcome(folder, summary, fleet.model)
 
 
+def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any]:
+    """One run of several, in a process of its own: what it came to."""
+    outcome = simulate(scenario, folder, options)
+    assert outcome is not None  # nothing stops it
+    return outcome.summary
+
+
 def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     """The scenario with the seconds of a step on this machine, where it asks for them to be measured."""
     if scenario.compute.step_seconds != "measure":
