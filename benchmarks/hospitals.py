@@ -125,6 +125,13 @@ def own_estimates(source: Source) -> Floats:
     return np.asarray(weights @ estimates / weights.sum())
 
 
+def standard_error(source: Source, pooled: Floats) -> float:
+    """Of the pooled estimate, of all its weights: the root of the trace of the inverse Fisher information."""
+    x = np.concatenate([source.arrays(device)[0] for device in range(HOSPITALS)]).astype(np.float64)
+    p = 1 / (1 + np.exp(-(x @ pooled)))
+    return float(np.sqrt(np.trace(np.linalg.inv((x.T * (p * (1 - p))) @ x))))
+
+
 def study(
     bundle: Bundle, folder: Path, setup: str, seed: int, updates: Sequence[int], settings: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -142,9 +149,9 @@ def study(
             "float64_rounds": exact.rounds,
             "float64_distance": float(np.linalg.norm(exact.stopped - pooled)),
             "fixed_distance": float(np.linalg.norm(exact.fixed - pooled)),
-            "size": float(np.linalg.norm(pooled)),
         }
     found["inf"] = {"fixed_distance": float(np.linalg.norm(own_estimates(source) - pooled))}
+    found["pooled"] = {"size": float(np.linalg.norm(pooled)), "standard_error": standard_error(source, pooled)}
     return found
 
 
@@ -184,8 +191,13 @@ def main() -> None:
     rows = [("set-up", "E", *(title for title, _ in columns))]
     for setup, found in results.items():
         for updates, figures in found.items():
+            if updates == "pooled":
+                continue
             rows.append((setup, updates, *(measure.show(figures[key]) if key in figures else "" for _, key in columns)))
     print(measure.table(rows))
+    for setup, found in results.items():
+        size, error = (measure.show(found["pooled"][key]) for key in ("size", "standard_error"))
+        print(f"\n{setup}: the pooled estimate's length is {size}, its standard error {error}.")
     ended = [run for found in results.values() for row in found.values() for run in row["runs"] if "stopped" in run]
     print(f"\n{sum(run['stopped'] for run in ended)} of {len(ended)} runs stopped by epsilon = {chosen.epsilon:g}.")
     measure.write_json(chosen.json, {key: value for key, value in vars(chosen).items() if key != "json"}, results)

@@ -1,6 +1,7 @@
 """Each benchmark at a tiny size: it does the work that it measures, and writes figures. No figure is judged."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -75,3 +76,27 @@ def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Pat
     shown = " ".join(done.stderr.split())  # the console breaks long lines
     assert "less than the cohort of 30000" in shown
     assert "it ended with status 1 before it listened" in shown
+
+
+def test_hospitals(tmp_path: Path) -> None:
+    sizes = ("--seeds", "2", "--updates", "1", "50", "--setups", "damaged", "--epsilon", "1e-5", "--lr", "0.5")
+    results = figures(tmp_path, "hospitals.py", *sizes)["damaged"]
+    one, fifty = results["1"], results["50"]
+    assert one["stopped"]["min"] == fifty["stopped"]["min"] == 1
+    assert one["fixed_distance"]["max"] < 1e-9 < fifty["fixed_distance"]["min"]
+    assert fifty["distance"]["median"] == pytest.approx(fifty["fixed_distance"]["median"], abs=1e-4)
+    assert fifty["rounds"]["max"] < one["rounds"]["min"]
+
+
+@pytest.mark.slow
+def test_simulator(tmp_path: Path) -> None:
+    results = figures(tmp_path, "simulator.py", "--parts", "small", "large", "--repeats", "1", "--scale", "0.01")
+    simulated = [row for name, row in results["small"].items() if name.startswith("simulator")]
+    for row in simulated:
+        assert row["reports"]["min"] == 100
+        assert row["loss"]["max"] < math.log(10)  # that of a model which knows nothing
+    assert all(row["device_rounds_per_s"]["min"] > 0 for row in results["small"].values())
+    (large,) = results["large"].values()
+    assert large["parent_cpu_ms_per_round"]["min"] > 0
+    assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]
+    assert large["lost"]["min"] > 0
