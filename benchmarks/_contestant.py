@@ -1,6 +1,6 @@
 """One contender of simulator.py in a process of its own: does its device-rounds, and prints what they cost as JSON.
 
-    _contestant.py simulator|kernel|pytorch SETTINGS.json LAUNCHED
+    _contestant.py simulator|kernel|pytorch|pfl SETTINGS.json LAUNCHED
 
 ``LAUNCHED`` is time.monotonic() when the process was started.
 """
@@ -90,27 +90,33 @@ def kernel(settings: Settings, launched: float) -> Figures:
     return {"device_rounds_per_s": done / clock, "cpu_us_per_device_round": 1e6 * cpu / done}
 
 
-def pytorch(settings: Settings, launched: float) -> Figures:
-    """FedAvg as one writes it in PyTorch: client after client, a copy of the model, an optimizer, a mean."""
-    import _models
+def devices(settings: Settings) -> tuple[Any, list[list[Any]]]:
+    """The scenario, and each device's data as tensors."""
     import torch
     from fleetlearn_protocol import open_bundle
     from fleetlearn_simulator.run import source_of
     from fleetlearn_simulator.scenario import Scenario
-    from torch import nn
-    from torch.nn import functional
 
     torch.set_num_threads(1)
     run = Scenario.read(settings["scenario"], Path(settings["folder"]))
     source = source_of(run, open_bundle(run.plan.bundle))
+    return run, [[torch.tensor(array) for array in source.arrays(device)] for device in range(run.population.size)]
+
+
+def pytorch(settings: Settings, launched: float) -> Figures:
+    """FedAvg as one writes it in PyTorch: client after client, a copy of the model, an optimizer, a mean."""
+    import _models
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    run, data = devices(settings)
     model: nn.Module = _models.make("mcmahan").module if settings["model"] == "mcmahan" else nn.Linear(60, 10)
     size, count = run.population.size, settings["cohort"]
-    data = [[torch.tensor(array) for array in source.arrays(device)] for device in range(size)]
     chosen, rounds, warm = np.random.default_rng(settings["turn"]), settings["rounds"], settings["warm"]
     batch, lr = run.plan.local.batch_size, run.plan.local.lr
-    assert lr is not None
     server = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    begin, begin_cpu, loss = 0.0, 0.0, 0.0
+    begin, begin_cpu = 0.0, 0.0
     for number in range(rounds):
         if number == warm:
             begin, begin_cpu = time.monotonic(), time.process_time()
@@ -124,17 +130,75 @@ def pytorch(settings: Settings, launched: float) -> Figures:
                 value = functional.cross_entropy(model(x[rows]), y[rows])
                 value.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                loss = value.item()
             for name, trained in model.state_dict().items():
                 total[name] += trained
         server = {name: value / count for name, value in total.items()}
     clock, cpu, done = time.monotonic() - begin, time.process_time() - begin_cpu, count * (rounds - warm)
+    model.load_state_dict(server)
+    with torch.no_grad():
+        loss = sum(functional.cross_entropy(model(x), y).item() for x, y in data) / len(data)
     return {"device_rounds_per_s": done / clock, "cpu_us_per_device_round": 1e6 * cpu / done, "loss": loss}
+
+
+def pfl(settings: Settings, launched: float) -> Figures:
+    """pfl-research's FedAvg on softmax regression, in one process."""
+    import importlib
+
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    def get(module: str, name: str) -> Any:
+        return getattr(importlib.import_module(f"pfl.{module}"), name)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(60, 10)
+
+        def loss(self, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> torch.Tensor:  # noqa: A002
+            return functional.cross_entropy(self.layer(x), y)
+
+        def metrics(self, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> dict[str, Any]:  # noqa: A002
+            return {"loss": get("metrics", "Weighted")(self.loss(x, y).item() * len(y), len(y))}
+
+    marks: list[tuple[float, float]] = []
+
+    class Clock(get("callback.base", "TrainingProcessCallback")):  # type: ignore[misc]
+        def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+            marks.append((time.monotonic(), time.process_time()))
+            return False, get("metrics", "Metrics")()
+
+    run, data = devices(settings)
+    rounds, warm, count, local = settings["rounds"], settings["warm"], settings["cohort"], run.plan.local
+    sampler = get("data.sampling", "get_user_sampler")("minimize_reuse", list(range(len(data))))
+    users = get("data.federated_dataset", "FederatedDataset")(
+        lambda user: get("data.dataset", "Dataset")(data[user], user_id=user), sampler
+    )
+    module = Model()
+    model = get("model.pytorch", "PyTorchModel")(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    train = get("hyperparam", "NNTrainHyperParams")(
+        local_num_epochs=local.epochs, local_learning_rate=local.lr, local_batch_size=local.batch_size
+    )
+    algorithm = get("algorithm.federated_averaging", "FederatedAveraging")()
+    parameters = get("algorithm.base", "NNAlgorithmParams")(
+        central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=count, val_cohort_size=0
+    )
+    backend = get("aggregate.simulate", "SimulatedBackend")(training_data=users, val_data=None)
+    algorithm.run(parameters, backend, model, train, callbacks=[Clock()])
+    (begin, begin_cpu), (end, end_cpu) = marks[warm - 1], marks[-1]
+    done, losses = count * (rounds - warm), [module.loss(x, y).item() for x, y in data]
+    return {
+        "device_rounds_per_s": done / (end - begin),
+        "cpu_us_per_device_round": 1e6 * (end_cpu - begin_cpu) / done,
+        "first_round_s": marks[0][0] - launched,
+        "loss": sum(losses) / len(losses),
+    }
 
 
 def main() -> None:
     kind, file, launched = sys.argv[1:]
-    contenders = {"simulator": simulator, "kernel": kernel, "pytorch": pytorch}
+    contenders = {"simulator": simulator, "kernel": kernel, "pytorch": pytorch, "pfl": pfl}
     figures = contenders[kind](json.loads(Path(file).read_text()), float(launched))
     print(json.dumps(figures))
 

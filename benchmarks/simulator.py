@@ -1,7 +1,8 @@
 """The simulator: device-rounds a second, and what a round of a large population costs.
 
 small: 1,000 devices with 50 examples, softmax regression 60 -> 10, 100 a round, 5 steps of 10 each: both back ends with
-everything on, against the bare train_many.onnx and a PyTorch loop, client after client.
+everything on, against the bare train_many.onnx, a PyTorch loop, client after client, and pfl-research where it is
+installed.
 cnn: the CNN of McMahan et al. 2017 on a few devices, against the PyTorch loop in as many processes.
 large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a round: the CPU of
 the process that keeps the books, while others train.
@@ -36,7 +37,6 @@ LIMIT = 1800.0
 CORES = len(os.sched_getaffinity(0))
 BOOKS = max(2, CORES)
 """Worker processes where the parent's CPU is measured: with one it would train itself."""
-PEERS = {"flwr": "Flower", "pfl": "pfl-research"}
 Settings = dict[str, Any]
 Runs = dict[str, list[dict[str, float]]]
 
@@ -131,15 +131,15 @@ def in_turns(
 def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
     goal = 100
 
-    def simulated(backend: str, rounds: int) -> Callable[[], dict[str, float]]:
+    def simulated(backend: str, rounds: int, workers: int = CORES) -> Callable[[], dict[str, float]]:
         tables = scenario(bundle, 1000, goal, rounds)
-        settings = {"scenario": tables, "backend": backend, "workers": CORES, "warm": rounds // 2}
+        settings = {"scenario": tables, "backend": backend, "workers": workers, "warm": rounds // 2}
         return lambda: contest.run("simulator", settings)
 
-    def loop(processes: int) -> Callable[[], dict[str, float]]:
+    def loop(processes: int, kind: str = "pytorch") -> Callable[[], dict[str, float]]:
         rounds = _many(40, scale)
         settings = {"scenario": scenario(bundle, 1000, goal, rounds), "model": "softmax", "cohort": goal // processes}
-        return lambda: contest.run("pytorch", {**settings, "rounds": rounds, "warm": rounds // 2}, processes)
+        return lambda: contest.run(kind, {**settings, "rounds": rounds, "warm": rounds // 2}, processes)
 
     def bare(processes: int) -> Callable[[], dict[str, float]]:
         settings = {"graph": str(bundle / "graphs/train_many.onnx"), "batch": 10, "lr": 0.01}
@@ -147,12 +147,15 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
 
     contenders = {
         f"simulator, vectorized, {CORES} workers": simulated("vectorized", _many(3000, scale)),
+        "simulator, vectorized, no workers": simulated("vectorized", _many(3000, scale), 1),
         f"simulator, bundle, {CORES} workers": simulated("bundle", _many(300, scale)),
         "train_many.onnx alone, 1 process": bare(1),
         f"train_many.onnx alone, {CORES} processes": bare(CORES),
         f"PyTorch, {CORES} processes": loop(CORES),
         "PyTorch, 1 process": loop(1),
     }
+    if importlib.util.find_spec("pfl") is not None:
+        contenders["pfl-research, 1 process"] = loop(1, "pfl")
     return in_turns(contenders, repeats, "PyTorch, 1 process")
 
 
@@ -242,9 +245,8 @@ def main() -> None:
             cells = [measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()]
             rows.append((part, name, *cells))
     print(measure.table(rows))
-    for module, name in PEERS.items():
-        if importlib.util.find_spec(module) is None:
-            print(f"\n{name} is not installed: not compared.")
+    if "small" in chosen.parts and importlib.util.find_spec("pfl") is None:
+        print("\npfl-research is not installed: not compared.")
     measure.write_json(chosen.json, {"repeats": chosen.repeats, "scale": chosen.scale}, results)
 
 
