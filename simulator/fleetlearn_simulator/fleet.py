@@ -45,7 +45,7 @@ IDLE = 366 * 86400.0
 LOOK_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due."""
 TRIES = 64
-"""Draws for each free place among the connected devices; where few are online, some places stay free."""
+"""Draws for each device that comes, at most; where few are online and not connected, some places stay free."""
 GIVEN_UP = ("straggler", "out-of-time")
 """Causes of which the device tells the coordinator; else it is gone without a word."""
 Note = Callable[[dict[str, Any]], None]
@@ -196,23 +196,31 @@ class Fleet:
             self._expect(self.now + min(max(RETRY, (self.now - self.last) / 10), MAX_RETRY), "fill")
 
     def _arriving(self, room: int) -> list[tuple[int, float]]:
-        """Devices that are online and not connected, with the ends of their times online."""
-        size = self.scenario.population.size
-        found: dict[int, None] = {}
+        """Devices that are online and not connected, in a random order, with the ends of their times online."""
+        size, seed = self.scenario.population.size, self.scenario.seed
         if size <= 2 * self.scenario.population.connected:
-            found = dict.fromkeys(self._online(np.arange(size)))
+            there = self._new(np.arange(size))
+            luck = draw.uniform(seed, "arrival", np.array(there, np.int64), self.arrivals)
+            self.arrivals += 1
+            chosen = [there[place] for place in np.argsort(luck, kind="stable")[:room].tolist()]
         else:
-            tries = 0
-            while len(found) < room and tries < TRIES * room:
-                count = max(64, 2 * (room - len(found)))
-                drawn = draw.uniform(self.scenario.seed, "arrival", self.arrivals + np.arange(count))
-                self.arrivals, tries = self.arrivals + count, tries + count
-                found |= dict.fromkeys(self._online((drawn * size).astype(np.int64)))
-        # One that vanished is away until its task is given up: it would be given that again.
-        held = self.engine.leases
-        chosen = [device for device in found if device not in self.connected and name_of(device) not in held][:room]
+            found: dict[int, None] = {}
+            count = more = 0
+            while len(found) < room and more * TRIES >= count:
+                count, before = max(64, 2 * (room - len(found))), len(found)
+                drawn = draw.uniform(seed, "arrival", self.arrivals + np.arange(count))
+                self.arrivals += count
+                found |= dict.fromkeys(self._new((drawn * size).astype(np.int64)))
+                more = len(found) - before
+            chosen = [*found][:room]
         ends = until(self.scenario, np.array(chosen, np.int64), self.now)
         return [(device, float(end)) for device, end in zip(chosen, ends, strict=True)]
+
+    def _new(self, devices: NDArray[np.int64]) -> list[int]:
+        """Those of them that may connect now."""
+        # One that vanished is away until its task is given up: it would be given that again.
+        gone = {device_of(name) for name in self.engine.leases}
+        return [device for device in self._online(devices) if device not in self.connected and device not in gone]
 
     def _online(self, devices: NDArray[np.int64]) -> list[int]:
         there: list[int] = devices[online(self.scenario, devices, self.now)].tolist()

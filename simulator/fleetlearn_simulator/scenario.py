@@ -263,7 +263,7 @@ def _fill(raw: dict[str, Any], plan: Plan) -> None:
         raw.setdefault(section, {})
     population, data, availability = raw["population"], raw["data"], raw["availability"]
     if isinstance(population, dict) and isinstance(size := population.get("size"), int) and size > 0:
-        population.setdefault("connected", min(2 * plan.round.cohort, plan.service.max_connections, size))
+        population.setdefault("connected", min(plan.service.max_connections, size))
     if isinstance(data, dict):
         data.setdefault("seed", raw["seed"])
         _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))

@@ -27,8 +27,8 @@ class Population(Section, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=MAX_POPULATION)]
     """Devices, numbered from 0."""
     connected: Annotated[int, Meta(ge=1, le=10**6)]
-    """Most devices connected at a time; the others are told to come back later (pace steering). Default: twice the
-    cohort, at most ``plan.service.max_connections`` and the population."""
+    """Most devices connected at a time; the others are told to come back later, when one has left: with fewer than
+    all, devices that never leave never make room. Default: all, at most ``plan.service.max_connections``."""
 
 
 class Data(Section, frozen=True, kw_only=True):

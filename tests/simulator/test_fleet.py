@@ -45,7 +45,7 @@ def test_names_sort_as_numbers_do() -> None:
 def test_over_selection_ends_what_is_too_much(tmp_path: Path, line: Path) -> None:
     """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, the others worked in vain."""
     run = drive(make_scenario(tmp_path, line, 4, plan__round__goal=2, plan__round__over_selection=2.0))
-    assert run.told(*TASKS) == [
+    assert sorted(run.told(*TASKS), key=lambda row: (row[0], row[2])) == [
         *((0.0, "assigned", device, None) for device in range(4)),
         (10.0, "accepted", 0, None),
         (20.0, "accepted", 1, None),
@@ -350,6 +350,35 @@ def test_a_device_that_vanished_is_not_given_its_task_again(tmp_path: Path, line
     assert 0 < row["causes"]["crash"] < 8
     assert row["dropped"] == {"lost": row["causes"]["crash"]}
     assert row["time"] < 10 + 200 + 0.001
+
+
+def test_every_device_has_its_turn(tmp_path: Path, line: Path) -> None:
+    """All are connected unless the scenario says otherwise, and each is as likely to be picked as any other."""
+    settings = {"plan__round": {"goal": 10, "over_selection": 1.0}, "plan__server__lr": 1e-6, **FULL}
+    run = drive(make_scenario(tmp_path, line, 30, population={"size": 30}, plan__stop__rounds=200, **settings))
+    turns = Counter(device for _, _, device, _ in run.told("assigned"))
+    assert sorted(turns) == list(range(30))
+    # Hypergeometric: 200 rounds with 1/3 each, within 4.5 standard deviations.
+    assert all(abs(turns[device] - 200 / 3) < 4.5 * (200 * 2 / 9) ** 0.5 for device in range(30))
+    first = {
+        frozenset(row[2] for row in drive(make_scenario(tmp_path, line, 30, seed=seed, **settings)).told("assigned"))
+        for seed in range(3)
+    }
+    assert len(first) == 3, "in the first round too"
+
+
+def test_places_are_not_the_first_devices(tmp_path: Path, line: Path) -> None:
+    """Ten places for nineteen devices that come and go: all of them come to have one."""
+    run = drive(
+        make_scenario(
+            tmp_path, line, 19, population__connected=10, plan__round={"goal": 5, "minimum": 2, "deadline": 100.0},
+            availability={"kind": "markov", "on": 100.0, "off": 30.0}, plan__stop__rounds=400, plan__server__lr=1e-6,
+            **FULL,
+        )
+    )  # fmt: skip
+    turns = Counter(device for _, _, device, _ in run.told("assigned"))
+    assert len(turns) == 19
+    assert max(turns.values()) < 4 * min(turns.values())
 
 
 def test_nobody_is_ever_online(tmp_path: Path, line: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_smallest_scenario(base: Path) -> None:
     found = parse(SMALL, base)
     assert (found.name, found.seed, found.setting, found.sweep) == ("my", 9, {}, {})
     assert found.plan == msgspec.structs.replace(Plan.load(base / "my.plan"), file=found.plan.file)
-    assert (found.population.size, found.population.connected) == (100, 12)
+    assert (found.population.size, found.population.connected) == (100, 100)
     assert (found.data.kind, found.data.seed, found.data.alpha, found.data.iid) == ("synthetic", 9, 0.0, False)
     assert found.tiers == {"device": Tier()}
     assert (found.availability.kind, found.availability.share) == ("always", None)
