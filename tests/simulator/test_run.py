@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -154,8 +155,10 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_was_not(line: Path, tmp_path: 
     expected = contents(done(simulate(Scenario.load(path), tmp_path / "whole", ONE)).folder)
     (tmp_path / "child.py").write_text(CHILD)
     folder, luck, kills = tmp_path / "run", random.Random(1), 0
+    # The data's function imports what the tests share.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     while True:
-        child = subprocess.Popen([sys.executable, str(tmp_path / "child.py"), str(path), str(folder)])
+        child = subprocess.Popen([sys.executable, str(tmp_path / "child.py"), str(path), str(folder)], env=environment)
         try:
             begin = (folder / ROUNDS).stat().st_size if (folder / ROUNDS).exists() else 0
             # As soon as it has written this much more: the size is looked at, not the clock.
