@@ -13,16 +13,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import fsum, inf, isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened, Phase
 from fleetlearn_coordinator.optimizers import change_norm
-from fleetlearn_coordinator.run import settings_of
+from fleetlearn_coordinator.run import pooled, settings_of
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -138,6 +139,7 @@ class Fleet:
         self._waiting: list[Event] = []
         """What devices would say while the coordinator is down."""
         self.has_bundle: set[int] = set()
+        self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
         self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
         """Called with each round's summary."""
         self.before_commit: Callable[[], None] = lambda: None
@@ -219,8 +221,8 @@ class Fleet:
     def _new(self, devices: NDArray[np.int64]) -> list[int]:
         """Those of them that may connect now."""
         # One that vanished is away until its task is given up: it would be given that again.
-        gone = {device_of(name) for name in self.engine.leases}
-        return [device for device in self._online(devices) if device not in self.connected and device not in gone]
+        held = self.engine.leases
+        return [row for row in self._online(devices) if row not in self.connected and name_of(row) not in held]
 
     def _online(self, devices: NDArray[np.int64]) -> list[int]:
         there: list[int] = devices[online(self.scenario, devices, self.now)].tolist()
@@ -234,8 +236,8 @@ class Fleet:
 
     def _vanish(self, event: Event) -> None:
         """The device is gone, without a word."""
-        flight = self.flights.get(event.task)
-        if event.task and (flight is None or self.holds.get(event.device) != event.task):
+        flight = self._out(event)
+        if event.task and flight is None:
             return  # the round ended before it came to that
         if flight is not None:
             self._lost(flight, event.cause)
@@ -259,7 +261,7 @@ class Fleet:
         examples = self.source.examples(devices)
         steps = steps_of(self.task, examples)
         new = np.array([device not in self.has_bundle for device in devices.tolist()])
-        down = 4 * self.bundle.manifest.size + new * self._bundle_bytes()
+        down = self.model.nbytes + new * self.bundle_bytes
         found = fates(
             self.scenario,
             devices,
@@ -268,7 +270,7 @@ class Fleet:
             deadline=self.engine.deadline,
             steps=steps,
             down=down,
-            up=np.full(len(devices), 4 * self.bundle.manifest.size),
+            up=np.full(len(devices), self.model.nbytes),
         )
         self.has_bundle.update(devices.tolist())
         self.tally.bytes["down"] += int(down.sum())
@@ -291,27 +293,25 @@ class Fleet:
             kind = "report" if not fate.cause else "give up" if fate.cause in GIVEN_UP else "vanish"
             self._expect(self.now + fate.seconds, kind, device, row.task, fate.cause)
 
-    def _bundle_bytes(self) -> int:
-        files = self.bundle.manifest.files
-        return sum(files[path].size for path in files if path in ("graphs/train.onnx", "graphs/eval.onnx"))
+    def _out(self, event: Event) -> Flight | None:
+        """The event's task, if the device still has it."""
+        return self.flights[event.task] if self.holds.get(event.device) == event.task else None
 
     def _give_up(self, event: Event) -> None:
         """The device is still there, and says that it cannot do its task."""
-        flight = self.flights.get(event.task)
-        if flight is None or self.holds.get(event.device) != event.task:
-            return
-        if self._not_now(event):
+        flight = self._out(event)
+        if flight is None or self._not_now(event):
             return
         self._lost(flight, event.cause)
         self.carry_out(self.engine.end(name_of(event.device), event.task, f"failed: {event.cause}", self.now))
 
     def _report(self, event: Event) -> None:
         """The update is at the coordinator."""
-        flight = self.flights.get(event.task)
-        if flight is None or self.holds.get(event.device) != event.task or self._not_now(event):
+        flight = self._out(event)
+        if flight is None or self._not_now(event):
             return
         device = name_of(flight.device)
-        self.tally.bytes["up"] += 4 * self.bundle.manifest.size
+        self.tally.bytes["up"] += self.model.nbytes
         try:
             self.engine.announce(device, flight.task, flight.round)
             result = self._result(flight)
@@ -327,7 +327,7 @@ class Fleet:
     def _accept(self, flight: Flight, result: Result) -> None:
         if not isfinite(result.largest):
             raise ProtocolError(Code.NOT_FINITE, "an element of the update is not finite")
-        aggregator.check(result.largest, min(result.examples, self.plan.round.max_weight))
+        aggregator.check(result.largest, self._weight(result))
         self.accepted.append((flight, result))
         self.held += result.update.nbytes
         if self.held > LOOK_AHEAD:
@@ -340,16 +340,18 @@ class Fleet:
 
     def _add_up(self) -> None:
         """Put the accepted updates that wait for it into the round's sum."""
-        rows = [result for _, result in self.accepted[self.total.count :]]
-        if rows:
-            weights = np.array([min(row.examples, self.plan.round.max_weight) for row in rows], np.int64)
-            aggregator.add_many(self.total, np.stack([row.update for row in rows]), weights)
+        begin = self.total.count
+        waiting = self.accepted[begin:]
+        if waiting:
+            weights = np.array([self._weight(row) for _, row in waiting], np.int64)
+            aggregator.add_many(self.total, np.stack([row.update for _, row in waiting]), weights)
             empty = np.empty(0, np.float32)
-            added = [
-                (flight, row._replace(update=empty)) for flight, row in self.accepted[self.total.count - len(rows) :]
-            ]
-            self.accepted[self.total.count - len(rows) :] = added
+            self.accepted[begin:] = [(flight, row._replace(update=empty)) for flight, row in waiting]
         self.held = 0
+
+    def _weight(self, result: Result) -> int:
+        """Of the update in the mean, as the coordinator has it."""
+        return min(result.examples, self.plan.round.max_weight)
 
     def _not_now(self, event: Event) -> bool:
         """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""
@@ -482,17 +484,13 @@ class Fleet:
         return summary
 
     def _training(self) -> dict[str, float]:
-        """Means of the accepted trainings, weighted as their updates are; fsum is exact, so order does not matter."""
-        most = self.plan.round.max_weight
-        rows = [(min(result.examples, most), result.loss, result.metrics) for _, result in self.accepted]
-        if not rows:
-            return {}
-        found = {"loss": fsum(weight * loss for weight, loss, _ in rows) / sum(weight for weight, _, _ in rows)}
-        for name in self.bundle.manifest.metrics:
-            known = [(weight, metrics[name]) for weight, _, metrics in rows if name in metrics]
-            if known:
-                found[name] = fsum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
-        return found
+        """Means of the accepted trainings, weighted as their updates are."""
+        rows = []
+        for _, result in self.accepted:
+            weight = self._weight(result)
+            means_of = {"loss": result.loss, **result.metrics}
+            rows.append((weight, {name: weight * value for name, value in means_of.items()}))
+        return pooled(rows)
 
     def _evaluated(self) -> dict[str, float]:
         """The round's model, before training, on the data of those whose reports were accepted."""

@@ -121,7 +121,8 @@ def simulate(
     found = read_checkpoint(folder) if resume else None
     if resume and found is None and not (folder / SCENARIO).exists():
         raise SimulatorError(f"{folder} holds no run to go on with: run the scenario anew")
-    if found and found[1]["of"] != [bundle.sha256, scenario.seed, scenario.population.size]:
+    of = [bundle.sha256, scenario.seed, scenario.population.size]
+    if found and found[1]["of"] != of:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
     kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
     scenario = with_measured_step(scenario, bundle)
@@ -145,7 +146,6 @@ def simulate(
         nonlocal written
         version = fleet.engine.version + 1
         if version - written >= options.checkpoint or should_stop():
-            of = [bundle.sha256, scenario.seed, scenario.population.size]
             record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
             written = version
 
@@ -181,15 +181,13 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     if scenario.compute.step_seconds != "measure":
         return scenario
     backend = make_backend(scenario, "bundle")
-    model, done, begin = bundle.parameters()[: bundle.manifest.size], 0, time.perf_counter()
+    model, done = bundle.parameters()[: bundle.manifest.size], 0
     backend.train(model, [Job(0, 0, 1)])  # the first steps make room in memory
     begin = time.perf_counter()
     while time.perf_counter() - begin < TRIAL:
         done += backend.train(model, [Job(0, done, None)])[0].steps
     seconds = float(f"{(time.perf_counter() - begin) / done:.3g}")
-    return msgspec.structs.replace(
-        scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds), tables=scenario.tables
-    )
+    return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
 
 
 def check_supported(bundle: Bundle) -> None:

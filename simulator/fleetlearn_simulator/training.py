@@ -19,7 +19,7 @@ from fleetlearn_device.checks import check_hyper
 from fleetlearn_device.data import as_data
 from fleetlearn_device.runtime import open_runtime
 from fleetlearn_device.runtime_onnx import make_session
-from fleetlearn_device.train import DivergedError, evaluate_data, train
+from fleetlearn_device.train import SEEDS, DivergedError, evaluate_data, train
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN_MANY
 from fleetlearn_protocol.messages import Evaluation
@@ -29,9 +29,6 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.data import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.orders import permutations
-
-SEEDS = 2**53
-"""A step's seed is below it, as the device has it."""
 
 
 class Job(NamedTuple):
@@ -175,22 +172,22 @@ class Vectorized(PerDevice):
         many = bundle.manifest.many
         assert many is not None
         self.many, self.manifest = many, bundle.manifest
-        self.outputs = [*self._carried(), "loss", *(f"metric.{name}" for name in self.manifest.metrics)]
+        self.carried = [
+            *(f"param.{row.name}" for row in self.manifest.parameters),
+            *(f"state.{row.name}" for row in self.manifest.state),
+        ]
+        """What one call hands to the next."""
+        self.outputs = [*self.carried, "loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
         fixed += [f"batch.{row.name}" for row in self.manifest.batch] + [
             f"hyper.{row.name}" for row in self.manifest.hyper
         ]
         fixed += ["steps", *(["seed"] if self.manifest.random else [])]
-        outputs = [f"next.{name}" if name in self._carried() else name for name in self.outputs]
-        self.session = make_session(bundle, TRAIN_MANY, 1, [*self._carried(), *fixed], outputs)
+        self.names = [*(f"next.{name}" for name in self.carried), *self.outputs[len(self.carried) :]]
+        """``outputs`` as the graph has them."""
+        self.session = make_session(bundle, TRAIN_MANY, 1, [*self.carried, *fixed], self.names)
         self.state = bundle.state()
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
-
-    def _carried(self) -> list[str]:
-        return [
-            *(f"param.{row.name}" for row in self.manifest.parameters),
-            *(f"state.{row.name}" for row in self.manifest.state),
-        ]
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         results: list[Result | None] = [None] * len(jobs)
@@ -226,19 +223,14 @@ class Vectorized(PerDevice):
             feed["steps"] = np.array([active] * count + [0] * (devices - count), np.int64)
             if self.manifest.random:
                 feed["seed"] = (seeds + done) % SEEDS
-            found = dict(
-                zip(self.outputs, self.session.run([self._name(name) for name in self.outputs], feed), strict=True)
-            )
-            feed |= {name: found[name] for name in self._carried()}
+            found = dict(zip(self.outputs, self.session.run(self.names, feed), strict=True))
+            feed |= {name: found[name] for name in self.carried}
             losses.append(found["loss"][:count, :active])
             for name, values in metrics.items():
                 values.append(found[f"metric.{name}"][:count, :active])
             weights += [rows.shape[2]] * active
             done += active
         return self._results(model, jobs, examples, feed, losses, metrics, np.array(weights))
-
-    def _name(self, name: str) -> str:
-        return f"next.{name}" if name.startswith(("param.", "state.")) else name
 
     def _first(self, model: Vector) -> dict[str, NDArray[Any]]:
         devices = self.many.devices
