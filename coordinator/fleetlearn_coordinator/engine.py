@@ -11,9 +11,10 @@ A device's task is a lease: it ends by an accepted report, a failure, the device
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -165,12 +166,9 @@ class Engine:
 
     def wake_at(self) -> float | None:
         """When ``tick`` is next due, or None."""
-        times = [self._graces[0][0]] if self._graces else []
-        if self.phase is Phase.OPEN:
-            times.append(self.deadline)
-        if self.phase is Phase.GATHERING and self._gather_until is not None:
-            times.append(self._gather_until)
-        return min(times, default=None)
+        due = self._graces[0][0] if self._graces else None
+        at = self.deadline if self.phase is Phase.OPEN else self._gather_until
+        return at if due is None else due if at is None else min(due, at)
 
     def causes(self) -> dict[str, int]:
         """How many of this round's leases ended without an accepted report, by cause."""
@@ -246,9 +244,10 @@ class Engine:
 
     def accept(self, device: str, task: str, now: float) -> list[Command]:
         """The device's update is safe. Call only where ``wanted``."""
-        if not self.wanted(device, task):
+        lease = self.leases.get(device)
+        if lease is None or lease.task != task or self.phase is not Phase.OPEN:
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-        self._release(self.leases[device])
+        self._release(lease)
         self.accepted[task] = device
         return self._advance(now)
 
@@ -299,8 +298,9 @@ class Engine:
             return commands
         if len(self.accepted) >= self.settings.goal:
             return commands + self._close(now, by_deadline=False)
-        while self.idle and len(self.leases) + len(self.accepted) < self.settings.cohort:
-            commands.append(self._lease_out())
+        free = self.settings.cohort - len(self.leases) - len(self.accepted)
+        if free > 0 and self.idle:
+            commands += self._lease_out(min(free, len(self.idle)))
         if not self.leases and len(self.accepted) >= self.settings.minimum:
             return commands + self._close(now, by_deadline=False)  # nobody is left to wait for
         return commands
@@ -316,19 +316,20 @@ class Engine:
             self._gather_until = now + self.settings.gather
         return now >= self._gather_until
 
-    def _lease_out(self) -> Assign:
-        """Pick an idle device. Which one follows from the seed, the round and the idle devices alone."""
-        self._serial += 1
-        place = _draw(self.settings.seed, self.round, f"pick {self._serial}") % len(self.idle)
-        device = self.idle.pop(place)
-        lease = Lease(f"{self.prefix}{self.round}-{self._serial}", device)
-        self.leases[device] = lease
-        self._turns.add(device)
-        return self._assign(lease, again=False)
+    def _lease_out(self, count: int) -> Iterator[Assign]:
+        """Pick idle devices. Which ones follows from the seed, the round and the idle devices alone."""
+        start = _start(self.settings.seed, self.round)
+        for serial in range(self._serial + 1, self._serial + 1 + count):
+            device = self.idle.pop(_draw(start, f"pick {serial}") % len(self.idle))
+            lease = self.leases[device] = Lease(f"{self.prefix}{self.round}-{serial}", device)
+            self._turns.add(device)
+            yield self._assign(lease, again=False)
+        self._serial += count
 
     def _assign(self, lease: Lease, *, again: bool) -> Assign:
         # Not the serial: a device trains the same way in a round whichever slot it was given.
-        seed = _draw(self.settings.seed, self.round, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
+        start = _start(self.settings.seed, self.round)
+        seed = _draw(start, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
         return Assign(lease.device, lease.task, self.round, seed, self.deadline, again)
 
     def _revive(self, device: str, task: str) -> bool:
@@ -408,6 +409,13 @@ class Engine:
         return None
 
 
-def _draw(seed: int, round: int, what: str) -> int:
+@lru_cache(1)
+def _start(seed: int, round: int) -> blake2b:
+    return blake2b(f"{seed}/{round}/".encode(), digest_size=8)
+
+
+def _draw(start: blake2b, what: str) -> int:
     """64 random bits that follow from the arguments alone, so that nothing needs to be stored to repeat them."""
-    return int.from_bytes(blake2b(f"{seed}/{round}/{what}".encode(), digest_size=8).digest(), "little")
+    drawn = start.copy()  # half the cost of hashing all of it
+    drawn.update(what.encode())
+    return int.from_bytes(drawn.digest(), "little")

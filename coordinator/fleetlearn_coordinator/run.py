@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -232,13 +233,14 @@ def summarise(reports: Collection[Report], known: Collection[str], max_weight: i
     }
 
 
-def pooled(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Means from (examples, name -> sum over them). fsum is exact: the rows' order does not matter."""
-    terms: dict[str, list[tuple[int, float]]] = {}
-    for examples, sums in rows:
-        for name, value in sums.items():
-            terms.setdefault(name, []).append((examples, value))
-    return {name: fsum(v for _, v in values) / sum(n for n, _ in values) for name, values in terms.items()}
+def pooled(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Means from (examples, name -> sum over them), of those that have the name. fsum is exact: the rows' order does
+    not matter."""
+    found = {}
+    for name in dict.fromkeys(chain.from_iterable(sums for _, sums in rows)):
+        having = [(sums[name], examples) for examples, sums in rows if name in sums]
+        found[name] = fsum(value for value, _ in having) / sum(examples for _, examples in having)
+    return found
 
 
 def describe(summary: Mapping[str, Any]) -> str:

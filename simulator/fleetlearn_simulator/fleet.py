@@ -11,18 +11,17 @@ cost follows its cohort, however large the population is.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, isfinite
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened, Phase
 from fleetlearn_coordinator.optimizers import change_norm
-from fleetlearn_coordinator.run import pooled, settings_of
+from fleetlearn_coordinator.run import settings_of
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -30,9 +29,10 @@ from numpy.typing import NDArray
 from fleetlearn_simulator import draw
 from fleetlearn_simulator.availability import online, until
 from fleetlearn_simulator.data import Source
-from fleetlearn_simulator.failures import fates
+from fleetlearn_simulator.failures import CAUSES, CORRUPTIONS, fates
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import Backend, Job, Result, Task, means, steps_of
+from fleetlearn_simulator.training import Backend, Task, means, steps_of
+from fleetlearn_simulator.work import Flight, Tally, Training
 
 RETRY, MAX_RETRY = 60.0, 3600.0
 """Seconds after which free places among the connected devices are filled again, at least and at most: a tenth of the
@@ -43,8 +43,6 @@ IN_VAIN = 1000
 """Rounds that come to nothing, one after the other, after which training is given up."""
 IDLE = 366 * 86400.0
 """Seconds without a round after which nothing is expected to happen any more."""
-LOOK_AHEAD = 2**28
-"""Bytes of updates that may be trained before their reports are due."""
 TRIES = 64
 """Draws for each device that comes, at most; where few are online and not connected, some places stay free."""
 GIVEN_UP = ("straggler", "out-of-time")
@@ -61,38 +59,6 @@ class Event(NamedTuple):
     device: int = -1
     task: str = ""
     cause: str = ""
-
-
-class Flight(NamedTuple):
-    """A task that is out."""
-
-    device: int
-    task: str
-    round: int
-    seed: int
-    began: float
-    reported: float
-    """When its update is at the coordinator, if nothing happens."""
-    steps: int | None
-    """Steps that the device does; None: all."""
-    corrupt: str
-    factor: float
-    tier: int
-
-
-class Tally(NamedTuple):
-    """What a round cost, beside the engine's own counts."""
-
-    causes: Counter[str]
-    """Tasks that came to nothing, by what happened to the device."""
-    assigned: Counter[int]
-    """Tasks by tier."""
-    accepted: Counter[int]
-    """Accepted reports by tier."""
-    seconds: dict[str, float]
-    """Device-seconds, ``useful`` and ``wasted``."""
-    bytes: Counter[str]
-    """``down`` and ``up``."""
 
 
 class Fleet:
@@ -119,17 +85,9 @@ class Fleet:
         self.away: dict[int, float] = {}
         """Device -> when it is back, after the coordinator's restart."""
         self.heap: list[Event] = []
-        self.flights: dict[str, Flight] = {}
-        self.holds: dict[int, str] = {}
+        self.holds: dict[int, Flight] = {}
         """Device -> its task, while that is out."""
-        self.results: dict[str, Result] = {}
-        self.accepted: list[tuple[Flight, Result]] = []
-        """Of this round."""
-        self.held = 0
-        """Bytes of accepted updates that are not in the sum yet."""
-        self.total = aggregator.init(bundle.manifest.size)
-        self.opened = 0.0
-        self.tally = _tally()
+        self._begin_round()
         self.down = False
         self.history: list[dict[str, Any]] = []
         """The summaries of the rounds."""
@@ -154,24 +112,27 @@ class Fleet:
         """Let the next thing happen. False: training is over, or nothing will ever happen again."""
         if self.finished is not None:
             return False
-        wake = self.engine.wake_at()
-        wake = inf if wake is None or self.down else max(wake, self.now)
+        wake = None if self.down else self.engine.wake_at()
         due = self.heap[0].time if self.heap else inf
-        if min(wake, due) == inf or min(wake, due) > self.last + IDLE:
+        at = due if wake is None else min(due, max(wake, self.now))
+        if at > self.last + IDLE:
             self.finished = "no round began for a year: too few devices are online at a time"
-            return False
-        if due <= wake:
+        elif due <= at:
             event = heapq.heappop(self.heap)
             self.now = max(self.now, event.time)
             HANDLERS[event.kind](self, event)
         else:
-            self.now = wake
+            self.now = at
             self.carry_out(self.engine.tick(self.now))
         return self.finished is None
 
     def note(self, event: str, **more: Any) -> None:
         """Put it in the event log."""
         self._note({"time": self.now, "event": event, **more})
+
+    def _begin_round(self) -> None:
+        self.tally = Tally(len(self.model), self.plan.round.max_weight, self.now)
+        self.training = Training(self.backend, self.model, self.earlier, self.scenario.seed)
 
     def _expect(self, time: float, kind: str, device: int = -1, task: str = "", cause: str = "") -> None:
         if time < inf:
@@ -232,7 +193,8 @@ class Fleet:
         """The device's time online is over."""
         if self.connected.get(event.device) != event.time:
             return
-        self._vanish(event._replace(task=self.holds.get(event.device, ""), cause="offline"))
+        flight = self.holds.get(event.device)
+        self._vanish(event._replace(task=flight.task if flight else "", cause="offline"))
 
     def _vanish(self, event: Event) -> None:
         """The device is gone, without a word."""
@@ -251,7 +213,7 @@ class Fleet:
         """A task came to nothing on its device; the engine finds out by itself."""
         self.holds.pop(flight.device, None)
         self.tally.causes[cause] += 1
-        self.tally.seconds["wasted"] += self.now - flight.began
+        self.tally.wasted += self.now - flight.began
         self.note("lost", device=flight.device, task=flight.task, cause=cause)
 
     # Tasks
@@ -273,29 +235,45 @@ class Fleet:
             up=np.full(len(devices), self.model.nbytes),
         )
         self.has_bundle.update(devices.tolist())
-        self.tally.bytes["down"] += int(down.sum())
-        for row, device, fate, most in zip(assigned, devices.tolist(), found.rows(), steps.tolist(), strict=True):
-            flight = Flight(
+        self.tally.down += int(down.sum())
+        self.tally.assigned.update(found.tier.tolist())
+        columns = (column.tolist() for column in found[:6])
+        flights = [
+            Flight(
                 device,
+                row.device,
                 row.task,
                 row.round,
                 row.seed,
                 self.now,
-                self.now + fate.seconds if not fate.cause else inf,
-                None if fate.steps >= most else fate.steps,
-                fate.corrupt,
-                fate.factor,
-                fate.tier,
+                self.now + seconds,
+                CAUSES[cause],
+                None if done >= most else done,
+                CORRUPTIONS[corrupt],
+                factor,
+                tier,
             )
-            self.flights[row.task], self.holds[device] = flight, row.task
-            self.tally.assigned[fate.tier] += 1
-            self.note("assigned", device=device, task=row.task)
-            kind = "report" if not fate.cause else "give up" if fate.cause in GIVEN_UP else "vanish"
-            self._expect(self.now + fate.seconds, kind, device, row.task, fate.cause)
+            for row, device, most, seconds, cause, done, corrupt, factor, tier in zip(
+                assigned, devices.tolist(), steps.tolist(), *columns, strict=True
+            )
+        ]
+        if not self.training.started:  # those that come later, one by one, train together when one of them is due
+            self.training.begin(flights, self._room())
+        for flight in flights:
+            self.holds[flight.device] = flight
+            self._note({"time": self.now, "event": "assigned", "device": flight.device, "task": flight.task})
+            cause = flight.cause
+            kind = "report" if not cause else "give up" if cause in GIVEN_UP else "vanish"
+            self._expect(flight.ends, kind, flight.device, flight.task, cause)
+
+    def _room(self) -> int:
+        """How many reports the round still takes."""
+        return self.engine.settings.goal - len(self.engine.accepted)
 
     def _out(self, event: Event) -> Flight | None:
         """The event's task, if the device still has it."""
-        return self.flights[event.task] if self.holds.get(event.device) == event.task else None
+        flight = self.holds.get(event.device)
+        return flight if flight is not None and flight.task == event.task else None
 
     def _give_up(self, event: Event) -> None:
         """The device is still there, and says that it cannot do its task."""
@@ -303,55 +281,38 @@ class Fleet:
         if flight is None or self._not_now(event):
             return
         self._lost(flight, event.cause)
-        self.carry_out(self.engine.end(name_of(event.device), event.task, f"failed: {event.cause}", self.now))
+        self.carry_out(self.engine.end(flight.name, event.task, f"failed: {event.cause}", self.now))
 
     def _report(self, event: Event) -> None:
         """The update is at the coordinator."""
         flight = self._out(event)
         if flight is None or self._not_now(event):
             return
-        device = name_of(flight.device)
-        self.tally.bytes["up"] += self.model.nbytes
+        self.tally.up += self.model.nbytes
         try:
-            self.engine.announce(device, flight.task, flight.round)
-            result = self._result(flight)
+            self.engine.announce(flight.name, flight.task, flight.round)
+            if flight.task not in self.training.begun:
+                self.training.begin(self.holds.values(), self._room(), flight)
+            result = self.training.result(flight)
             if result.failed is None:
-                self._accept(flight, result)
+                self.tally.accept(flight, result, self.now)
+                del self.holds[flight.device]
+                self._note(
+                    {
+                        "time": self.now,
+                        "event": "accepted",
+                        "device": flight.device,
+                        "task": flight.task,
+                        "steps": result.steps,
+                    }
+                )
+                self.carry_out(self.engine.accept(flight.name, flight.task, self.now))
                 return
             cause = result.failed
         except ProtocolError as error:
             cause = f"rejected: {error.code.value}"
         self._lost(flight, cause)
-        self.carry_out(self.engine.end(device, flight.task, cause, self.now))
-
-    def _accept(self, flight: Flight, result: Result) -> None:
-        if not isfinite(result.largest):
-            raise ProtocolError(Code.NOT_FINITE, "an element of the update is not finite")
-        aggregator.check(result.largest, self._weight(result))
-        self.accepted.append((flight, result))
-        self.held += result.update.nbytes
-        if self.held > LOOK_AHEAD:
-            self._add_up()
-        del self.holds[flight.device]
-        self.tally.accepted[flight.tier] += 1
-        self.tally.seconds["useful"] += self.now - flight.began
-        self.note("accepted", device=flight.device, task=flight.task, steps=result.steps)
-        self.carry_out(self.engine.accept(name_of(flight.device), flight.task, self.now))
-
-    def _add_up(self) -> None:
-        """Put the accepted updates that wait for it into the round's sum."""
-        begin = self.total.count
-        waiting = self.accepted[begin:]
-        if waiting:
-            weights = np.array([self._weight(row) for _, row in waiting], np.int64)
-            aggregator.add_many(self.total, np.stack([row.update for _, row in waiting]), weights)
-            empty = np.empty(0, np.float32)
-            self.accepted[begin:] = [(flight, row._replace(update=empty)) for flight, row in waiting]
-        self.held = 0
-
-    def _weight(self, result: Result) -> int:
-        """Of the update in the mean, as the coordinator has it."""
-        return min(result.examples, self.plan.round.max_weight)
+        self.carry_out(self.engine.end(flight.name, flight.task, cause, self.now))
 
     def _not_now(self, event: Event) -> bool:
         """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""
@@ -364,50 +325,6 @@ class Fleet:
             return True
         return False
 
-    # Training
-
-    def _result(self, flight: Flight) -> Result:
-        if flight.task not in self.results:
-            self._train(flight)
-        return self.results.pop(flight.task)
-
-    def _train(self, first: Flight) -> None:
-        """Train ``first``, and those whose reports are due next, as many as the round has room for."""
-        room = self.engine.settings.goal - len(self.engine.accepted)
-        room = max(1, min(room, LOOK_AHEAD // max(1, self.model.nbytes)))
-        out = (self.flights[task] for task in self.holds.values())
-        due = sorted(
-            (flight for flight in out if flight.reported < inf and flight.task not in self.results),
-            key=lambda flight: (flight is not first, flight.reported, flight.task),
-        )[:room]
-        for stale in (False, True):
-            chosen = [flight for flight in due if (flight.corrupt == "stale") is stale]
-            if chosen:
-                model = self.earlier if stale else self.model
-                found = self.backend.train(model, [Job(row.device, row.seed, row.steps) for row in chosen])
-                for flight, result in zip(chosen, found, strict=True):
-                    self.results[flight.task] = self._corrupted(flight, result)
-
-    def _corrupted(self, flight: Flight, result: Result) -> Result:
-        if not flight.corrupt or flight.corrupt == "stale" or result.failed:
-            return result
-        with np.errstate(over="ignore"):  # what overflows is refused as it arrives
-            return self._corrupt(flight, result)
-
-    def _corrupt(self, flight: Flight, result: Result) -> Result:
-        factor = np.float32(flight.factor)
-        match flight.corrupt:
-            case "scaled":
-                result = result._replace(update=factor * result.update)
-            case "flipped":
-                result = result._replace(update=-factor * result.update)
-            case "garbage":
-                noise = draw.generator(self.scenario.seed, "garbage", flight.device, flight.round)
-                length = float(np.linalg.norm(result.update)) * float(factor)
-                made = noise.standard_normal(result.update.size, np.float32)
-                result = result._replace(update=made * np.float32(length / max(float(np.linalg.norm(made)), 1e-30)))
-        return result._replace(largest=float(np.abs(result.update).max()))
-
     # What the engine says
 
     def carry_out(self, commands: Iterable[Command]) -> None:
@@ -418,9 +335,7 @@ class Fleet:
             for command in rest:
                 match command:
                     case Opened(number):
-                        self.total = aggregator.init(len(self.model))
-                        self.accepted, self.held, self.results, self.flights = [], 0, {}, {}
-                        self.tally, self.opened = _tally(), self.now
+                        self._begin_round()
                         self.note("opened", round=number, connected=len(self.connected))
                     case Ended(device, task, _, cause):
                         self._ended(device_of(device), task, cause)
@@ -441,13 +356,14 @@ class Fleet:
                 self._assign(assigned)
 
     def _ended(self, device: int, task: str, cause: str) -> None:
-        if self.holds.get(device) == task:  # it is late, or one too many: the device stays
-            self._lost(self.flights[task], cause)
+        flight = self.holds.get(device)
+        if flight is not None and flight.task == task:  # it is late, or one too many: the device stays
+            self._lost(flight, cause)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
-        self._add_up()
+        self.tally.add_up()
         before = self.model
-        self.state, self.model = self.optimizer.apply(self.state, aggregator.mean(self.total), before)
+        self.state, self.model = self.optimizer.apply(self.state, aggregator.mean(self.tally.total), before)
         self.earlier, self.in_vain = before, 0
         change = change_norm(before, self.model)
         summary = self._close("committed", number, dropped, change)
@@ -456,26 +372,21 @@ class Fleet:
         return self.engine.committed(self.now, change=change, metrics=summary["metrics"])
 
     def _close(self, how: str, number: int, dropped: dict[str, int], change: float) -> dict[str, Any]:
-        metrics = self._training()
+        metrics = self.tally.means()
         summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
-        if self.plan.local.evaluate and self.accepted and how == "committed":
+        if self.plan.local.evaluate and self.tally.reports and how == "committed":
             evaluation = self._evaluated()
             summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
-        tally = self.tally
         summary |= {
             "round": number,
             "how": how,
-            "reports": len(self.accepted),
-            "partial": sum(not result.complete for _, result in self.accepted),
+            "reports": len(self.tally.reports),
+            "partial": sum(not report.complete for report in self.tally.reports),
             "time": self.now,
-            "seconds": self.now - self.opened,
+            "seconds": self.now - self.tally.opened,
             "connected": len(self.connected),
             "dropped": dropped,
-            "causes": dict(sorted(tally.causes.items())),
-            "assigned": dict(sorted(tally.assigned.items())),
-            "accepted": dict(sorted(tally.accepted.items())),
-            "device_seconds": {key: tally.seconds[key] for key in ("useful", "wasted")},
-            "bytes": {key: tally.bytes[key] for key in ("down", "up")},
+            **self.tally.summary(),
             "change": change,
         }
         self.history.append(summary)
@@ -483,19 +394,9 @@ class Fleet:
         self.round_ended(summary)
         return summary
 
-    def _training(self) -> dict[str, float]:
-        """Means of the accepted trainings, weighted as their updates are."""
-        rows = []
-        for _, result in self.accepted:
-            weight = self._weight(result)
-            means_of = {"loss": result.loss, **result.metrics}
-            rows.append((weight, {name: weight * value for name, value in means_of.items()}))
-        return pooled(rows)
-
     def _evaluated(self) -> dict[str, float]:
         """The round's model, before training, on the data of those whose reports were accepted."""
-        devices = sorted(flight.device for flight, _ in self.accepted)
-        return means(self.backend.evaluate(self.earlier, devices))
+        return means(self.backend.evaluate(self.earlier, sorted(report.device for report in self.tally.reports)))
 
     # The coordinator's own failures
 
@@ -549,7 +450,3 @@ def name_of(device: int) -> str:
 
 def device_of(name: str) -> int:
     return int(name[1:])
-
-
-def _tally() -> Tally:
-    return Tally(Counter(), Counter(), Counter(), {"useful": 0.0, "wasted": 0.0}, Counter())

@@ -1,68 +1,269 @@
 """Training on several processes. Each makes the devices' data itself and keeps a back end of its own.
 
-Which process trains which device changes nothing: every device is trained by itself, and sums are exact.
+Which process trains which device changes nothing: every device is trained by itself, and sums are exact. So a process
+that dies is replaced, and its work done again.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+import os
+import pickle
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+from weakref import ReferenceType, ref
 
+import numpy as np
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training import Backend, Job, Result
 
 Make = Callable[[], Backend]
 Blocks = Callable[[Sequence[Job]], list[list[int]]]
-_backend: Backend | None = None
-
-
-def _begin(make: Make) -> None:
-    global _backend
-    _backend = make()
-
-
-def _train(model: Vector, jobs: Sequence[Job]) -> list[Result]:
-    assert _backend is not None
-    return _backend.train(model, jobs)
-
-
-def _evaluate(model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-    assert _backend is not None
-    return _backend.evaluate(model, devices)
+AHEAD = 2
+"""Blocks that a process is given before it has returned any, so that it need not wait for this one."""
+SMALL = 1000
+"""Jobs that surely fit into a pipe, though nobody reads it."""
+PARCEL = 2**18
+"""Elements of updates that are sent as one."""
+ENVIRONMENT = {
+    # The processes have the cores; a second thread of numpy's only waits, busily.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # glibc keeps the memory of one update for the next, and does not fetch it anew from the system, page by page.
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**28),
+}
+"""Of the processes."""
+DEATHS = 3
+"""Processes that may die over one block."""
 
 
 class Parallel:
     """A back end spread over processes. ``make`` must be picklable: each process calls it once. ``blocks`` says which
     places among the jobs are one process's, each block another's, without regard to how many processes there are.
+
+    What is asked of it raises what a process raised, and SimulatorError where processes die again and again.
     """
 
     def __init__(self, make: Make, workers: int, blocks: Blocks) -> None:
-        self.workers, self.blocks = workers, blocks
-        self.pool = ProcessPoolExecutor(
-            workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(make,)
-        )
+        self.blocks = blocks
+        self.waiting: deque[_Block] = deque()
+        """Blocks that no process has yet."""
+        self.workers = [_Worker(make) for _ in range(workers)]
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        """In blocks, so that no process waits long for another."""
-        parts = self.blocks(jobs)
-        waiting: list[Future[list[Result]]] = [
-            self.pool.submit(_train, model, [jobs[place] for place in places]) for places in parts
-        ]
-        found = {
-            place: result
-            for places, part in zip(parts, waiting, strict=True)
-            for place, result in zip(places, part.result(), strict=True)
-        }
-        return [found[place] for place in range(len(jobs))]
+        found = self.begin(model, jobs)
+        return [found(place) for place in range(len(jobs))]
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+        return self._begin("train", model, jobs, self.blocks(jobs))
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-        size = max(1, -(-len(devices) // self.workers))
-        parts = [devices[start : start + size] for start in range(0, len(devices), size)]
-        waiting = [self.pool.submit(_evaluate, model, part) for part in parts]
-        return [found for part in waiting for found in part.result()]
+        size = max(1, -(-len(devices) // len(self.workers)))
+        parts = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
+        found = self._begin("evaluate", model, devices, parts)
+        return [found(place) for place in range(len(devices))]
+
+    def _begin(self, kind: str, model: Vector, rows: Sequence[Any], parts: list[list[int]]) -> _Pending:
+        pending = _Pending(self)
+        for places in parts:
+            self.waiting.append(_Block(ref(pending), kind, model, [rows[place] for place in places], places))
+        self.hand_out()
+        return pending
+
+    def hand_out(self) -> None:
+        """Give waiting blocks to the processes that have least to do."""
+        while self.waiting:
+            block = self.waiting[0]
+            if block.pending() is not None:  # else nobody waits for it any more
+                free = [worker for worker in self.workers if worker.may_take(block)]
+                if not free:
+                    return
+                min(free, key=lambda worker: len(worker.blocks)).take(block)
+            self.waiting.popleft()
+
+    def collect(self) -> None:
+        """Wait until processes return something, and hand out what that makes room for."""
+        busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers if worker.blocks}
+        for pipe in wait(list(busy)):
+            self.waiting.extendleft(reversed(busy[pipe].collect()))
+        self.hand_out()
 
     def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
+        for worker in self.workers:
+            worker.end()
+
+
+class _Pending:
+    """The results of one call, as they come in. Nobody waits for them any more when it is gone."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel = parallel
+        self.found: dict[int, Any] = {}
+
+    def __call__(self, place: int) -> Any:
+        while place not in self.found:
+            self.parallel.collect()
+        found = self.found.pop(place)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+class _Block:
+    """Jobs for one process to do, and where their results belong."""
+
+    def __init__(self, pending: ReferenceType[_Pending], kind: str, model: Vector, rows: list[Any], places: list[int]):
+        self.pending, self.kind, self.model, self.rows, self.places = pending, kind, model, rows, places
+        self.deaths = 0
+
+    def done(self, results: Sequence[Any]) -> None:
+        if (pending := self.pending()) is not None:
+            pending.found.update(zip(self.places, results, strict=True))
+
+
+class _Worker:
+    """A process, as its parent sees it."""
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.blocks: deque[_Block] = deque()
+        """What it has to do, in order."""
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, end = context.Pipe()
+        self.process = context.Process(target=_work, args=(self.make, end), daemon=True)
+        with _environment(ENVIRONMENT):
+            self.process.start()
+        end.close()  # so that the pipe breaks when the process dies
+        self.model: Vector | None = None
+        """The model that it has."""
+
+    def may_take(self, block: _Block) -> bool:
+        # What does not fit into the pipe waits for the process to read it, and that must not wait for its results to be
+        # read meanwhile.
+        small = block.model is self.model and len(block.rows) <= SMALL
+        return len(self.blocks) < (AHEAD if small else 1)
+
+    def take(self, block: _Block) -> None:
+        self.blocks.append(block)
+        model = None if block.model is self.model else block.model
+        self.model = block.model
+        with suppress(OSError):  # it has died, as will be seen when its results are asked for
+            self.pipe.send((block.kind, model, block.rows))
+
+    def collect(self) -> list[_Block]:
+        """Its next results; or of a process that died, the blocks to be done again, by another in its place."""
+        try:
+            results = _receive(self.pipe)
+        except (EOFError, OSError):
+            self.process.join()
+            lost, self.blocks = list(self.blocks), deque()
+            lost[0].deaths += 1
+            if lost[0].deaths == DEATHS:
+                lost[0].done([self._died()] * len(lost[0].places))
+                lost = lost[1:]
+            self.pipe.close()
+            self._start()
+            return lost
+        block = self.blocks.popleft()
+        block.done([results] * len(block.places) if isinstance(results, BaseException) else results)
+        return []
+
+    def _died(self) -> SimulatorError:
+        return SimulatorError(
+            f"{DEATHS} processes died over the same devices, the last with exit code {self.process.exitcode} (-9: "
+            "killed, as where memory runs out): take fewer workers, or look at the function that makes the data"
+        )
+
+    def end(self) -> None:
+        self.pipe.close()
+        if self.blocks:
+            self.process.terminate()
+        self.process.join()
+        self.process.close()
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    """What the processes that are started meanwhile inherit, where it is not set."""
+    new = {name: value for name, value in more.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
+def _work(make: Make, pipe: Connection) -> None:
+    """A process: it does what it is given, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the parent ends its processes
+    backend: Backend | None = None
+    model: Vector = np.empty(0, np.float32)
+    while True:
+        try:
+            kind, new, rows = pipe.recv()
+        except (EOFError, OSError):
+            return
+        model = model if new is None else new
+        try:
+            backend = backend or make()
+            results: Any = backend.train(model, rows) if kind == "train" else backend.evaluate(model, rows)
+        except Exception as error:
+            error.add_note(f"in another process:\n{traceback.format_exc()}")
+            results = error
+        try:
+            _send(pipe, results)
+        except OSError:
+            return
+
+
+def _send(pipe: Connection, results: Any) -> None:
+    if isinstance(results, Exception):
+        pipe.send(_portable(results))
+        return
+    updates = [result.update for result in results if isinstance(result, Result)]
+    pipe.send(([result[1:] if isinstance(result, Result) else result for result in results], list(map(len, updates))))
+    for start, end in _parcels(list(map(len, updates))):
+        pipe.send_bytes((updates[start] if end == start + 1 else np.concatenate(updates[start:end])).data)
+
+
+def _receive(pipe: Any) -> Any:
+    """What ``_send`` sent: updates come as they lay in memory, beside the rest."""
+    received = pipe.recv()
+    if isinstance(received, Exception):
+        return received
+    rows, lengths = received
+    updates: list[Vector] = []
+    for start, end in _parcels(lengths):
+        parcel = np.empty(sum(lengths[start:end]), np.float32)
+        pipe.recv_bytes_into(parcel)
+        updates += np.split(parcel, np.cumsum(lengths[start : end - 1]))
+    return [Result(update, *row) for update, row in zip(updates, rows, strict=True)] if lengths else rows
+
+
+def _parcels(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Small updates go together."""
+    many = max(1, PARCEL // max([1, *lengths]))
+    for start in range(0, len(lengths), many):
+        yield start, min(start + many, len(lengths))
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        told = SimulatorError(f"{type(error).__name__}: {error}")
+        told.__notes__ = error.__notes__
+        return told
+    return error

@@ -64,7 +64,8 @@ class Options(NamedTuple):
     events: bool = True
     """Whether the event log is written."""
     checkpoint: int = 10
-    """Rounds from one checkpoint to the next."""
+    """Rounds from one checkpoint to the next, at least; more where writing them would take over a twentieth of the
+    time."""
     test: int = 1
     """Rounds from one test on the data kept back to the next; 0: never."""
 
@@ -130,10 +131,10 @@ def simulate(
     write_whole(folder / SCENARIO, scenario.to_toml().encode())
     workers = options.workers or os.cpu_count() or 1
     make = partial(make_backend, scenario, kind)
-    backend = make() if workers == 1 else Parallel(make, workers, _blocks(bundle, task, source, kind))
+    backend: Backend = make() if workers == 1 else Parallel(make, workers, _blocks(bundle, task, source, kind))
     record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
     fleet = Fleet(scenario, bundle, source, backend, task, record.event)
-    written = 0
+    written, not_before = 0, 0.0
 
     def round_ended(summary: dict[str, Any]) -> None:
         version = fleet.engine.version + 1
@@ -143,11 +144,12 @@ def simulate(
         progress(fleet)
 
     def before_commit() -> None:
-        nonlocal written
-        version = fleet.engine.version + 1
-        if version - written >= options.checkpoint or should_stop():
+        nonlocal written, not_before
+        version, now = fleet.engine.version + 1, time.monotonic()
+        if (version - written >= options.checkpoint and now >= not_before) or should_stop():
             record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
-            written = version
+            written, end = version, time.monotonic()
+            not_before = end + 20 * (end - now)
 
     test = source.test()
     tester = PerDevice(bundle, task, source).runtime
@@ -313,10 +315,12 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
 def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
     """How jobs are divided among processes."""
     many = bundle.manifest.many
+    # Few, so that all processes have something to do until the end; and of large updates one, to be added up meanwhile.
+    few = max(1, min(8, 2**20 // bundle.manifest.size))
 
     def blocks(jobs: Sequence[Job]) -> list[list[int]]:
         if kind == "vectorized" and many is not None:
             return [places for _, _, places in blocks_of(task, source, jobs, many.devices)]
-        return [list(range(start, min(start + 8, len(jobs)))) for start in range(0, len(jobs), 8)]
+        return [list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)]
 
     return blocks

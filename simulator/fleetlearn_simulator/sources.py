@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -35,13 +34,14 @@ class Source(Protocol):
     def test(self) -> Arrays | None:
         """Examples on which no device trains, in the same manner; None: there are none."""
 
-    def block(self, devices: Sequence[int]) -> Arrays:
-        """The arrays of devices with equally many examples, behind an axis of devices. A device may be there twice."""
+    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+        """The examples of these devices at ``places``: int64 (devices, ...), the shape of what is returned before the
+        examples' own. A device may be there twice."""
         parts = [self.arrays(device) for device in devices]
-        sizes = sorted({len(part[0]) for part in parts})
-        if len(sizes) != 1:
-            raise ValueError(f"a block of devices with {sizes} examples was asked for; expected equally many on each")
-        return tuple(np.stack(columns) for columns in zip(*parts, strict=True))
+        return tuple(
+            np.stack([array[rows] for array, rows in zip(column, places, strict=True)])
+            for column in zip(*parts, strict=True)
+        )
 
 
 class Made(Source):
@@ -178,27 +178,59 @@ class Called(Source):
 
 
 class Kept(Source):
-    """Another source, with the devices' arrays held from one use to the next: ``limit`` bytes, of those used last."""
+    """Another source, with the devices' arrays held from one use to the next: one behind the other in ``limit`` bytes,
+    so that the examples of many devices are taken at once. When these are full, it begins anew."""
 
     def __init__(self, source: Source, limit: int = 256 * 2**20) -> None:
-        self._source, self._limit, self._held = source, limit, 0
-        self._devices: OrderedDict[int, Arrays] = OrderedDict()
+        self._source, self._limit = source, limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held: list[NDArray[Any]] = []
+        self._filled = self._bytes = 0
+        """How many of their examples are somebody's, and the bytes of those."""
+        self._at: dict[int, tuple[int, int]] = {}
+        """Device -> where its examples begin and end."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         return self._source.examples(ids)
 
     def arrays(self, device: int) -> Arrays:
-        if device in self._devices:
-            self._devices.move_to_end(device)
-            return self._devices[device]
-        arrays = self._devices[device] = self._source.arrays(device)
-        self._held += _bytes(arrays)
-        while self._held > self._limit:
-            self._held -= _bytes(self._devices.popitem(last=False)[1])
-        return arrays
+        if device not in self._at:
+            return self._make(device)
+        begin, end = self._at[device]
+        return tuple(array[begin:end] for array in self._held)
+
+    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+        for device in devices:
+            if device not in self._at:
+                self._make(device)
+        if any(device not in self._at for device in devices):  # together they do not fit
+            return super().take(devices, places)
+        begins = np.array([self._at[device][0] for device in devices]).reshape(-1, *[1] * (places.ndim - 1))
+        return tuple(array.take(begins + places, axis=0, mode="clip") for array in self._held)
 
     def test(self) -> Arrays | None:
         return self._source.test()
+
+    def _make(self, device: int) -> Arrays:
+        made = self._source.arrays(device)
+        size, count = sum(array.nbytes for array in made), len(made[0])
+        if size > self._limit:
+            return made
+        if self._bytes + size > self._limit:
+            self._begin()
+        begin, end = self._filled, self._filled + count
+        if not self._held or end > len(self._held[0]):
+            # Elsewhere, as somebody may still use views of the old ones.
+            held, self._held = self._held, [np.empty((2 * end, *array.shape[1:]), array.dtype) for array in made]
+            for old, new in zip(held, self._held, strict=False):
+                new[:begin] = old[:begin]
+        for array, own in zip(self._held, made, strict=True):
+            array[begin:end] = own
+        self._at[device] = begin, end
+        self._filled, self._bytes = end, self._bytes + size
+        return made
 
 
 def _module(name: str, base: Path) -> ModuleType:
@@ -222,7 +254,3 @@ def _attempt(call: str, function: Callable[[], T]) -> T:
         return function()
     except Exception as error:
         raise SimulatorError(f"{call} raised {type(error).__name__}: {error}") from error
-
-
-def _bytes(arrays: Arrays) -> int:
-    return sum(array.nbytes for array in arrays)

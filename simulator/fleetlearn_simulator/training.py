@@ -6,7 +6,7 @@ change what happens in a round, so it is done in batches, by any number of proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from itertools import count as count_up
@@ -62,6 +62,9 @@ class Backend(Protocol):
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         """The results, in the jobs' order."""
 
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+        """Train meanwhile, where there are other processes. Called with a job's place: its result, once it is there."""
+
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         """The sums of the model over each of these devices' own data."""
 
@@ -114,6 +117,9 @@ class PerDevice:
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         return [self._train(model, job) for job in jobs]
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+        return self.train(model, jobs).__getitem__
 
     def _train(self, model: Vector, job: Job) -> Result:
         data = as_data(self.source.arrays(job.device))
@@ -206,7 +212,6 @@ class Vectorized(PerDevice):
         """Jobs that do the same number of steps on the same number of examples."""
         devices, count = self.many.devices, len(jobs)
         filled = [job.device for job in jobs] + [jobs[0].device] * (devices - count)
-        arrays = self.source.block(filled)
         seeds = np.array([job.seed for job in jobs] + [0] * (devices - count), np.int64)
         feed = self._first(model)
         losses: list[NDArray[Any]] = []
@@ -218,8 +223,8 @@ class Vectorized(PerDevice):
             active = rows.shape[1]
             if active < self.many.steps:
                 rows = np.concatenate([rows, np.repeat(rows[:, :1], self.many.steps - active, axis=1)], axis=1)
-            for row, array in zip(self.manifest.batch, arrays, strict=True):
-                feed[f"batch.{row.name}"] = array[np.arange(devices)[:, None, None], rows]
+            for row, array in zip(self.manifest.batch, self.source.take(filled, rows), strict=True):
+                feed[f"batch.{row.name}"] = array
             feed["steps"] = np.array([active] * count + [0] * (devices - count), np.int64)
             if self.manifest.random:
                 feed["seed"] = (seeds + done) % SEEDS
@@ -291,24 +296,25 @@ class Vectorized(PerDevice):
         ]
         updates = np.concatenate(tensors, axis=1)
         updates -= model
-        loss, means = _mean(losses, weights), {name: _mean(values, weights) for name, values in metrics.items()}
         # NaN and infinity in an update come through to its largest element.
-        largest = np.abs(updates).max(axis=1).tolist()
-        mean_loss, values = loss.tolist(), {name: column.tolist() for name, column in means.items()}
+        largest = np.maximum(updates.max(axis=1), -updates.min(axis=1)).tolist()
+        loss = _mean(losses, weights).tolist()
+        columns = [_mean(values, weights).tolist() for values in metrics.values()]
+        means = [dict(zip(metrics, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * count
         complete = len(weights) == int(steps_of(self.task, np.array([examples]))[0])
         return [
             Result(
-                updates[place],
+                update,
                 examples,
                 len(weights),
                 seen,
                 complete,
-                mean_loss[place],
-                {name: column[place] for name, column in values.items() if isfinite(column[place])},
-                largest[place],
-                None if isfinite(largest[place]) and isfinite(mean_loss[place]) else "failed: diverged",
+                mean_loss,
+                {name: value for name, value in row.items() if isfinite(value)},
+                most,
+                None if isfinite(most) and isfinite(mean_loss) else "failed: diverged",
             )
-            for place in range(count)
+            for update, mean_loss, row, most in zip(updates, loss, means, largest, strict=True)
         ]
 
 

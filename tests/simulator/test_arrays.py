@@ -92,15 +92,14 @@ def test_given_sizes_are_divided_while_there_are_enough(folder: Path) -> None:
     assert 500 < len(set(everything)) < 700  # 900 (1 - e^(-930/900)) = 580
 
 
-def test_equal_parts_make_a_block(folder: Path) -> None:
+def test_examples_of_several_devices_are_taken_at_once(folder: Path) -> None:
     source = made(folder, 50, "iid")
-    x, y = source.block([3, 1, 3])
-    assert (x.shape, y.shape) == ((3, 18, 2), (3, 18))
+    places = np.array([[0, 17, 4], [1, 1, 2], [5, 6, 7]])
+    x, y = source.take([3, 1, 3], places)
+    assert (x.shape, y.shape) == ((3, 3, 2), (3, 3))
     for row, device in enumerate((3, 1, 3)):
-        np.testing.assert_array_equal(x[row], source.arrays(device)[0])
-        np.testing.assert_array_equal(y[row], source.arrays(device)[1])
-    with pytest.raises(ValueError, match=r"devices with \[1[0-9], 1[0-9].*\] examples"):
-        made(folder, 70, "iid").block(range(70))
+        np.testing.assert_array_equal(x[row], source.arrays(device)[0][places[row]])
+        np.testing.assert_array_equal(y[row], source.arrays(device)[1][places[row]])
 
 
 def test_a_column_gives_each_value_a_device(folder: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator import parallel as parallel_module
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.parallel import Parallel
 from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario import Scenario
@@ -75,13 +78,80 @@ def test_each_call_has_its_own_model(scenario: Scenario, one: PerDevice, two: Pa
     assert bits(other) != bits(first)
 
 
+def test_several_calls_may_be_under_way(
+    scenario: Scenario, one: PerDevice, two: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are there in any order, and what nobody waits for any more is not done."""
+    model = open_bundle(scenario.plan.bundle).parameters()
+    taken: list[float] = []
+    take = parallel_module._Worker.take
+    monkeypatch.setattr(
+        parallel_module._Worker, "take", lambda self, block: (taken.append(block.model[0]), take(self, block))[1]
+    )
+    first = two.begin(model, JOBS)
+    other = two.begin(model + np.float32(0.5), JOBS)
+    dropped = two.begin(model - np.float32(0.5), JOBS)
+    assert len(two.waiting) == 8
+    del dropped
+    assert bits([other(place) for place in range(7)]) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits([first(place) for place in reversed(range(7))]) == bits(one.train(model, JOBS)[::-1])
+    assert taken == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
+    assert len(two.waiting) == 0
+
+
+def test_large_updates_come_one_by_one(scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
+    lengths = [len(result.update) for result in results]
+    assert list(parallel_module._parcels(lengths)) == [(0, 7)]
+    monkeypatch.setattr(parallel_module, "PARCEL", 12)
+    assert list(parallel_module._parcels(lengths)) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    for rows in (results, results[:1], [], [results[0]._replace(update=np.empty(0, np.float32), failed="x"), *results]):
+        here, there = multiprocessing.Pipe()
+        parallel_module._send(here, rows)
+        assert bits(parallel_module._receive(there)) == bits(rows)
+
+
+def test_a_process_that_is_killed_costs_time_alone(scenario: Scenario, one: PerDevice) -> None:
+    model = open_bundle(scenario.plan.bundle).parameters()
+    backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
+    try:
+        for shift in range(2):
+            pending = backend.begin(model + np.float32(shift), JOBS)
+            victim = next(worker for worker in backend.workers if worker.blocks)
+            assert victim.process.pid is not None
+            os.kill(victim.process.pid, signal.SIGKILL)
+            results = [pending(place) for place in range(7)]
+        assert bits(results) == bits(one.train(model + np.float32(1), JOBS))
+    finally:
+        backend.close()
+
+
 def _fail() -> Any:
     os._exit(3)
 
 
-def test_processes_that_cannot_begin_are_an_error() -> None:
+def test_processes_that_die_again_and_again_are_an_error() -> None:
     """Not a wait without end."""
     backend = Parallel(_fail, 2, twos)
-    with pytest.raises(BrokenProcessPool):
+    with pytest.raises(SimulatorError, match="3 processes died over the same devices, the last with exit code 3"):
         backend.train(np.zeros(5, np.float32), JOBS)
+    backend.close()
+
+
+class _Unportable(Exception):  # noqa: N818
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def _raise(kind: str) -> Any:
+    raise SimulatorError("no such data") if kind == "plain" else _Unportable("that", "this")
+
+
+@pytest.mark.parametrize(("kind", "text"), [("plain", "no such data"), ("odd", "_Unportable: that and this")])
+def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
+    backend = Parallel(partial(_raise, kind), 2, twos)
+    for _ in range(2):
+        with pytest.raises(SimulatorError, match=text) as caught:
+            backend.train(np.zeros(5, np.float32), JOBS)
+    assert "in _raise" in str(caught.value.__notes__)
     backend.close()

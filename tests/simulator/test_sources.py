@@ -159,14 +159,29 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
     for device in (1, 2, 3, 1, 2, 3):
         assert source.arrays(device)[0][0] == device
     assert below.made == 3
-    source.arrays(4)  # 1 goes
-    source.arrays(2)
-    source.arrays(5)  # 3 goes, as 2 was used since
-    assert below.made == 5
-    source.block([2, 4, 5])
-    assert below.made == 5
+    places = np.array([[0, 9], [3, 3], [9, 8]])
+    (found,) = source.take([3, 1, 3], places)
+    assert found.tolist() == [[3, 3], [1, 1], [3, 3]]
+    assert below.made == 3
+    held = source.arrays(2)[0]
+    source.arrays(4)  # it begins anew
+    assert below.made == 4
+    assert held.tolist() == [2.0] * 10
     source.arrays(3)
-    assert below.made == 6
+    assert below.made == 5
+    assert source.take([4, 3, 4], places)[0].tolist() == [[4, 4], [3, 3], [4, 4]]
+    assert below.made == 5
+
+
+def test_more_devices_than_fit_are_taken_all_the_same() -> None:
+    source = Kept(Counting(), limit=3 * 80)
+    devices = np.arange(8)
+    (found,) = source.take(devices.tolist(), np.tile(np.arange(4), (8, 1)))
+    assert found.tolist() == np.repeat(devices[:, None], 4, axis=1).tolist()
+
+
+def test_the_rest_is_as_it_was() -> None:
+    source = Kept(Counting())
     assert source.examples(np.array([7])).tolist() == [10]
     assert source.test() is not None
 
