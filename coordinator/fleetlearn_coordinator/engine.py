@@ -249,6 +249,8 @@ class Engine:
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
         self._release(lease)
         self.accepted[task] = device
+        if len(self.accepted) < self.settings.goal and self.leases:
+            return []  # its slot stays taken, and the round goes on
         return self._advance(now)
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:

@@ -78,6 +78,8 @@ class Fleet:
         self.now = self.last = 0.0
         """``last``: when a round ended, or training began."""
         self.finished: str | None = None
+        self.until = 0.0
+        """When the engine's next tick is due."""
         self.in_vain = 0
         """Rounds that were abandoned since the last that was not."""
         self.connected: dict[int, float] = {}
@@ -113,16 +115,16 @@ class Fleet:
         if self.finished is not None:
             return False
         wake = None if self.down else self.engine.wake_at()
+        self.until = inf if wake is None else max(wake, self.now)
         due = self.heap[0].time if self.heap else inf
-        at = due if wake is None else min(due, max(wake, self.now))
-        if at > self.last + IDLE:
+        if min(due, self.until) > self.last + IDLE:
             self.finished = "no round began for a year: too few devices are online at a time"
-        elif due <= at:
+        elif due <= self.until:
             event = heapq.heappop(self.heap)
             self.now = max(self.now, event.time)
             HANDLERS[event.kind](self, event)
         else:
-            self.now = at
+            self.now = self.until
             self.carry_out(self.engine.tick(self.now))
         return self.finished is None
 
@@ -284,35 +286,38 @@ class Fleet:
         self.carry_out(self.engine.end(flight.name, event.task, f"failed: {event.cause}", self.now))
 
     def _report(self, event: Event) -> None:
-        """The update is at the coordinator."""
-        flight = self._out(event)
-        if flight is None or self._not_now(event):
-            return
+        """The update is at the coordinator; and so are others that come before anything else can happen."""
+        while True:
+            flight = self._out(event)
+            if flight is not None and not self._not_now(event):
+                commands = self._arrived(flight)
+                if commands:
+                    self.carry_out(commands)
+                    return
+            if not self.heap or self.heap[0].kind != "report" or self.heap[0].time > self.until:
+                return
+            event = heapq.heappop(self.heap)
+            self.now = max(self.now, event.time)
+
+    def _arrived(self, flight: Flight) -> list[Command]:
         self.tally.up += self.model.nbytes
         try:
-            self.engine.announce(flight.name, flight.task, flight.round)
+            if not self.engine.wanted(flight.name, flight.task):
+                self.engine.announce(flight.name, flight.task, flight.round)  # says why not
             if flight.task not in self.training.begun:
                 self.training.begin(self.holds.values(), self._room(), flight)
             result = self.training.result(flight)
             if result.failed is None:
                 self.tally.accept(flight, result, self.now)
                 del self.holds[flight.device]
-                self._note(
-                    {
-                        "time": self.now,
-                        "event": "accepted",
-                        "device": flight.device,
-                        "task": flight.task,
-                        "steps": result.steps,
-                    }
-                )
-                self.carry_out(self.engine.accept(flight.name, flight.task, self.now))
-                return
+                row = {"device": flight.device, "task": flight.task, "steps": result.steps}
+                self._note({"time": self.now, "event": "accepted", **row})
+                return self.engine.accept(flight.name, flight.task, self.now)
             cause = result.failed
         except ProtocolError as error:
             cause = f"rejected: {error.code.value}"
         self._lost(flight, cause)
-        self.carry_out(self.engine.end(flight.name, flight.task, cause, self.now))
+        return self.engine.end(flight.name, flight.task, cause, self.now)
 
     def _not_now(self, event: Event) -> bool:
         """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from math import fsum, inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -213,27 +214,28 @@ def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["b
     if why := not_for_many(bundle, scenario.plan.local.batch_size):
         return "bundle", why
     assert bundle.manifest.many is not None
-    costs: dict[Literal["bundle", "vectorized"], float] = {}
-    count = bundle.manifest.many.devices
-    model = bundle.parameters()[: bundle.manifest.size]
-    for kind in ("bundle", "vectorized"):
-        backend = make_backend(scenario, kind)
-        devices = np.arange(count) % scenario.population.size
-        begin = time.perf_counter()
-        done = 0
-        size = count if kind == "vectorized" else 1
-        while not done or (time.perf_counter() - begin < TRIAL and done < 8 * count):
-            jobs = [Job(int(devices[(done + place) % count]), place, None) for place in range(size)]
-            backend.train(model, jobs)
-            done += size
-            if done == size and kind == "vectorized":  # the first call makes room in memory
-                begin, done = time.perf_counter(), 0
-                backend.train(model, jobs)
-                done = size
-        costs[kind] = (time.perf_counter() - begin) / done
-        backend.close()
+    jobs = [Job(place % scenario.population.size, place, None) for place in range(bundle.manifest.many.devices)]
+    costs: dict[Literal["bundle", "vectorized"], float] = {
+        "bundle": _seconds(scenario, "bundle", [[job] for job in jobs]),
+        "vectorized": _seconds(scenario, "vectorized", [jobs]),
+    }
     best = min(costs, key=lambda kind: costs[kind])
     return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
+
+
+def _seconds(scenario: Scenario, kind: Literal["bundle", "vectorized"], parts: list[list[Job]]) -> float:
+    """What a job takes, of ``parts`` again and again for a moment."""
+    backend, bundle = make_backend(scenario, kind), open_bundle(scenario.plan.bundle)
+    model = bundle.parameters()[: bundle.manifest.size]
+    backend.train(model, parts[0])  # the first steps make room in memory
+    begin, done, taken = time.perf_counter(), 0, 0.0
+    for part in cycle(parts):
+        backend.train(model, part)
+        done, taken = done + len(part), time.perf_counter() - begin
+        if taken >= TRIAL:
+            break
+    backend.close()
+    return taken / done
 
 
 def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:
