@@ -100,13 +100,19 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep's runs.")],
     output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
+    target: Annotated[
+        str | None, typer.Option(help="When was it reached? accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes.")
+    ] = None,
 ) -> None:
-    """Lay runs side by side: a table here, plots in a page."""
-    from fleetlearn_simulator.comparison import comparison_table, write_comparison
+    """Lay runs side by side: tables here, plots in a page."""
+    from fleetlearn_simulator.comparison import comparison_tables, write_comparison
+    from fleetlearn_simulator.measures import Target
 
     with _errors():
-        Console().print(comparison_table(folders))
-        print(write_comparison(folders, output))
+        wanted = None if target is None else Target.parse(target)
+        for table in comparison_tables(folders, wanted):
+            Console().print(table)
+        print(write_comparison(folders, output, wanted))
 
 
 @app.command()
