@@ -30,7 +30,8 @@ from fleetlearn_simulator.results import Floats, Run, thinned, traffic
 UNTIL = "At the end of the first round that was there. Over seeds the median, where never is later than any time."
 HEARD = "A tier's share of the accepted reports over its share of the population: 1 is even, 0 is not heard at all."
 SEEDS = '<p class="soft">Mean ± standard deviation over seeds. Lines are means, bands one standard deviation.</p>'
-LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"dash": "dot", "width": 1}}
+DOTTED = {"dash": "dot", "width": 1.5, "color": "#7f7f7f"}
+LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": DOTTED}
 DASHES = ("solid", "dash", "dot", "dashdot")
 NOTES = {
     "test": "On the data kept back.",
@@ -177,7 +178,7 @@ def _tier_bars(groups: Sequence[Group]) -> Chart:
         }
         data.append(bars)
     height = max(320, 100 + (10 + 14 * len(names)) * len(groups))
-    even = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1, "line": {"dash": "dot", "width": 1}}
+    even = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1, "line": DOTTED}
     return chart(
         "Participation by tier",
         data,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from io import StringIO
 from math import sqrt
 from pathlib import Path
@@ -158,6 +161,32 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
         comparison_tables([tmp_path])
     with pytest.raises(SimulatorError, match="holds no run"):
         write_comparison([tmp_path / "nowhere"], tmp_path / "page.html")
+
+
+def test_the_command(sweep: Path, tmp_path: Path) -> None:
+    """With a target that runs have, one they have not, and what is no target."""
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlearn_simulator",
+        "compare",
+        str(sweep),
+        "--output",
+        str(tmp_path / "page.html"),
+    ]
+
+    def run(target: str) -> subprocess.CompletedProcess[str]:
+        wide = {**os.environ, "COLUMNS": "200"}
+        return subprocess.run([*command, "--target", target], capture_output=True, text=True, env=wide, timeout=60)
+
+    done = run("loss=2.5")
+    assert done.returncode == 0, done.stderr
+    assert "Until loss <= 2.5" in done.stdout
+    assert "Until loss &lt;= 2.5" in (tmp_path / "page.html").read_text("utf-8")
+    for target, words in (("accuracy=0.9", "the runs have loss"), ("loss", "expected a metric and a number")):
+        failed = run(target)
+        assert (failed.returncode, failed.stdout) == (1, "")
+        assert words in failed.stderr
 
 
 def test_plotly_takes_every_figure(sweep: Path, tmp_path: Path) -> None:
