@@ -36,12 +36,9 @@ class Source(Protocol):
         """Examples on which no device trains, in the same manner; None: there are none."""
 
     def block(self, devices: Sequence[int]) -> Arrays:
-        """The arrays of devices with equally many examples, behind an axis of devices. A device may be there twice."""
+        """The arrays of these devices, one after the other."""
         parts = [self.arrays(device) for device in devices]
-        sizes = sorted({len(part[0]) for part in parts})
-        if len(sizes) != 1:
-            raise ValueError(f"a block of devices with {sizes} examples was asked for; expected equally many on each")
-        return tuple(np.stack(columns) for columns in zip(*parts, strict=True))
+        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
 class Made(Source):
