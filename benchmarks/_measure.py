@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from _usage import Usage as Usage
+from _usage import usage as usage
 from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -58,25 +60,6 @@ rounds = {rounds}
 port = 0
 heartbeat = 60.0
 """
-
-
-class Usage(NamedTuple):
-    """What a process has used since its start."""
-
-    cpu: float
-    """Seconds, user and system."""
-    peak_rss: float
-    """MiB."""
-
-
-def usage(pid: int) -> Usage:
-    """Of a running process, from /proc."""
-    # schedstat counts nanoseconds, stat only hundredths of a second; a server's threads live as long as it does.
-    spent = sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    status = Path(f"/proc/{pid}/status").read_text()
-    # VmHWM, since ru_maxrss begins with the size of the process that forked this one.
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return Usage(spent / 1e9, int(peak.split()[1]) / 1024)
 
 
 def write_placeholder_bundle(folder: Path, size: int) -> Path:

@@ -1,19 +1,19 @@
 """The simulator: device-rounds a second, and what a round of a large population costs.
 
 small: 1,000 devices with 50 examples, softmax regression 60 -> 10, 100 a round, 5 steps of 10 each: both back ends with
-everything on, against the bare train_many.onnx, a PyTorch loop, client after client, and pfl-research where it is
-installed.
+everything on, against the bare train_many.onnx, a PyTorch loop, client after client, and pfl-research and Flower where
+they are installed.
 cnn: the CNN of McMahan et al. 2017 on a few devices, against the PyTorch loop in as many processes.
 large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a round: the CPU of
 the process that keeps the books, while others train.
 curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
 
-All contenders of a part run once before any runs again, each in processes of its own.
+All contenders of a part run once before any runs again, each in processes of its own. The simulator trains on the ONNX
+Runtime of --python; --peers names an environment that has pfl-research, Flower or both.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -26,14 +26,21 @@ from typing import Any
 
 import _measure as measure
 import _models
+import numpy as np
 import torch
 from fleetlearn_export import Many, export_bundle
+from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator.run import source_of
+from fleetlearn_simulator.scenario import Scenario
 from torch import nn
 from torch.nn import functional
 
 HERE = Path(__file__).parent
 LIMIT = 1800.0
 """Seconds that one contender may take."""
+TOLERANCE = 0.01
+"""Relative difference of the losses above which other programs did not do the same work. Other devices in the rounds
+change it by 0.002."""
 CORES = len(os.sched_getaffinity(0))
 BOOKS = max(2, CORES)
 """Worker processes where the parent's CPU is measured: with one it would train itself."""
@@ -77,11 +84,28 @@ def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -
     return {"name": "benchmark", "seed": 1, "plan": plan, "population": {"size": size}, "data": data, **sections}
 
 
-class Contest:
-    """Runs contenders as processes. ``folder`` is where they work."""
+def data_of(tables: Settings, folder: Path) -> Settings:
+    """What the contenders of _peers.py are told, with the same devices' data in a file."""
+    run = Scenario.read(tables, folder)
+    source = source_of(run, open_bundle(run.plan.bundle))
+    rows = [source.arrays(device) for device in range(run.population.size)]
+    file = folder / f"{run.population.size}-devices.npz"
+    np.savez(file, x=np.stack([x for x, _ in rows]), y=np.stack([y for _, y in rows]))
+    return {"data": str(file), "batch": run.plan.local.batch_size, "lr": run.plan.local.lr}
 
-    def __init__(self, folder: Path) -> None:
+
+class Contest:
+    """Runs contenders as processes. ``folder`` is where they work; ``python`` and ``peers`` are interpreters."""
+
+    def __init__(self, folder: Path, python: str, peers: str) -> None:
         self.folder, self.number = folder, 0
+        self.pythons = {"simulator": python, "kernel": python, "pytorch": sys.executable, "pfl": peers, "flower": peers}
+
+    def version(self, kind: str, *modules: str) -> str:
+        """Of the first of the modules that a kind of contender needs; empty: one of them is not installed."""
+        code = f"import {', '.join(modules)}; print({modules[0]}.__version__)"
+        done = subprocess.run([self.pythons[kind], "-c", code], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
 
     def run(self, kind: str, settings: Settings, processes: int = 1) -> dict[str, float]:
         """The figures; of several processes at a time the sum of their rates. Raises RuntimeError with the output of
@@ -93,7 +117,7 @@ class Contest:
             folder.mkdir()
             file = folder / "settings.json"
             file.write_text(json.dumps({**settings, "folder": str(folder), "turn": turn}))
-            command = [sys.executable, str(HERE / "_contestant.py"), kind, str(file), str(time.monotonic())]
+            command = [self.pythons[kind], str(HERE / "_contestant.py"), kind, str(file), str(time.monotonic())]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         found = []
         try:
@@ -130,6 +154,7 @@ def in_turns(
 
 def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
     goal = 100
+    data = data_of(scenario(bundle, 1000, goal, 1), contest.folder)
 
     def simulated(backend: str, rounds: int, workers: int = CORES) -> Callable[[], dict[str, float]]:
         tables = scenario(bundle, 1000, goal, rounds)
@@ -138,8 +163,8 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
 
     def loop(processes: int, kind: str = "pytorch") -> Callable[[], dict[str, float]]:
         rounds = _many(40, scale)
-        settings = {"scenario": scenario(bundle, 1000, goal, rounds), "model": "softmax", "cohort": goal // processes}
-        return lambda: contest.run(kind, {**settings, "rounds": rounds, "warm": rounds // 2}, processes)
+        settings = {**data, "model": "softmax", "cohort": goal // processes, "rounds": rounds, "warm": rounds // 2}
+        return lambda: contest.run(kind, settings, processes)
 
     def bare(processes: int) -> Callable[[], dict[str, float]]:
         settings = {"graph": str(bundle / "graphs/train_many.onnx"), "batch": 10, "lr": 0.01}
@@ -154,22 +179,33 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
         f"PyTorch, {CORES} processes": loop(CORES),
         "PyTorch, 1 process": loop(1),
     }
-    if importlib.util.find_spec("pfl") is not None:
-        contenders["pfl-research, 1 process"] = loop(1, "pfl")
-    return in_turns(contenders, repeats, "PyTorch, 1 process")
+    peers = {}
+    for kind, (title, processes, *modules) in PEERS.items():
+        if version := contest.version(kind, *modules):
+            peers[f"{title} {version}, {processes}"] = loop(1, kind)
+        else:
+            print(f"{title} is not installed: not compared", file=sys.stderr)
+    found = in_turns(contenders | peers, repeats, "PyTorch, 1 process")
+    expected = found["PyTorch, 1 process"]["loss"]["median"]
+    for name in peers:
+        loss = found[name]["loss"]["median"]
+        if abs(loss - expected) > TOLERANCE * expected:
+            raise RuntimeError(f"{name} ends with the loss {loss}, the loop in PyTorch with {expected}")
+    return found
 
 
 def cnn(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
     """Eight devices for each core, all of them in a round, 5 steps of 20 each."""
-    goal, rounds = 8 * CORES, _many(6, scale)
+    goal, rounds = 8 * CORES, _many(12, scale)
     tables = scenario(bundle, goal, goal, rounds, batch=20, examples=100)
-    shared = {"scenario": tables, "rounds": rounds, "warm": rounds // 2}
+    data = data_of(tables, contest.folder)
+    shared = {"rounds": rounds, "warm": rounds // 2}
     contenders = {
         f"simulator, bundle, {CORES} workers": lambda: contest.run(
-            "simulator", {**shared, "backend": "bundle", "workers": CORES}
+            "simulator", {**shared, "scenario": tables, "backend": "bundle", "workers": CORES}
         ),
         f"PyTorch, {CORES} processes": lambda: contest.run(
-            "pytorch", {**shared, "model": "mcmahan", "cohort": goal // CORES}, CORES
+            "pytorch", {**shared, **data, "model": "mcmahan", "cohort": goal // CORES}, CORES
         ),
     }
     return in_turns(contenders, repeats, f"PyTorch, {CORES} processes")
@@ -207,6 +243,8 @@ def curve(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
     return in_turns({f"{10**power:,} devices": at(10**power) for power in range(3, 8)}, repeats)
 
 
+PEERS = {"pfl": ("pfl-research", "1 process", "pfl"), "flower": ("Flower", f"{CORES} Ray actors", "flwr", "ray")}
+"""Kind -> name, processes, what it needs."""
 PARTS = {"small": small, "cnn": cnn, "large": large, "curve": curve}
 COLUMNS = {
     "device-rounds/s": "device_rounds_per_s",
@@ -230,9 +268,14 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual rounds, and the size of large")
+    options.add_argument("--python", default=sys.executable, help="the simulator's interpreter (default: this one)")
+    options.add_argument(
+        "--peers", default=sys.executable, help="the one of pfl-research and Flower (default: this one)"
+    )
     chosen = options.parse_args()
     with measure.scratch() as folder:
-        contest, results = Contest(folder), {}
+        contest, results = Contest(folder, chosen.python, chosen.peers), {}
+        runtime = contest.version("simulator", "onnxruntime")
         for part in chosen.parts:
             bundle = folder / ("cnn.bundle" if part == "cnn" else "softmax.bundle")
             if not bundle.exists():
@@ -245,9 +288,9 @@ def main() -> None:
             cells = [measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()]
             rows.append((part, name, *cells))
     print(measure.table(rows))
-    if "small" in chosen.parts and importlib.util.find_spec("pfl") is None:
-        print("\npfl-research is not installed: not compared.")
-    measure.write_json(chosen.json, {"repeats": chosen.repeats, "scale": chosen.scale}, results)
+    print(f"\nThe simulator trained on ONNX Runtime {runtime}.")
+    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "onnxruntime": runtime}
+    measure.write_json(chosen.json, settings, results)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 from enum import StrEnum
+from typing import Any
 
 
 class Code(StrEnum):
@@ -69,6 +71,11 @@ class FleetError(Exception):
         self.code = code
         self.text = clip(text)
         super().__init__(f"{self.text} [{code.value}]")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled as a call with its `args`, which are not what __init__ takes here: it would not come
+        # back from another process, or with its code in its text.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ProtocolError(FleetError):

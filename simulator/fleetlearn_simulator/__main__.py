@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
@@ -45,7 +45,20 @@ ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The
 BackendOption = Annotated[
     str, typer.Option("--backend", help="auto, bundle (device after device) or vectorized (many in one call).")
 ]
-Workers = Annotated[int, typer.Option(help="Processes that train; 0: one for each core.", min=0)]
+Workers = Annotated[
+    int, typer.Option(help="Processes that train; 0: one for each core, with Ray the cluster's.", min=0)
+]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", help="processes (of this machine) or ray (a Ray cluster's; the results are the same)."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else one of this machine alone.",
+    ),
+]
 
 
 @app.command()
@@ -71,6 +84,8 @@ def run(
     workers: Workers = 0,
     events: Annotated[bool, typer.Option(help="Write the event log.")] = True,
     test_every: Annotated[int, typer.Option(help="Rounds between tests on the data kept back; 0: never.", min=0)] = 1,
+    engine: EngineOption = "processes",
+    ray_address: RayAddress = None,
 ) -> None:
     """Run a scenario, or each run of its sweep. Ctrl-C stops it cleanly; `resume` goes on."""
     with _errors():
@@ -78,35 +93,52 @@ def run(
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
         if (folder / SUMMARY).exists() or (folder / CHECKPOINT).exists():
             _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
-        options = Options(_kind(backend), workers or None, events=events, test=test_every)
+        options = Options(
+            _kind(backend), workers or None, events=events, test=test_every, **_where(engine, ray_address)
+        )
         if len(runs) == 1:
             _one(runs[0], folder, options, resume=False)
+        elif options.engine == "ray":
+            for run in runs:
+                _one(run, folder / run.name, options, resume=False)
         else:
             _side_by_side(runs, folder, options._replace(workers=1), workers or os.cpu_count() or 1)
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    workers: Workers = 0,
+    engine: EngineOption = "processes",
+    ray_address: RayAddress = None,
+) -> None:
     """Go on with a stopped run from its last checkpoint, to the same end."""
     with _errors():
         if (folder / SUMMARY).exists():
             _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
         if not (folder / SCENARIO).exists():
             _fail(f"{folder} holds no run: {SCENARIO} is missing")
-        _one(Scenario.load(folder / SCENARIO), folder, Options(), resume=True)
+        options = Options(workers=workers or None, **_where(engine, ray_address))
+        _one(Scenario.load(folder / SCENARIO), folder, options, resume=True)
 
 
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep's runs.")],
     output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
+    target: Annotated[
+        str | None, typer.Option(help="When was it reached? accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes.")
+    ] = None,
 ) -> None:
-    """Lay runs side by side: a table here, plots in a page."""
-    from fleetlearn_simulator.comparison import comparison_table, write_comparison
+    """Lay runs side by side: tables here, plots in a page."""
+    from fleetlearn_simulator.comparison import comparison_tables, write_comparison
+    from fleetlearn_simulator.measures import Target
 
     with _errors():
-        Console().print(comparison_table(folders))
-        print(write_comparison(folders, output))
+        wanted = None if target is None else Target.parse(target)
+        for table in comparison_tables(folders, wanted):
+            Console().print(table)
+        print(write_comparison(folders, output, wanted))
 
 
 @app.command()
@@ -216,6 +248,15 @@ def _kind(name: str) -> Kind:
             return name
     _fail(f"--backend {name}: expected auto, bundle or vectorized")
     raise AssertionError
+
+
+def _where(engine: str, address: str | None) -> dict[str, Any]:
+    """Of the options, what says where training is."""
+    if engine not in ("processes", "ray"):
+        _fail(f"--engine {engine}: expected processes or ray")
+    if address and engine != "ray":
+        _fail(f"--ray-address {address} is for --engine ray")
+    return {"engine": engine, "ray_address": address}
 
 
 @contextmanager

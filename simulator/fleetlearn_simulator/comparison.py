@@ -1,31 +1,37 @@
-"""Runs side by side: a table, and a page of figures. A sweep's runs are told apart by what was swept, and those that
+"""Runs side by side: tables, and a page of figures. A sweep's runs are told apart by what was swept, and those that
 differ in their seeds alone are one line, with their mean and spread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from fleetlearn_simulator import page
-from fleetlearn_simulator.page import ABSENT, COLOURS, Chart, chart, numbers
-from fleetlearn_simulator.results import (
-    MEASURED,
-    Floats,
-    Metrics,
-    Run,
-    find_runs,
-    flat,
-    read_run,
-    series,
-    swept_keys,
-    thinned,
-    traffic,
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.groups import Group, kinds_of, read_groups
+from fleetlearn_simulator.measures import (
+    Participation,
+    Reached,
+    Target,
+    lost_share,
+    median,
+    participation,
+    reached,
+    wasted_share,
 )
+from fleetlearn_simulator.page import ABSENT, COLOURS, Chart, chart, numbers
+from fleetlearn_simulator.results import Floats, Run, thinned, traffic
 
+UNTIL = "At the end of the first round that was there. Over seeds the median, where never is later than any time."
+HEARD = "A tier's share of the accepted reports over its share of the population: 1 is even, 0 is not heard at all."
+SEEDS = '<p class="soft">Mean ± standard deviation over seeds. Lines are means, bands one standard deviation.</p>'
+DOTTED = {"dash": "dot", "width": 1.5, "color": "#7f7f7f"}
+LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": DOTTED}
 DASHES = ("solid", "dash", "dot", "dashdot")
 NOTES = {
     "test": "On the data kept back.",
@@ -34,26 +40,22 @@ NOTES = {
 }
 
 
-class Group(NamedTuple):
-    """Runs that differ in their seeds alone."""
+def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> list[Table]:
+    """The runs as tables for the terminal: all of them; where a target is given, when each reached it; and, where they
+    have several tiers, how much each tier is heard. What all lines have in common stands under a table, once.
 
-    label: str
-    runs: list[Run]
-    metrics: list[Metrics]
-    """Of each run."""
-
-
-def comparison_table(folders: Sequence[Path]) -> Table:
-    """The runs as a table for the terminal; what all have in common stands under it, once.
-
-    Raises SimulatorError where a folder holds none.
+    Raises SimulatorError where a folder holds none, or no run has the target's metric.
     """
-    headers, rows = _table(read_groups(folders))
+    return [_shown(*part) for part in _sections(read_groups(folders), target)]
+
+
+def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
     common = [
         len(rows) > 1 and place > 0 and len(set(cells)) == 1 for place, cells in enumerate(zip(*rows, strict=True))
     ]
     words = [f"{header} {cell}" for header, cell, same in zip(headers, rows[0], common, strict=True) if same]
-    shown = Table(caption=f"all: {', '.join(words)}" if words else None)
+    captions = [*([f"all: {', '.join(words)}"] if words else []), *([note] if note else [])]
+    shown = Table(title=title or None, title_justify="left", caption="\n".join(captions) or None)
     for place, header in enumerate(headers):
         if not common[place]:
             shown.add_column(header, justify="left" if place == 0 else "right", overflow="fold")
@@ -62,56 +64,12 @@ def comparison_table(folders: Sequence[Path]) -> Table:
     return shown
 
 
-def write_comparison(folders: Sequence[Path], output: Path) -> Path:
+def write_comparison(folders: Sequence[Path], output: Path, target: Target | None = None) -> Path:
     """Write the page ``output``. Each folder is a run's, or one that holds runs, as a sweep's does.
 
-    Raises SimulatorError where a folder holds no run, or the page cannot be written.
+    Raises SimulatorError where a folder holds no run, no run has the target's metric, or the page cannot be written.
     """
-    return page.write_page(output, "Comparison · fleetlearn", _parts(read_groups(folders)))
-
-
-def read_groups(folders: Sequence[Path]) -> list[Group]:
-    """One group for each run, and of a sweep, for each of its settings."""
-    groups: list[tuple[str, list[Run]]] = []
-    for folder in folders:
-        found = find_runs(folder)
-        runs = list(map(read_run, found))
-        if found == [folder]:
-            groups.append((runs[0].name, runs))
-            continue
-        keys = swept_keys(runs)
-        words = {key: key if _ambiguous(key, keys) else key.rpartition(".")[2] for key in keys}
-        prefix = f"{folder.name}: " if len(folders) > 1 else ""
-        settings: dict[str, list[Run]] = {}
-        for run in runs:
-            table = flat(run.scenario)
-            label = ", ".join(f"{words[key]} = {_value(table.get(key))}" for key in keys) or runs[0].name
-            settings.setdefault(prefix + label, []).append(run)
-        groups += settings.items()
-    labels = [label for label, _ in groups]
-    return [
-        Group(f"{label} ({runs[0].folder})" if labels.count(label) > 1 else label, runs, list(map(series, runs)))
-        for label, runs in groups
-    ]
-
-
-def kinds_of(groups: Sequence[Group]) -> dict[str, str]:
-    """Metric -> the kind that is shown: of those that every run with the metric has, the first, or the first of any."""
-    found = [metrics for group in groups for metrics in group.metrics]
-    kinds = {}
-    for name in dict.fromkeys(name for metrics in found for name in metrics):
-        sets = [set(metrics[name]) for metrics in found if name in metrics]
-        common = set.intersection(*sets) or set.union(*sets)
-        kinds[name] = next(kind for kind in MEASURED if kind in common)
-    return kinds
-
-
-def _ambiguous(key: str, keys: Sequence[str]) -> bool:
-    return sum(other.rpartition(".")[2] == key.rpartition(".")[2] for other in keys) > 1
-
-
-def _value(value: object) -> str:
-    return Path(value).name if isinstance(value, str) and "/" in value else ABSENT if value is None else str(value)
+    return page.write_page(output, "Comparison · fleetlearn", _parts(read_groups(folders), target))
 
 
 def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
@@ -137,48 +95,124 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
 
 
 def _mean(group: Group, value: Callable[[Run], float]) -> str:
-    mean = float(np.mean([value(run) for run in group.runs]))
-    return f"{mean:,.0f}" if mean.is_integer() else f"{mean:,.1f}"
+    return _count(float(np.mean([value(run) for run in group.runs])))
+
+
+def _count(mean: float) -> str:
+    return f"{mean:,.0f}" if float(mean).is_integer() else f"{mean:,.1f}"
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:
     """Mean ± standard deviation (of the sample)."""
+    values = [value for value in values if not np.isnan(value)]
     if not values:
         return ABSENT
     mean = f"{np.mean(values):.{digits}g}"
     return f"{mean} ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else mean
 
 
-def lost_share(run: Run) -> float:
-    """Of the tasks, those that came to nothing."""
-    tasks = run.total(lambda row: row.assigned).total()
-    return run.total(lambda row: row.causes).total() / tasks if tasks else 0.0
+def _sections(
+    groups: Sequence[Group], target: Target | None
+) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]], str]]:
+    """Title, headers, rows and note of each table."""
+    yield "", *_table(groups), ""
+    if target is not None:
+        yield f"Until {target}", *_until(groups, target), UNTIL
+    if len(_participation(groups)[0]) > 1:
+        yield "Participation by tier", *_tiers(groups), HEARD
 
 
-def wasted_share(run: Run) -> float:
-    """Of the devices' time on tasks, what came to nothing."""
-    seconds = run.total(lambda row: row.device_seconds)
-    return float(seconds["wasted"] / seconds.total()) if seconds.total() else 0.0
+def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[list[str]]]:
+    """When the target was reached; over seeds, how many did and the median. Raises SimulatorError."""
+    kinds = kinds_of(groups)
+    if target.metric not in kinds:
+        known = f"the runs have {', '.join(kinds)}" if kinds else "the runs have no metric yet"
+        raise SimulatorError(f"target {target}: no run has the metric {target.metric}; {known}")
+    several = any(len(group.runs) > 1 for group in groups)
+    headers = ["run", *(["reached"] if several else [])]
+    headers += ["rounds", "virtual time", "bytes sent", "device time", "of it wasted"]
+    rows = []
+    for group in groups:
+        found = [reached(run, target, kinds[target.metric]) for run in group.runs]
+        there = sum(row is not None for row in found)
+        cells = [group.label, *([f"{there} of {len(found)}"] if several else [])]
+        for value, show in zip(Reached._fields, (_count, page.span, page.size, page.span, page.span), strict=True):
+            middle = median([None if row is None else getattr(row, value) for row in found])
+            cells.append("never" if middle is None else show(middle))
+        rows.append(cells)
+    return headers, rows
 
 
-def _parts(groups: list[Group]) -> Iterator[str | list[Chart]]:
+def _participation(groups: Sequence[Group]) -> tuple[list[str], list[list[Participation]]]:
+    """The names of all tiers, and of each group's runs how much they are heard."""
+    parts = [list(map(participation, group.runs)) for group in groups]
+    return list(dict.fromkeys(name for rows in parts for row in rows for name in row.tiers)), parts
+
+
+def _heard(parts: Sequence[Participation], name: str) -> list[float]:
+    return [float(row.heard[row.tiers.index(name)]) for row in parts if name in row.tiers]
+
+
+def _tiers(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """How much each tier is heard."""
+    names, parts = _participation(groups)
+    rows = [
+        [group.label, *(_spread(_heard(row, name), 3) for name in names), _spread([each.evenness for each in row], 3)]
+        for group, row in zip(groups, parts, strict=True)
+    ]
+    return ["run", *names, "least / most"], rows
+
+
+def _tier_bars(groups: Sequence[Group]) -> Chart:
+    names, parts = _participation(groups)
+    data = []
+    for number, name in enumerate(names):
+        values = [_heard(row, name) for row in parts]
+        bars = {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [group.label for group in groups],
+            "x": numbers(float(np.mean(row)) if row else np.nan for row in values),
+            "marker": {"color": COLOURS[number % len(COLOURS)]},
+        }
+        data.append(bars)
+    height = max(320, 100 + (10 + 14 * len(names)) * len(groups))
+    even = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1, "line": DOTTED}
+    return chart(
+        "Participation by tier",
+        data,
+        x="share of the accepted reports / share of the population",
+        yaxis={"autorange": "reversed"},
+        hovermode="closest",
+        barmode="group",
+        height=height,
+        shapes=[even],
+    )
+
+
+def _parts(groups: list[Group], target: Target | None) -> Iterator[str | list[Chart]]:
     count = sum(len(group.runs) for group in groups)
     yield f'<h1>Comparison</h1><p class="soft">{count:,} runs, {len(groups):,} lines</p>'
-    headers, rows = _table(groups)
-    yield page.table(headers, rows)
-    if any(len(group.runs) > 1 for group in groups):
-        yield '<p class="soft">Mean ± standard deviation over seeds. Lines are means, bands one standard deviation.</p>'
+    several = any(len(group.runs) > 1 for group in groups)
+    for title, headers, rows, note in _sections(groups, target):
+        yield f"<h2>{escape(title)}</h2>" if title else ""
+        yield page.table(headers, rows)
+        yield f'<p class="soft">{escape(note)}</p>' if note else ""
+        if not title and several:
+            yield SEEDS
     yield f"<h2>Metrics</h2>{page.SWITCH}"
-    yield _metrics(groups)
+    yield _metrics(groups, target)
     yield "<h2>Work</h2>"
     yield [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),
         _bars(groups, "Device time wasted", lambda run: 100 * wasted_share(run), "per cent of the time"),
         *_times(groups),
+        *([_tier_bars(groups)] if len(_participation(groups)[0]) > 1 else []),
     ]
 
 
-def _metrics(groups: Sequence[Group]) -> list[Chart]:
+def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
     runs = [run for group in groups for run in group.runs if run.rows]
     time_unit, time_name = page.time_unit(max((run.rows[-1].time for run in runs), default=0.0))
     byte_unit, byte_name = page.byte_unit(max((float(traffic(run)[-1]) for run in runs), default=0.0))
@@ -200,7 +234,9 @@ def _metrics(groups: Sequence[Group]) -> list[Chart]:
                 bands += [band] if len(lines) > 1 else []
         data = [*bands, *means]  # the lines above the bands
         height = min(720, 300 + 28 * len(means))  # the legend takes up to half of it
-        charts.append(chart(name, data, y=name, note=NOTES[kind], meta=titles, showlegend=True, height=height))
+        there = [{**LEVEL, "y0": target.value, "y1": target.value}] if target and target.metric == name else []
+        note, looks = NOTES[kind], {"showlegend": True, "height": height, "shapes": there}
+        charts.append(chart(name, data, "", name, note, meta=titles, **looks))
     return charts
 
 

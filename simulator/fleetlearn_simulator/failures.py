@@ -87,7 +87,8 @@ def fates(
     Args:
         scenario: Its ``compute.step_seconds`` must be a number.
         ids: int64, shape (n,).
-        round: Drawn from with ``ids``; nothing else that is given changes what is drawn.
+        round: Drawn from with ``ids``; nothing else that is given changes what is drawn, but that with
+            ``failures.exact_stragglers`` all of ``ids`` decide which of them straggle.
         now: Seconds.
         deadline: Seconds, on the same clock.
         steps: Local steps of all epochs, at least 1, shape (n,).
@@ -101,7 +102,7 @@ def fates(
     luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7])
     download = known.latency + down / known.download
     upload = known.latency + up / known.upload
-    slow = luck[0] < failures.stragglers
+    slow = _stragglers(scenario, luck[0])
     chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps)
     done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
 
@@ -123,6 +124,14 @@ def fates(
     cause = ends.argmin(axis=0)
     corrupt, factor = _corruption(scenario, ids)
     return Fates(ends.min(axis=0), cause.astype(np.int8), done, corrupt, factor, known.tier, download, train, upload)
+
+
+def _stragglers(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
+    """Which tasks stop early: those with the least luck, where their number is given."""
+    share = scenario.failures.stragglers
+    if not scenario.failures.exact_stragglers:
+        return luck < share
+    return luck.argsort(kind="stable").argsort() < round(share * len(luck))
 
 
 def _part(steps: Ints, epochs: int, luck: Floats) -> Ints:

@@ -142,7 +142,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
         self.process = context.Process(target=_work, args=(self.make, end), daemon=True)
-        with _environment(ENVIRONMENT):
+        with environment(ENVIRONMENT):
             self.process.start()
         end.close()  # so that the pipe breaks when the process dies
         self.model: Vector | None = None
@@ -194,7 +194,7 @@ class _Worker:
 
 
 @contextmanager
-def _environment(more: Mapping[str, str]) -> Iterator[None]:
+def environment(more: Mapping[str, str]) -> Iterator[None]:
     """What the processes that are started meanwhile inherit, where it is not set."""
     new = {name: value for name, value in more.items() if name not in os.environ}
     os.environ.update(new)

@@ -13,6 +13,7 @@ from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_simulator import page
 from fleetlearn_simulator.availability import online
+from fleetlearn_simulator.measures import wasted_share
 from fleetlearn_simulator.page import ABSENT, COLOURS, Chart, chart, listed, numbers, share, size, span
 from fleetlearn_simulator.record import ROUNDS, SCENARIO
 from fleetlearn_simulator.results import Floats, Row, Run, binned, read_run, series, thinned, traffic
@@ -102,8 +103,8 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     yield "reports", f"{reports:,}", f"{sum(row.partial for row in committed):,} partial"
     tasks, lost = run.total(lambda row: row.assigned).total(), run.total(lambda row: row.causes).total()
     yield "tasks lost", share(lost, tasks), f"{lost:,} of {tasks:,}"
-    seconds = run.total(lambda row: row.device_seconds)
-    yield "device time wasted", share(seconds["wasted"], seconds.total()), f"of {span(seconds.total())}"
+    seconds = run.total(lambda row: row.device_seconds).total()
+    yield "device time wasted", f"{100 * wasted_share(run):.3g} %" if seconds else ABSENT, f"of {span(seconds)}"
     sent = run.total(lambda row: row.bytes)
     yield "bytes sent", size(sent.total()), f"{size(sent['down'])} down, {size(sent['up'])} up"
     if "devices" in run.summary:
@@ -196,8 +197,8 @@ def _dropped(run: Run) -> str:
 def _device_time(run: Run) -> Chart:
     unit, name = page.time_unit(max((sum(row.device_seconds.values()) for row in run.rows), default=0.0))
     stacks = {
-        key: run.column(lambda row, key=key: row.device_seconds.get(key, 0.0)) / unit  # type: ignore[misc]
-        for key in ("useful", "wasted")
+        "useful": run.column(lambda row: row.useful) / unit,
+        "wasted": run.column(lambda row: row.wasted) / unit,
     }
     return _stacked(run, "Device time, useful and wasted", stacks, f"device-{name} a round", (COLOURS[2], COLOURS[3]))
 
@@ -311,12 +312,11 @@ def _last(run: Run) -> str:
     headers += ["change", "wasted", "lost"]
     rows = []
     for row in run.rows[-LAST:]:
-        seconds = row.device_seconds
         cells = [str(row.round), row.how, span(row.time), span(row.seconds), f"{row.connected:,}"]
         cells += [f"{sum(row.assigned.values()):,}", f"{row.reports:,}", f"{row.partial:,}"]
         means = [getattr(row, kind).get(name) for name, kind in columns]
         cells += [ABSENT if value is None else f"{value:.4g}" for value in means]
         cells += [ABSENT if row.change is None or row.how != "committed" else f"{row.change:.3g}"]
-        cells += [share(seconds.get("wasted", 0.0), sum(seconds.values())), listed(row.causes)]
+        cells += [share(row.wasted, row.wasted + row.useful), listed(row.causes)]
         rows.append(cells)
     return page.table(headers, rows)

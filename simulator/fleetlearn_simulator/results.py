@@ -47,6 +47,16 @@ class Row(msgspec.Struct):
     bytes: dict[str, int] = {}
     change: float | None = None
 
+    @property
+    def wasted(self) -> float:
+        """Device-seconds that came to nothing; if the round was abandoned, all of them."""
+        return self.device_seconds.get("wasted", 0.0) if self.how == "committed" else sum(self.device_seconds.values())
+
+    @property
+    def useful(self) -> float:
+        """Device-seconds that are in the model."""
+        return sum(self.device_seconds.values()) - self.wasted
+
 
 class Run(NamedTuple):
     """A run's folder, read."""

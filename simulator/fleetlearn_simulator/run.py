@@ -69,6 +69,10 @@ class Options(NamedTuple):
     time."""
     test: int = 1
     """Rounds from one test on the data kept back to the next; 0: never."""
+    engine: Literal["processes", "ray"] = "processes"
+    """Where ``workers`` are: processes here, or on a Ray cluster; None is each of its CPUs then."""
+    ray_address: str | None = None
+    """As ``cluster.OnRay`` has it."""
 
 
 OPTIONS = Options()
@@ -128,11 +132,9 @@ def simulate(
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
     kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
     scenario = with_measured_step(scenario, bundle)
+    backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / SCENARIO, scenario.to_toml().encode())
-    workers = options.workers or os.cpu_count() or 1
-    make = partial(make_backend, scenario, kind)
-    backend: Backend = make() if workers == 1 else Parallel(make, workers, _blocks(bundle, task, source, kind))
     record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
     fleet = Fleet(scenario, bundle, source, backend, task, record.event)
     written, not_before = 0, 0.0
@@ -314,6 +316,20 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
     }
 
 
+def _backend(
+    scenario: Scenario, bundle: Bundle, kind: Literal["bundle", "vectorized"], blocks: Blocks, options: Options
+) -> Backend:
+    """Back ends of ``kind``, where the options have them."""
+    make = partial(make_backend, scenario, kind)
+    if options.engine == "ray":
+        from fleetlearn_simulator.cluster import OnRay
+
+        model = bundle.parameters()[: bundle.manifest.size]
+        return OnRay(make, blocks, model, options.workers, options.ray_address)
+    workers = options.workers or os.cpu_count() or 1
+    return make() if workers == 1 else Parallel(make, workers, blocks)
+
+
 def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
     """How jobs are divided among processes."""
     many = bundle.manifest.many
@@ -322,7 +338,7 @@ def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
 
     def blocks(jobs: Sequence[Job]) -> list[list[int]]:
         if kind == "vectorized" and many is not None:
-            return [places for _, _, places in blocks_of(task, source, jobs, many.devices)]
+            return list(blocks_of(task, source, jobs, many.devices))
         return [list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)]
 
     return blocks

@@ -200,6 +200,9 @@ class Failures(Section, frozen=True, kw_only=True):
     stragglers: Share = 0.0
     """Share of the tasks that stop early, after a uniformly drawn 1 to E - 1 of the plan's E epochs (with one epoch:
     of the steps), as in Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section 5.2."""
+    exact_stragglers: bool = False
+    """Whether exactly that share of the tasks which are given out together straggle, rounded, as in that section;
+    instead of each task by itself with that probability."""
     discard: bool = False
     """Whether stragglers report nothing (FedAvg's way there), instead of their partial work (FedProx's)."""
     clock_skew: Annotated[float, Meta(ge=0, le=366 * 86400.0)] = 0.0

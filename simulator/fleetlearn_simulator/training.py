@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from fleetlearn_coordinator.plan import Plan
 from fleetlearn_device.checks import check_hyper
-from fleetlearn_device.data import as_data
+from fleetlearn_device.data import as_data, permutation
 from fleetlearn_device.runtime import open_runtime
 from fleetlearn_device.runtime_onnx import make_session
 from fleetlearn_device.train import SEEDS, DivergedError, evaluate_data, train
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.manifest import TRAIN_MANY
+from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
@@ -92,20 +92,29 @@ def steps_of(task: Task, examples: NDArray[np.int64]) -> NDArray[np.int64]:
     return task.epochs * -(-examples // task.batch_size)
 
 
-def blocks_of(task: Task, source: Source, jobs: Sequence[Job], most: int) -> Iterator[tuple[int, int, list[int]]]:
-    """(examples, steps, places in ``jobs``) of jobs that may share a block: at most ``most``, alike in both.
+def blocks_of(task: Task, source: Source, jobs: Sequence[Job], most: int) -> Iterator[list[int]]:
+    """Places in ``jobs`` of those that share a block: at most ``most``, alike in the size of a batch, those together
+    that have about as much to do.
 
     Whatever the number of processes: a device's last bits may depend on its place in its block, as where in an array
     the processor's vector instructions end.
     """
-    sizes = source.examples(np.array([job.device for job in jobs], np.int64))
-    wanted = steps_of(task, sizes).tolist()
-    limits = [most_ if job.steps is None else min(most_, job.steps) for job, most_ in zip(jobs, wanted, strict=True)]
-    alike = list(zip(sizes.tolist(), limits, strict=True))
-    for (examples, steps), group in groupby(sorted(range(len(jobs)), key=alike.__getitem__), key=alike.__getitem__):
+    examples = source.examples(np.array([job.device for job in jobs], np.int64))
+    batches = np.minimum(task.batch_size or examples, examples).tolist()
+    alike = list(zip(batches, (-_limits(task, examples, jobs)).tolist(), (-examples).tolist(), strict=True))
+    ordered = sorted(range(len(jobs)), key=alike.__getitem__)
+    for _, group in groupby(ordered, key=batches.__getitem__):
         places = list(group)
         for start in range(0, len(places), most):
-            yield examples, steps, places[start : start + most]
+            yield places[start : start + most]
+
+
+def _limits(task: Task, examples: NDArray[np.int64], jobs: Sequence[Job]) -> NDArray[np.int64]:
+    """How many steps each job does."""
+    wanted = steps_of(task, examples).tolist()
+    return np.array(
+        [all_ if job.steps is None else min(all_, job.steps) for job, all_ in zip(jobs, wanted, strict=True)]
+    )
 
 
 class PerDevice:
@@ -168,8 +177,9 @@ class PerDevice:
 class Vectorized(PerDevice):
     """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of devices in one call.
 
-    Devices with equally many examples, and equally many steps to do, share blocks. A last, smaller batch of an epoch is
-    a call of its own.
+    Devices of a block take up to ``many.steps`` of their whole batches in a call, each as many as it has left until its
+    epoch's last, smaller batch. That is done apart, with graphs/train.onnx; where all have as many examples, and are
+    more than a call has steps, in a call as well.
     """
 
     def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
@@ -183,146 +193,164 @@ class Vectorized(PerDevice):
             *(f"state.{row.name}" for row in self.manifest.state),
         ]
         """What one call hands to the next."""
-        self.outputs = [*self.carried, "loss", *(f"metric.{name}" for name in self.manifest.metrics)]
-        fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
-        fixed += [f"batch.{row.name}" for row in self.manifest.batch] + [
-            f"hyper.{row.name}" for row in self.manifest.hyper
-        ]
-        fixed += ["steps", *(["seed"] if self.manifest.random else [])]
-        self.names = [*(f"next.{name}" for name in self.carried), *self.outputs[len(self.carried) :]]
-        """``outputs`` as the graph has them."""
-        self.session = make_session(bundle, TRAIN_MANY, 1, [*self.carried, *fixed], self.names)
+        self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
+        self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
+        self.fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
+        self.fixed += [f"hyper.{row.name}" for row in self.manifest.hyper]
+        inputs = [*self.carried, *self.fixed, *(f"batch.{row.name}" for row in self.manifest.batch)]
+        inputs += ["seed"] if self.manifest.random else []
+        self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names)
+        self.single = make_session(bundle, TRAIN, 1, inputs, self.names)
         self.state = bundle.state()
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        results: list[Result | None] = [None] * len(jobs)
-        for examples, steps, places in blocks_of(self.task, self.source, jobs, self.many.devices):
-            block = [jobs[place] for place in places]
-            if self.many.batch is not None and examples % self.many.batch:
-                # Its last batch is too small for the block's graph.
-                found = [self._train(model, job) for job in block]
+        found: dict[int, Result] = {}
+        for places in blocks_of(self.task, self.source, jobs, self.many.devices):
+            found |= zip(places, self._block(model, [jobs[place] for place in places]), strict=True)
+        return [found[place] for place in range(len(jobs))]
+
+    def _block(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+        """Jobs whose batches have as many examples."""
+        examples = self.source.examples(np.array([job.device for job in jobs], np.int64))
+        batch = min(self.task.batch_size or int(examples[0]), int(examples[0]))
+        if self.many.batch not in (None, batch):
+            return [self._train(model, job) for job in jobs]  # all their batches are too small for the block's graph
+        block = Block(self, model, jobs, examples)
+        equal = bool((examples == examples[0]).all())
+        whole, rest = np.divmod(block.examples, batch)
+        # Without a last, smaller batch epochs follow each other in a call.
+        together = self.task.epochs if equal and not rest[0] else 1
+        for epoch in range(0, self.task.epochs, together):
+            order = np.concatenate([block.order(at, equal) for at in range(epoch, epoch + together)], axis=1)
+            now = np.minimum(block.left, whole * together)
+            for start in range(0, int(now.max()), self.many.steps):
+                rows = order[:, start * batch : min(start + self.many.steps, int(now.max())) * batch]
+                block.call(rows.reshape(len(rows), -1, batch), np.clip(now - start, 0, self.many.steps))
+            due = (block.left > 0) & (rest > 0)
+            if equal and due.sum() > self.many.steps and self.many.batch is None:
+                block.call(order[:, None, whole[0] * batch :], due.astype(np.int64))
             else:
-                found = self._block(model, block, examples, steps)
-            for place, result in zip(places, found, strict=True):
-                results[place] = result
-        return [result for result in results if result is not None]
+                for lane in np.flatnonzero(due).tolist():
+                    block.step(lane, order[lane, whole[lane] * batch : block.examples[lane]])
+            if not block.left.any():
+                break
+        return block.results()
 
-    def _block(self, model: Vector, jobs: list[Job], examples: int, steps: int) -> list[Result]:
-        """Jobs that do the same number of steps on the same number of examples."""
-        devices, count = self.many.devices, len(jobs)
-        filled = [job.device for job in jobs] + [jobs[0].device] * (devices - count)
-        seeds = np.array([job.seed for job in jobs] + [0] * (devices - count), np.int64)
-        feed = self._first(model)
-        losses: list[NDArray[Any]] = []
-        metrics: dict[str, list[NDArray[Any]]] = {name: [] for name in self.manifest.metrics}
-        weights: list[int] = []
-        done = 0
-        for rows in self._calls(examples, steps, seeds):
-            # rows: (devices, steps of the call, examples of a step); padded with steps that are not done.
-            active = rows.shape[1]
-            if active < self.many.steps:
-                rows = np.concatenate([rows, np.repeat(rows[:, :1], self.many.steps - active, axis=1)], axis=1)
-            for row, array in zip(self.manifest.batch, self.source.take(filled, rows), strict=True):
-                feed[f"batch.{row.name}"] = array
-            feed["steps"] = np.array([active] * count + [0] * (devices - count), np.int64)
-            if self.manifest.random:
-                feed["seed"] = (seeds + done) % SEEDS
-            found = dict(zip(self.outputs, self.session.run(self.names, feed), strict=True))
-            feed |= {name: found[name] for name in self.carried}
-            losses.append(found["loss"][:count, :active])
-            for name, values in metrics.items():
-                values.append(found[f"metric.{name}"][:count, :active])
-            weights += [rows.shape[2]] * active
-            done += active
-        return self._results(model, jobs, examples, feed, losses, metrics, np.array(weights))
 
-    def _first(self, model: Vector) -> dict[str, NDArray[Any]]:
-        devices = self.many.devices
+class Block:
+    """Devices that are trained together, each in a lane of its own; lanes that are free have nothing to do."""
+
+    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], examples: NDArray[np.int64]) -> None:
+        self.backend, self.model, self.jobs = backend, model, jobs
+        self.manifest, lanes = backend.manifest, backend.many.devices
+        free = (0, lanes - len(jobs))
+        self.examples = np.pad(examples, free, "edge")
+        self.devices = [job.device for job in jobs] + [jobs[0].device] * free[1]
+        self.left = np.pad(_limits(backend.task, examples, jobs), free)
+        """Steps yet to be done."""
+        self.done, self.seen = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        """Steps and examples."""
+        self.sums = np.zeros((len(backend.measured), lanes))
+        """Of what is measured, over the examples seen."""
+        self.seeds = np.pad(np.array([job.seed for job in jobs], np.int64), free)
+        self.feed = self._feed()
+
+    def _feed(self) -> dict[str, NDArray[Any]]:
+        lanes = len(self.seeds)
         feed: dict[str, NDArray[Any]] = {}
         for kind, vector, table in (
-            ("param", model, self.manifest.parameters),
-            ("state", self.state, self.manifest.state),
+            ("param", self.model, self.manifest.parameters),
+            ("state", self.backend.state, self.manifest.state),
         ):
             for name, array in views(vector, table).items():
-                feed[f"{kind}.{name}"] = np.broadcast_to(array, (devices, *array.shape)).copy()
+                feed[f"{kind}.{name}"] = np.broadcast_to(array, (lanes, *array.shape)).copy()
         for reference in self.manifest.references:
-            for name, array in views(model, self.manifest.travelling).items():
-                given = array if reference == "anchor" else np.zeros((devices, *array.shape), np.float32)
+            for name, array in views(self.model, self.manifest.travelling).items():
+                given = array if reference == "anchor" else np.zeros((lanes, *array.shape), np.float32)
                 if reference == "previous":
-                    given = np.broadcast_to(array, (devices, *array.shape)).copy()
+                    given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
-        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.hyper.items()}
+        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.backend.hyper.items()}
 
-    def _calls(self, examples: int, steps: int, seeds: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The examples' places of each call's steps, in the order in which each device takes them."""
-        size = self.task.batch_size or examples
-        whole, rest = divmod(examples, size)
-        waiting: list[NDArray[np.int64]] = []
-        for epoch in range(self.task.epochs):
-            if steps <= 0:
-                break
-            order = permutations(examples, seeds, epoch)
-            full = min(whole, steps)
-            if full:
-                waiting.append(order[:, : full * size].reshape(len(seeds), full, size))
-            steps -= full
-            if rest and steps:
-                yield from self._cut(waiting)
-                waiting = []
-                yield order[:, None, whole * size :]
-                steps -= 1
-        yield from self._cut(waiting)
+    def order(self, epoch: int, equal: bool) -> NDArray[np.int64]:
+        """The places of the lanes' examples, in the order in which each device takes them; filled up with its first."""
+        if equal:
+            return permutations(int(self.examples[0]), self.seeds, epoch)
+        order = np.zeros((len(self.seeds), int(self.examples.max())), np.int64)
+        for lane, job in enumerate(self.jobs):
+            count = int(self.examples[lane])
+            order[lane, :count] = permutation(count, job.seed, epoch)
+        return order
 
-    def _cut(self, waiting: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-        if waiting:
-            rows = np.concatenate(waiting, axis=1)
-            for start in range(0, rows.shape[1], self.many.steps):
-                yield rows[:, start : start + self.many.steps]
+    def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """The next ``steps`` (lanes,) of each lane, on the examples at ``rows`` (lanes, steps of the call, batch)."""
+        missing = self.backend.many.steps - rows.shape[1]
+        if missing:
+            rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
+        feed = self.feed | {"steps": steps}
+        for row, array in zip(self.manifest.batch, self.backend.source.take(self.devices, rows), strict=True):
+            feed[f"batch.{row.name}"] = array
+        if self.manifest.random:
+            feed["seed"] = (self.seeds + self.done) % SEEDS
+        found = self.backend.session.run(self.backend.names, feed)
+        self.feed |= zip(self.backend.carried, found, strict=False)
+        values = np.array(found[len(self.backend.carried) :], np.float64)
+        values *= rows.shape[2]
+        # Added up one after the other, as the device does it; what was not done is 0.
+        values[:, :, 0] += self.sums
+        self.sums = np.cumsum(values, axis=2)[:, :, -1]
+        self.left -= steps
+        self.done += steps
+        self.seen += steps * rows.shape[2]
 
-    def _results(
-        self,
-        model: Vector,
-        jobs: list[Job],
-        examples: int,
-        feed: dict[str, NDArray[Any]],
-        losses: list[NDArray[Any]],
-        metrics: dict[str, list[NDArray[Any]]],
-        weights: NDArray[np.int64],
-    ) -> list[Result]:
-        count, seen = len(jobs), int(weights.sum())
+    def step(self, lane: int, rows: NDArray[np.int64]) -> None:
+        """The next step of one lane, on the examples at ``rows`` (batch,)."""
+        carried = self.backend.carried
+        feed = {name: self.feed[name][lane, ...] for name in carried}  # an array, also of a scalar
+        for name in self.backend.fixed:
+            shared = name.startswith(("anchor.", "hyper."))
+            feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
+        arrays = self.backend.source.arrays(self.devices[lane])
+        for row, array in zip(self.manifest.batch, arrays, strict=True):
+            feed[f"batch.{row.name}"] = array[rows]
+        if self.manifest.random:
+            feed["seed"] = np.array((self.seeds[lane] + self.done[lane]) % SEEDS)
+        found = self.backend.single.run(self.backend.names, feed)
+        for name, value in zip(carried, found, strict=False):
+            self.feed[name][lane] = value
+        for place, value in enumerate(found[len(carried) :]):
+            self.sums[place, lane] += float(value) * len(rows)
+        self.left[lane] -= 1
+        self.done[lane] += 1
+        self.seen[lane] += len(rows)
+
+    def results(self) -> list[Result]:
+        count = len(self.jobs)
         tensors = [
-            feed[f"param.{row.name}"][:count].reshape(count, prod(row.shape)) for row in self.manifest.parameters
+            self.feed[f"param.{row.name}"][:count].reshape(count, prod(row.shape)) for row in self.manifest.parameters
         ]
         updates = np.concatenate(tensors, axis=1)
-        updates -= model
+        updates -= self.model
         # NaN and infinity in an update come through to its largest element.
         largest = np.maximum(updates.max(axis=1), -updates.min(axis=1)).tolist()
-        loss = _mean(losses, weights).tolist()
-        columns = [_mean(values, weights).tolist() for values in metrics.values()]
-        means = [dict(zip(metrics, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * count
-        complete = len(weights) == int(steps_of(self.task, np.array([examples]))[0])
+        means = (self.sums[:, :count] / self.seen[:count]).T.tolist()
+        complete = (self.done == steps_of(self.backend.task, self.examples)).tolist()
+        examples, done, seen = self.examples.tolist(), self.done.tolist(), self.seen.tolist()
         return [
             Result(
-                update,
-                examples,
-                len(weights),
-                seen,
-                complete,
-                mean_loss,
-                {name: value for name, value in row.items() if isfinite(value)},
-                most,
-                None if isfinite(most) and isfinite(mean_loss) else "failed: diverged",
+                updates[lane],
+                examples[lane],
+                done[lane],
+                seen[lane],
+                complete[lane],
+                loss,
+                {name: value for name, value in zip(self.manifest.metrics, metrics, strict=True) if isfinite(value)},
+                largest[lane],
+                None if isfinite(largest[lane]) and isfinite(loss) else "failed: diverged",
             )
-            for update, mean_loss, row, most in zip(updates, loss, means, largest, strict=True)
+            for lane, (loss, *metrics) in enumerate(means)
         ]
-
-
-def _mean(parts: list[NDArray[Any]], weights: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each device's steps, added up one after the other as the device does: a product of matrices would depend on
-    which devices share a block."""
-    values = np.concatenate(parts, axis=1).astype(np.float64) * weights
-    return np.asarray(np.cumsum(values, axis=1)[:, -1] / weights.sum())
 
 
 def not_for_many(bundle: Bundle, batch_size: int) -> str | None:

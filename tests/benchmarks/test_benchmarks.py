@@ -90,12 +90,12 @@ def test_hospitals(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_simulator(tmp_path: Path) -> None:
-    results = figures(tmp_path, "simulator.py", "--parts", "small", "large", "--repeats", "1", "--scale", "0.01")
+    results = figures(tmp_path, "simulator.py", "--parts", "small", "cnn", "large", "--repeats", "1", "--scale", "0.01")
     simulated = [row for name, row in results["small"].items() if name.startswith("simulator")]
     for row in simulated:
         assert row["reports"]["min"] == 100
         assert row["loss"]["max"] < math.log(10)  # that of a model which knows nothing
-    assert all(row["device_rounds_per_s"]["min"] > 0 for row in results["small"].values())
+    assert all(row["device_rounds_per_s"]["min"] > 0 for row in [*results["small"].values(), *results["cnn"].values()])
     (large,) = results["large"].values()
     assert large["parent_cpu_ms_per_round"]["min"] > 0
     assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from io import StringIO
 from math import sqrt
 from pathlib import Path
@@ -9,15 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import ask, charts_of
-from fleetlearn_simulator.comparison import comparison_table, read_groups, write_comparison
+from fleetlearn_simulator.comparison import comparison_tables, write_comparison
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.groups import read_groups
+from fleetlearn_simulator.measures import Target
 from rich.console import Console
 from runs_folder import SCENARIO, row, write_rows, write_run
 
 
-def printed(folders: list[Path]) -> str:
+def printed(folders: list[Path], target: Target | None = None) -> str:
     console = Console(width=250, record=True, file=StringIO())
-    console.print(comparison_table(folders))
+    for table in comparison_tables(folders, target):
+        console.print(table)
     return " ".join(console.export_text().split())  # captions wrap
 
 
@@ -32,6 +38,7 @@ def sweep(tmp_path: Path) -> Path:
                     test={"loss": goal + seed / number},
                     time=100.0 * seed * number,
                     assigned={"0": 4},
+                    accepted={"0": 3, "1": goal - 1} if number < 4 else {},
                     causes={"train": seed},
                     device_seconds={"useful": 3.0, "wasted": 1.0},
                     bytes={"down": 1000 * goal, "up": 0},
@@ -73,6 +80,57 @@ def test_the_table_has_means_and_spreads(sweep: Path) -> None:
     assert "all: seeds 2, rounds 5, abandoned 0" in text  # four and six rounds
 
 
+def test_when_the_target_was_reached(sweep: Path, tmp_path: Path) -> None:
+    """Losses are goal + seed / round: with goal 2, at most 2.5 in round 2 of seed 1 and in round 6 of seed 3."""
+    text = printed([sweep], Target("loss", 2.5, below=True))
+    cells = [line.split() for line in text.split("│")]
+    assert "Until loss <= 2.5" in text
+    # Medians of 2 and 6 rounds; of 200 and 1800 seconds; of 4 and 12 kB; of 8 and 24 device-seconds.
+    start = cells.index(["2", "of", "2"])
+    shown = [["4"], ["16", "min", "40", "s"], ["8", "kB"], ["16", "s"], ["4", "s"]]
+    assert cells[start + 1 : start + 6] == shown
+    start = cells.index(["0", "of", "2"])
+    assert cells[start + 1 : start + 6] == [["never"]] * 5
+    # Seed 1 of goal 4 gets there in round 3, seed 3 never does: the median is never.
+    assert "1 of 2 │ never" in " ".join(printed([sweep], Target("loss", 4.4, below=True)).split())
+    page = write_comparison([sweep], tmp_path / "page.html", Target("loss", 2.5, below=True))
+    assert "<h2>Until loss &lt;= 2.5</h2>" in page.read_text("utf-8")
+    (level,) = charts_of(page)["loss"]["layout"]["shapes"]
+    assert level["y0"] == level["y1"] == 2.5
+
+
+def test_the_target_of_one_run(tmp_path: Path) -> None:
+    """Without seeds nothing is said of how many got there; measured is what the table of metrics shows."""
+    run = write_rows(tmp_path / "run", [row(1, evaluation={"loss": 2.0}), row(2, evaluation={"loss": 1.0})])
+    text = printed([run], Target("loss", 1.5, below=True))
+    assert "reached" not in text
+    assert "2 min" in text
+
+
+def test_a_target_that_no_run_measured_is_an_error(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(SimulatorError, match=r"accuracy >= 0\.9: no run has the metric accuracy; the runs have loss"):
+        comparison_tables([sweep], Target("accuracy", 0.9, below=False))
+    with pytest.raises(SimulatorError, match="no metric yet"):
+        comparison_tables([write_rows(tmp_path / "none", [])], Target("accuracy", 0.9, below=False))
+
+
+def test_participation_by_tier(sweep: Path, tmp_path: Path) -> None:
+    """Of the population 3/4 are phones; of the reports 3 of 4 with goal 2, 3 of 6 with goal 4."""
+    assert "goal = 2 │ 1 ± 0 │ 1 ± 0 │ 1 ± 0 │" in printed([sweep])
+    assert "goal = 4 │ 0.667 ± 0 │ 2 ± 0 │ 0.333 ± 0 │" in printed([sweep])
+    phone, board = charts_of(write_comparison([sweep], tmp_path / "page.html"))["Participation by tier"]["data"]
+    assert (phone["name"], phone["x"]) == ("phone", [1, 0.666667])
+    assert (board["name"], board["x"]) == ("board", [1, 2])
+
+
+def test_runs_without_tiers_have_no_table_of_them(tmp_path: Path) -> None:
+    bare = write_rows(tmp_path / "bare", [row(1, test={"loss": 1.0})])
+    assert len(comparison_tables([bare])) == 1
+    assert "Participation by tier" not in charts_of(write_comparison([bare], tmp_path / "page.html"))
+    # Beside a run with tiers it has a line without figures.
+    assert "bare │ - │ - │ - │" in printed([bare, write_run(tmp_path / "run", 5)])
+
+
 def test_runs_given_one_by_one_keep_their_names(sweep: Path, tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one", 5), write_run(tmp_path / "two", 5, seed=2)
     assert [group.label for group in read_groups([one, two])] == ["one", "two"]
@@ -100,9 +158,35 @@ def test_a_run_without_rounds_stands_beside_the_others(tmp_path: Path) -> None:
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SimulatorError, match="holds no run"):
-        comparison_table([tmp_path])
+        comparison_tables([tmp_path])
     with pytest.raises(SimulatorError, match="holds no run"):
         write_comparison([tmp_path / "nowhere"], tmp_path / "page.html")
+
+
+def test_the_command(sweep: Path, tmp_path: Path) -> None:
+    """With a target that runs have, one they have not, and what is no target."""
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlearn_simulator",
+        "compare",
+        str(sweep),
+        "--output",
+        str(tmp_path / "page.html"),
+    ]
+
+    def run(target: str) -> subprocess.CompletedProcess[str]:
+        wide = {**os.environ, "COLUMNS": "200"}
+        return subprocess.run([*command, "--target", target], capture_output=True, text=True, env=wide, timeout=60)
+
+    done = run("loss=2.5")
+    assert done.returncode == 0, done.stderr
+    assert "Until loss <= 2.5" in done.stdout
+    assert "Until loss &lt;= 2.5" in (tmp_path / "page.html").read_text("utf-8")
+    for target, words in (("accuracy=0.9", "the runs have loss"), ("loss", "expected a metric and a number")):
+        failed = run(target)
+        assert (failed.returncode, failed.stdout) == (1, "")
+        assert words in failed.stderr
 
 
 def test_plotly_takes_every_figure(sweep: Path, tmp_path: Path) -> None:
@@ -128,4 +212,5 @@ def test_in_a_browser(sweep: Path, tmp_path: Path) -> None:
         ["per cent of the time", 1],
         ["minutes", 1],
         ["kB", 1],
+        ["share of the accepted reports / share of the population", 2],
     ]

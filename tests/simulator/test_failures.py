@@ -158,6 +158,21 @@ def test_stragglers_do_some_of_their_epochs() -> None:
     assert np.allclose(found.seconds, 0.1 + 0.02 * found.steps)
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.5, 5), (0.9, 9), (0.94, 9), (1.0, 10)])
+def test_an_exact_number_of_stragglers(share: float, expected: int) -> None:
+    """In each round others of ten, each as often; which they are does not depend on their order."""
+    rule = scenario(f"[failures]\nstragglers = {share}\nexact_stragglers = true", "local.epochs = 5")
+    ids, times = np.arange(10), np.zeros(10)
+    for round in range(200):
+        slow = drawn(rule, ids, round).steps < 100
+        assert slow.sum() == expected
+        assert np.array_equal(drawn(rule, ids[::-1], round).steps[::-1] < 100, slow)
+        times += slow
+    assert times.sum() == 200 * expected
+    if 0 < expected < 10:
+        assert all(close(count / 200, expected / 10, 200) for count in times)
+
+
 def test_stragglers_of_one_epoch_do_some_of_its_steps() -> None:
     found = drawn(scenario("[failures]\nstragglers = 1.0"), steps=4)
     for steps in (1, 2, 3):

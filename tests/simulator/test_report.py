@@ -128,6 +128,14 @@ def test_little_is_enough(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     assert ("Reports" in charts) == bool(rows)
 
 
+def test_of_an_abandoned_round_all_is_wasted(tmp_path: Path) -> None:
+    spent = {"useful": 60.0, "wasted": 30.0}
+    rows = [row(1, device_seconds=spent), row(2, how="abandoned", device_seconds=spent)]
+    text, charts = written(tmp_path, rows)
+    assert bars(charts["Device time, useful and wasted"]) == {"useful": [60, 0], "wasted": [30, 90]}
+    assert "<dt>device time wasted</dt><dd>66.7 %<small>of 3 min</small>" in text
+
+
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     name = "</script><b>&"
     rows = [row(1, causes={name: 1}, assigned={"0": 1}, train={name: 1.0}, test={name: 1.0})]

@@ -199,7 +199,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
-    """Devices whose last batch would be smaller are trained one by one."""
+    """Smaller batches are done one by one."""
     bundle = export(
         tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), Many(4, 3, batch=10)
     )  # fmt: skip
@@ -228,12 +228,14 @@ def test_steps_by_hand() -> None:
 
 
 def test_blocks_hold_what_is_alike() -> None:
-    source = Own([10, 20, 10, 10, 20, 10], 2)
+    """The same size of a batch, then those together that have most to do."""
+    source = Own([10, 20, 10, 7, 25, 10, 7], 2)
     task = Task({}, 2, 10)
-    steps = [None, None, 1, None, 3, 99]
+    steps = [None, None, 1, None, 3, 99, 1]
     jobs = [Job(device, 0, count) for device, count in enumerate(steps)]
-    found = list(blocks_of(task, source, jobs, 2))
-    assert found == [(10, 1, [2]), (10, 2, [0, 3]), (10, 2, [5]), (20, 3, [4]), (20, 4, [1])]
+    assert list(blocks_of(task, source, jobs, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
+    assert list(blocks_of(task, source, jobs, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
+    assert list(blocks_of(task._replace(batch_size=0), source, jobs, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
 
 
 def test_means_are_over_all_examples() -> None:

@@ -1,0 +1,319 @@
+"""Training on Ray's own local cluster: the same bytes as on one process, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import Options, cluster, simulate
+from fleetlearn_simulator.cluster import DEATHS, OnRay, connect
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.record import EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY
+from fleetlearn_simulator.run import make_backend
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.training import Backend, Job, Result
+from virtual import MODULE, make_scenario
+
+FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
+MESSY: dict[str, Any] = {
+    "seed": 11,
+    "failures": {
+        "train": 0.002,
+        "stragglers": 0.3,
+        "corrupt": [{"share": 0.3, "kind": "scaled", "factor": 2.0}, {"share": 0.2, "kind": "garbage"}],
+    },
+    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.002, "evaluate": True},
+    "plan__round": {"goal": 8, "over_selection": 1.2, "minimum": 5, "deadline": 300.0},
+    "plan__server": {"optimizer": "adam", "lr": 0.01},
+    "plan__stop__rounds": 3,
+}
+SOFTMAX: dict[str, Any] = {
+    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
+    "plan__recipe": "fedprox",
+    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
+    "failures": {"stragglers": 0.3, "train": 0.001},
+    "plan__stop__rounds": 2,
+    "plan__round": {"goal": 24, "minimum": 4, "over_selection": 1.2, "deadline": 1000.0},
+}
+ONE = Options(backend="bundle", workers=1)
+RAY = Options(backend="bundle", workers=2, engine="ray")
+JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 0, 3, 4, 1, 2, 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[Any]:
+    """Ray on two CPUs, as the back end itself begins it; and that nothing of it is left behind."""
+    others = set(psutil.Process().children(recursive=True))  # as the tests before have left
+    ray, ours = connect("local", 2)
+    assert ours
+    started = set(psutil.Process().children(recursive=True)) - others
+    assert {"raylet", "gcs_server"} <= {process.name() for process in started}
+    yield ray
+    workers = [child for child in psutil.Process().children(recursive=True) if child.name().startswith("ray::")]
+    ray.shutdown()
+    assert psutil.wait_procs([*started, *workers], timeout=60)[1] == []
+
+
+@pytest.fixture(scope="module")
+def scenario(line: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return make_scenario(tmp_path_factory.mktemp("cluster"), line, 6, plan__local__epochs=2)
+
+
+@pytest.fixture(scope="module")
+def model(line: Path) -> Vector:
+    return open_bundle(line).parameters()
+
+
+def ones(jobs: Any) -> list[list[int]]:
+    """A block for each, the last first."""
+    return [[place] for place in range(len(jobs))][::-1]
+
+
+def on_ray(scenario: Scenario, model: Vector, workers: int | None = 2) -> OnRay:
+    return OnRay(partial(make_backend, scenario, "bundle"), ones, model, workers)
+
+
+def bits(results: list[Result]) -> list[tuple[Any, ...]]:
+    return [(row.update.tobytes(), *row[1:]) for row in results]
+
+
+def run(scenario: Scenario, folder: Path, options: Options) -> dict[str, bytes]:
+    outcome = simulate(scenario, folder, options)
+    assert outcome is not None
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def test_a_run_is_the_same_bytes_on_one_process_on_two_and_on_ray(line: Path, tmp_path: Path) -> None:
+    scenario = make_scenario(tmp_path, line, 12, **MESSY)
+    one = run(scenario, tmp_path / "one", ONE)
+    assert run(scenario, tmp_path / "two", ONE._replace(workers=2)) == one
+    assert run(scenario, tmp_path / "ray", RAY) == one
+    assert run(scenario, tmp_path / "ray1", RAY._replace(workers=1)) == one
+    assert one[EVENTS].count(b'"accepted"') > 20
+
+
+def test_and_with_many_devices_in_a_call(softmax: Path, tmp_path: Path) -> None:
+    scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
+    one = run(scenario, tmp_path / "one", ONE._replace(backend="vectorized"))
+    assert run(scenario, tmp_path / "ray", RAY._replace(backend="vectorized")) == one
+
+
+def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, model: Vector) -> None:
+    """Several rounds on the same workers, each with a model of its own; results that can be written to."""
+    one, two = make_backend(scenario, "bundle"), on_ray(scenario, model, None)
+    assert two.workers == 2, "the cluster's CPUs"
+    for given in (model, model + np.float32(0.5)):
+        found = two.train(given, JOBS)
+        assert bits(found) == bits(one.train(given, JOBS))
+        assert all(row.update.flags.writeable for row in found)
+        assert bits(two.train(given, JOBS[:1])) == bits(one.train(given, JOBS[:1]))
+        for devices in ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], [4], []):
+            assert two.evaluate(given, devices) == one.evaluate(given, devices)
+    assert two.train(model, []) == []
+    two.close()
+    two.close()
+
+
+def test_a_large_round_comes_back_in_small_parts(
+    scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many parts there are, whatever blocks are in them."""
+    jobs = [Job(device % 6, device, None) for device in range(40)]
+    backend = on_ray(scenario, model)
+    found = bits(backend.train(model, jobs))
+    monkeypatch.setattr(cluster, "MOST_BYTES", 3 * model.nbytes)
+    assert bits(backend.train(model, jobs)) == found
+    backend.close()
+
+
+PAUSES = """
+import signal
+from pathlib import Path
+
+plain, here = make, Path(__file__).parent
+
+def make(device, seed):
+    if device == int((here / "device").read_text()):
+        try:
+            (here / "once").touch(exist_ok=False)
+        except FileExistsError:
+            return plain(device, seed)
+        with (here / "pid").open("w") as pipe:
+            print(os.getpid(), file=pipe)
+        signal.pause()
+    return plain(device, seed)
+"""
+
+
+@pytest.mark.parametrize("device", [0, 7])
+def test_a_worker_killed_costs_no_result(
+    line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: int
+) -> None:
+    """In mid-round: device 7 waits, in the data's function, for the kill. While it begins: device 0 does."""
+    scenario = make_scenario(tmp_path, line, 12, **MESSY)
+    (tmp_path / "lines.py").write_text(f"import os\n{MODULE}{PAUSES}")
+    (tmp_path / "device").write_text(str(device))
+    (tmp_path / "once").touch()
+    one = run(scenario, tmp_path / "one", ONE)
+    (tmp_path / "once").unlink()
+    os.mkfifo(tmp_path / "pid")
+    killed: list[str] = []
+
+    def kill() -> None:
+        pid = int((tmp_path / "pid").read_text())
+        killed.append(psutil.Process(pid).name())
+        os.kill(pid, signal.SIGKILL)
+
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    with caplog.at_level(logging.WARNING, "fleetlearn.simulator"):
+        assert run(scenario, tmp_path / "ray", RAY) == one
+    killer.join(60)
+    assert killed == ["ray::Worker.begin" if device == 0 else "ray::Worker.train"]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["a worker died"]
+
+
+FAILS = """
+from pathlib import Path
+
+plain, here = make, Path(__file__).parent
+
+def make(device, seed):
+    if device == 3:
+        with (here / "calls").open("a") as calls:
+            calls.write("x")
+        raise KeyError("no such patient")
+    if device == 5:
+        os._exit(3)
+    return plain(device, seed)
+"""
+
+
+@pytest.fixture
+def failing(line: Path, tmp_path: Path) -> Scenario:
+    scenario = make_scenario(tmp_path, line, 6)
+    (tmp_path / "lines.py").write_text(f"import os\n{MODULE}{FAILS}")
+    return scenario
+
+
+def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model: Vector, tmp_path: Path) -> None:
+    """As it is, with where it was raised; and the workers go on."""
+    backend = on_ray(failing, model)
+    with pytest.raises(SimulatorError) as caught:
+        backend.train(model, [Job(device, 1, None) for device in (0, 1, 3, 4)])
+    assert caught.value.text == "lines:make(3, 0) raised KeyError: 'no such patient'"
+    (note,) = caught.value.__notes__
+    assert note.startswith("Raised by a worker on Ray's node 127.0.0.1:\n")
+    assert 'raise KeyError("no such patient")' in note
+    assert (tmp_path / "calls").read_text() == "x"
+    jobs = [Job(device, 1, None) for device in (0, 1, 2, 4)]
+    assert bits(backend.train(model, jobs)) == bits(make_backend(failing, "bundle").train(model, jobs))
+    backend.close()
+
+
+def test_a_device_that_ends_each_worker_is_an_error(
+    failing: Scenario, model: Vector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not work without end."""
+    backend = on_ray(failing, model)
+    with (
+        caplog.at_level(logging.WARNING, "fleetlearn.simulator"),
+        pytest.raises(SimulatorError, match=r"3 workers died with the same devices in hand.*Worker exit type"),
+    ):
+        backend.train(model, [Job(device, 1, None) for device in (0, 1, 5, 4)])
+    assert len(caplog.records) == DEATHS
+    backend.close()
+
+
+def test_workers_that_die_while_they_begin_are_an_error(model: Vector) -> None:
+    with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they began"):
+        OnRay(partial(os._exit, 3), ones, model, 1)  # type: ignore[arg-type]
+
+
+def test_a_bundle_that_a_node_cannot_open(line: Path, tmp_path: Path, model: Vector) -> None:
+    scenario = make_scenario(tmp_path, line, 6)
+    elsewhere = tmp_path / "elsewhere.bundle"
+    make = partial(make_backend, _with_bundle(scenario, elsewhere), "bundle")
+    with pytest.raises(SimulatorError, match=rf"worker on Ray's node 127\.0\.0\.1 could not begin: .*{elsewhere}"):
+        OnRay(make, ones, model, 2)
+
+
+def _with_bundle(scenario: Scenario, bundle: Path) -> Scenario:
+    from msgspec.structs import replace
+
+    return replace(scenario, plan=replace(scenario.plan, bundle=bundle))
+
+
+def _odd() -> Backend:
+    class OddError(Exception):
+        """Which cannot be pickled."""
+
+    raise OddError("out of luck")
+
+
+def test_an_error_that_cannot_travel_is_told(model: Vector) -> None:
+    with pytest.raises(SimulatorError, match=r"OddError: out of luck") as caught:
+        OnRay(_odd, ones, model, 1)
+    assert caught.value.__cause__ is not None
+    assert "in _odd" in caught.value.__cause__.__notes__[0]
+
+
+DIFFERS = """
+from pathlib import Path
+
+plain, here = make, Path(__file__).parent
+
+def make(device, seed):
+    made = plain(device, seed)
+    try:
+        (here / "once").touch(exist_ok=False)
+    except FileExistsError:
+        return made
+    made["y"][0] += 0.001
+    return made
+"""
+
+
+def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path: Path, model: Vector) -> None:
+    scenario = make_scenario(tmp_path, line, 6)
+    (tmp_path / "lines.py").write_text(MODULE + DIFFERS)
+
+    def work() -> None:
+        """Until the second, which may come when the first is at work."""
+        backend = on_ray(scenario, model)
+        try:
+            while backend.busy:
+                backend.train(model, JOBS[:1])
+        finally:
+            backend.close()
+
+    with pytest.raises(SimulatorError, match="make different bits of the same step"):
+        work()
+
+
+def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = on_ray(scenario, model)
+    holder.train(model, JOBS)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
+    with pytest.raises(SimulatorError, match=r"none of 2 workers.*has 2 CPUs, of which 0 are free"):
+        on_ray(scenario, model)
+    holder.close()
+
+
+def test_without_ray(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SimulatorError, match=r"pip install 'fleetlearn\[ray\]'"):
+        simulate(scenario, tmp_path / "run", RAY)
+    assert not (tmp_path / "run").exists()
