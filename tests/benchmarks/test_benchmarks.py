@@ -89,6 +89,32 @@ def test_hospitals(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fedprox(tmp_path: Path) -> None:
+    """The second time it goes on with the seed that is missing."""
+    keep = tmp_path / "runs"
+    sizes = ("--sets", "1,1", "--drops", "0.9", "--rounds", "2", "--workers", "1", "--keep", str(keep))
+    first = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "1")
+    times = {file: file.stat().st_mtime_ns for file in keep.iterdir()}
+    figure = tmp_path / "figure.png"
+    both = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "2", "--figure", str(figure))
+    assert len(times) == 3
+    assert {file: file.stat().st_mtime_ns for file in keep.iterdir()}.items() >= times.items()
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert 0 < first["from_float64"] <= both["from_float64"] < 1e-5
+    for method, (one,) in first["levels"]["1,1"]["0.9"].items():
+        two = both["levels"]["1,1"]["0.9"][method]
+        assert two[0] == one
+        assert two[1] != one
+        assert 0 < one["accuracy"] < 1
+    levels, paired = (both[key]["1,1"]["0.9"] for key in ("levels", "paired"))
+    gains = [a["loss"] - b["loss"] for a, b in zip(levels["fedprox-1"], levels["fedavg"], strict=True)]
+    found = paired["fedprox-1 - fedavg"]["loss"]
+    assert found["values"] == pytest.approx(gains)
+    # Of two values the t interval is 12.706 times half of their distance.
+    assert (found["mean"], found["half"]) == pytest.approx((sum(gains) / 2, 12.706 * abs(gains[0] - gains[1]) / 2))
+
+
+@pytest.mark.slow
 def test_simulator(tmp_path: Path) -> None:
     results = figures(tmp_path, "simulator.py", "--parts", "small", "cnn", "large", "--repeats", "1", "--scale", "0.01")
     simulated = [row for name, row in results["small"].items() if name.startswith("simulator")]

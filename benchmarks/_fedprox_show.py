@@ -1,0 +1,155 @@
+"""What came out of fedprox.py: means of the last rounds, paired differences with intervals, tables and the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import _measure as measure
+import numpy as np
+
+LAST = 20
+"""Rounds at the end that a run's figures are of."""
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""97.5 % quantile of Student's t by degrees of freedom."""
+PAIRS = (("fedprox-1", "fedavg"), ("fedprox-0", "fedavg"), ("fedprox-1", "fedprox-0"))
+NAMES = {"fedavg": "FedAvg", "fedprox-0": "FedProx, mu = 0", "fedprox-1": "FedProx, mu = 1"}
+COLORS = {"fedavg": "#d55e00", "fedprox-0": "#009e73", "fedprox-1": "#0072b2"}
+MEASURED = ("accuracy", "loss")
+Key = tuple[str, float, str]
+"""Data, share of stragglers, method."""
+Runs = Mapping[Key, Sequence[Mapping[str, Any]]]
+"""The curves of each, by seed."""
+
+
+def figures(run: Mapping[str, Any]) -> dict[str, float]:
+    """A run's: means of its last rounds, and ``swing``, the standard deviation of the training loss in them."""
+    accuracy, loss = (np.array(run[key][-LAST:]) for key in ("accuracy", "loss"))
+    return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean()), "swing": float(loss.std())}
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """Their mean, and half the width of its 95 % interval by Student's t; 0 degrees of freedom have none."""
+    half = STUDENT.get(len(values) - 1)
+    spread = half * float(np.std(values, ddof=1)) / len(values) ** 0.5 if half else None
+    return {"mean": float(np.mean(values)), "half": spread, "values": [*values]}
+
+
+def levels_of(runs: Runs) -> dict[Key, list[dict[str, float]]]:
+    """The figures of each run, by seed."""
+    return {key: [figures(run) for run in rows] for key, rows in runs.items()}
+
+
+def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, dict[str, Any]]:
+    """Of each pair of methods the differences within a seed, and of how many times smaller the first's swing is. With
+    several data sets also the differences of their means."""
+    found: dict[Key, dict[str, Any]] = {}
+    for drop in dict.fromkeys(key[1] for key in levels):
+        for one, other in PAIRS:
+            pairs = {
+                data: (levels[data, drop, one], levels[data, drop, other])
+                for data in dict.fromkeys(key[0] for key in levels)
+                if (data, drop, one) in levels and (data, drop, other) in levels
+            }
+            name, rows = f"{one} - {other}", {}
+            for data, (first, second) in pairs.items():
+                rows[data] = differences(first, second)
+                ratios = [b["swing"] / a["swing"] for a, b in zip(first, second, strict=True)]
+                found[data, drop, name] = {key: interval(values) for key, values in rows[data].items()}
+                found[data, drop, name]["swing"] = measure.middle(ratios)
+            if len(rows) > 1:
+                found["mean of all", drop, name] = {
+                    key: interval(
+                        [float(np.mean(row)) for row in zip(*(row[key] for row in rows.values()), strict=True)]
+                    )
+                    for key in MEASURED
+                }
+    return found
+
+
+def differences(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {key: [a[key] - b[key] for a, b in zip(first, second, strict=True)] for key in MEASURED}
+
+
+def nested(rows: Mapping[Key, Any]) -> dict[str, Any]:
+    """The same by data, stragglers and method, as the JSON has it."""
+    found: dict[str, Any] = {}
+    for (data, drop, what), row in rows.items():
+        found.setdefault(data, {}).setdefault(f"{drop:g}", {})[what] = row
+    return found
+
+
+def tables(levels: Mapping[Key, Sequence[Mapping[str, float]]], paired: Mapping[Key, Mapping[str, Any]]) -> str:
+    """Means of the methods, and the paired differences, as Markdown."""
+    first = [("data", "stragglers", *NAMES.values())]
+    for data, drop in dict.fromkeys(key[:2] for key in levels):
+        cells = [level(levels[data, drop, name]) if (data, drop, name) in levels else "as FedAvg" for name in NAMES]
+        first.append((data, f"{100 * drop:.0f} %", *cells))
+    second = [("data", "stragglers", "difference", "test accuracy", "training loss", "swing, times smaller")]
+    for (data, drop, name), row in paired.items():
+        swing = measure.show(row["swing"]) if "swing" in row else ""
+        second.append((data, f"{100 * drop:.0f} %", name, signed(row["accuracy"]), signed(row["loss"]), swing))
+    return "\n".join(
+        (
+            f"Test accuracy [least-greatest of the seeds] / training loss / swing, of the last {LAST} rounds:\n",
+            measure.table(first),
+            "\nPaired differences, with 95 % intervals:\n",
+            measure.table(second),
+        )
+    )
+
+
+def level(rows: Sequence[Mapping[str, float]]) -> str:
+    accuracy, loss, swing = ([row[key] for row in rows] for key in ("accuracy", "loss", "swing"))
+    shown = f"{np.mean(accuracy):.3f} [{min(accuracy):.3f}-{max(accuracy):.3f}] / {np.mean(loss):.3f}"
+    return f"{shown} / {np.median(swing):.4f}"
+
+
+def signed(value: Mapping[str, Any]) -> str:
+    half = "" if value["half"] is None else f" ± {value['half']:.3f}"
+    return f"{value['mean']:+.3f}{half}"
+
+
+def draw(runs: Runs, file: Path) -> None:
+    """The training loss against the round, a panel for each kind of data and share of stragglers: the mean of the
+    seeds, and from the least to the greatest."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    rows, columns = [*dict.fromkeys(key[0] for key in runs)], [*dict.fromkeys(key[1] for key in runs)]
+    figure, panels = plt.subplots(
+        len(rows),
+        len(columns),
+        figsize=(3.4 * len(columns), 2.3 * len(rows) + 0.5),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+    )
+    for row, data in enumerate(rows):
+        for column, drop in enumerate(columns):
+            panel = panels[row][column]
+            for method, name in NAMES.items():
+                if (data, drop, method) in runs:
+                    losses = np.array([run["loss"] for run in runs[data, drop, method]])
+                    rounds = np.arange(1, losses.shape[1] + 1)
+                    panel.fill_between(rounds, losses.min(0), losses.max(0), color=COLORS[method], alpha=0.15, lw=0)
+                    panel.plot(rounds, losses.mean(0), color=COLORS[method], lw=1, label=name)
+            panel.set_yscale("log")
+            panel.set_title(
+                f"{data if data == 'iid' else f'synthetic({data})'}, {100 * drop:.0f} % stragglers", fontsize=9
+            )
+            panel.grid(alpha=0.3, which="both", lw=0.4)
+            panel.tick_params(labelsize=8, which="both")
+        panels[row][0].set_ylabel("training loss", fontsize=9)
+    for panel in panels[-1]:
+        panel.set_xlabel("round", fontsize=9)
+    handles = {
+        label: line for panel in panels.flat for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=len(handles), fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
