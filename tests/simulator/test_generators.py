@@ -87,6 +87,16 @@ def authors(random: np.random.RandomState, alpha: float, beta: float, count: int
     return np.array([np.argmax(np.exp(row @ w + b) / np.exp(row @ w + b).sum()) for row in x])
 
 
+def test_alpha_changes_nothing() -> None:
+    """u_k moves the logits of all classes by u_k (1 + sum of x), so that the labels stay; in the authors' steps too."""
+    for device in range(30):
+        (x, y), (other, labels) = (Synthetic(4, alpha, 0.5, 30).make(device) for alpha in (0.0, 100.0))
+        np.testing.assert_array_equal(x, other)
+        np.testing.assert_array_equal(y, labels)
+    first, second = (authors(np.random.RandomState(4), alpha, 0.5, 1000) for alpha in (0.0, 100.0))
+    np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("both", [0, 1])
 def test_synthetics_labels_against_the_authors_steps(both: float) -> None:
     """The share of a device's most frequent class, of 300 devices each."""
