@@ -59,8 +59,8 @@ class Synthetic:
     (classes,) from N(u_k, 1), the mean v_k of its inputs from N(B_k, 1), and the inputs from N(v_k, diag(j^-1.2)), j =
     1, 2, ...; an example's label is argmax(x W_k + b_k). alpha and beta are *standard deviations*, as in the authors'
     program; the paper's text reads as variances, which for 0 and 1 is the same. u_k moves the logits of all classes
-    alike, so that alpha has no influence on the labels: only beta makes data sets differ. With ``iid`` there is one model, W and
-    b from N(0, 1), for all devices, the inputs' mean is 0, and alpha and beta have no say.
+    alike, so that alpha has no influence on the labels: only beta makes data sets differ. With ``iid`` there is one
+    model, W and b from N(0, 1), for all devices, the inputs' mean is 0, and alpha and beta have no say.
 
     A device has floor(LogNormal(4, 2)) + 50 examples, ``largest`` at most (default: no limit; of 10^6 devices some have
     hundreds of thousands). Of these it trains on the share 1 - ``test_share``, rounded down; the rest is held out. With
