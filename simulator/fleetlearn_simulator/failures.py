@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -27,48 +26,27 @@ EVALUATION = 1 / 3
 """Of a batch, against a training step with it: a backward pass costs two forward passes."""
 
 
-class Fate(NamedTuple):
-    """What becomes of one task."""
-
-    seconds: float
-    """From the assignment to the report, or to the device's end."""
-    cause: str
-    """One of ``CAUSES``."""
-    steps: int
-    """Local steps that it does, or would do."""
-    corrupt: str
-    """One of ``CORRUPTIONS``."""
-    factor: float
-    """Of the corruption."""
-    tier: int
-    """Index in ``scenario.tiers``."""
-    download: float
-    """Seconds that the phase takes, or would take."""
-    train: float
-    """Seconds that the phase takes, or would take."""
-    upload: float
-    """Seconds that the phase takes, or would take."""
-
-
 class Fates(NamedTuple):
-    """The same of n tasks, arrays of shape (n,); causes and corruptions are their indices."""
+    """What becomes of n tasks; arrays of shape (n,)."""
 
     seconds: Floats
+    """From the assignment to the report, or to the device's end."""
     cause: Codes
+    """Index in ``CAUSES``."""
     steps: Ints
+    """Local steps that it does, or would do."""
     corrupt: Codes
+    """Index in ``CORRUPTIONS``."""
     factor: Floats
+    """Of the corruption."""
     tier: Ints
+    """Index in ``scenario.tiers``."""
     download: Floats
+    """Seconds that the phase takes, or would take."""
     train: Floats
+    """Seconds that the phase takes, or would take."""
     upload: Floats
-
-    def rows(self) -> Iterator[Fate]:
-        """Task by task."""
-        columns = [column.tolist() for column in self]
-        columns[1] = [CAUSES[code] for code in columns[1]]
-        columns[3] = [CORRUPTIONS[code] for code in columns[3]]
-        return map(Fate._make, zip(*columns, strict=True))
+    """Seconds that the phase takes, or would take."""
 
 
 def fates(

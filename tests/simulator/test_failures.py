@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,6 +28,28 @@ def drawn(rule: Scenario, ids: Any = None, round: int = 3, **changes: Any) -> Fa
     for key in ("steps", "down", "up"):
         settings[key] = np.full(len(ids), settings[key])
     return fates(rule, ids, round, **settings)
+
+
+class Fate(NamedTuple):
+    """One of ``Fates``, in words."""
+
+    seconds: float
+    cause: str
+    steps: int
+    corrupt: str
+    factor: float
+    tier: int
+    download: float
+    train: float
+    upload: float
+
+
+def rows(found: Fates) -> list[Fate]:
+    fates = map(Fate._make, zip(*(column.tolist() for column in found), strict=True))
+    return [
+        fate._replace(cause=CAUSES[int(fate.cause)], corrupt=CORRUPTIONS[int(fate.corrupt)])  # indices until here
+        for fate in fates
+    ]
 
 
 def share_of(found: Fates, cause: str) -> float:
@@ -71,7 +93,7 @@ def test_a_fate_by_hand() -> None:
     rule = scenario(
         "[compute]\nstart_seconds = 0.5\n[tiers.x]\nspeed = 0.5\ndownload = 1e6\nupload = 5e5\nlatency = 0.25"
     )
-    (fate,) = drawn(rule, [3], down=2_000_000, up=2_000_000).rows()
+    (fate,) = rows(drawn(rule, [3], down=2_000_000, up=2_000_000))
     assert fate._asdict() == {
         "seconds": pytest.approx(0.25 + 2 + 2 * 2.5 + 0.25 + 4),
         "cause": "",
@@ -216,16 +238,16 @@ def test_a_time_budget_leaves_as_many_steps_as_on_a_device(tmp_path: Path, budge
         clock=lambda: now,
     )
     rule = scenario(f"[compute]\nstep_seconds = {step}", f"local.epochs = 3\nlocal.time_budget = {budget}")
-    (fate,) = drawn(rule, [0], steps=12).rows()
+    (fate,) = rows(drawn(rule, [0], steps=12))
     assert (fate.steps, fate.cause, fate.train) == (done.steps, "", pytest.approx(now))
 
 
 def test_the_deadline_limits_training_too() -> None:
     """As on a device, a tenth of it is kept for the upload; with nothing left the device gives up."""
     rule = scenario("[compute]\nstep_seconds = 1.0\n[tiers.x]\nlatency = 0\ndownload = 1e6")
-    (some,) = drawn(rule, [0], now=1000.0, deadline=1100.0, down=40_000_000).rows()
+    (some,) = rows(drawn(rule, [0], now=1000.0, deadline=1100.0, down=40_000_000))
     assert (some.cause, some.steps, some.seconds) == ("", 50, pytest.approx(90.0))
-    (late,) = drawn(rule, [0], now=1000.0, deadline=1100.0, down=90_000_000).rows()
+    (late,) = rows(drawn(rule, [0], now=1000.0, deadline=1100.0, down=90_000_000))
     assert (late.cause, late.seconds) == ("out-of-time", pytest.approx(90.0))
 
 
@@ -233,10 +255,10 @@ def test_an_outage_that_outlasts_the_grace_ends_the_regions_tasks() -> None:
     text = "[failures]\nregions = 2\noutages = [{region = 1, begin = 100, end = 130}]\n[tiers.x]\nlatency = 0"
     rule = scenario(text, "round.grace = 20.0")
     for now, cause, seconds in ((99.0, "outage", 1.0), (105.0, "outage", 0.0), (90.0, "", 2.0), (115.0, "", 2.0)):
-        here, away = drawn(rule, [1, 2], now=now, deadline=now + 600).rows()
+        here, away = rows(drawn(rule, [1, 2], now=now, deadline=now + 600))
         assert (here.cause, here.seconds) == (cause, pytest.approx(seconds))
         assert away.cause == ""
-    assert {fate.cause for fate in drawn(scenario(text, "round.grace = 30.0"), now=99.0).rows()} == {""}
+    assert {fate.cause for fate in rows(drawn(scenario(text, "round.grace = 30.0"), now=99.0))} == {""}
 
 
 def test_some_devices_always_send_bad_updates() -> None:
@@ -247,7 +269,7 @@ def test_some_devices_always_send_bad_updates() -> None:
         assert close(bad.mean(), share) if share else not bad.any()
         assert set(found.factor[bad].tolist()) <= {factor}
     assert np.array_equal(found.corrupt, drawn(rule, round=4).corrupt)
-    assert {fate.corrupt for fate in found.rows()} == {"", "scaled", "stale"}
+    assert {fate.corrupt for fate in rows(found)} == {"", "scaled", "stale"}
 
 
 def test_a_step_must_have_been_measured() -> None:
