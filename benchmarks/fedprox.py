@@ -1,5 +1,5 @@
 """FedProx's experiment on synthetic data with stragglers: Li et al., Federated Optimization in Heterogeneous Networks,
-arXiv 1812.06127, section 5, figure 1, in the simulator.
+arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
 
 Softmax regression on 30 devices of which 10 take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
 epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term. Every method has the same
@@ -21,17 +21,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import _fedprox_reference as reference
 import _fedprox_show as show
 import _measure as measure
 import numpy as np
 import torch
-from fleetlearn_coordinator.engine import Assign, Engine, Settings
-from fleetlearn_device.data import permutation
+from _fedprox_reference import BATCH, CLASSES, DEVICES, EPOCHS, FEATURES, LR, Model
 from fleetlearn_export import LocalStep, Many, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import views
-from fleetlearn_simulator.data import Source
-from fleetlearn_simulator.fleet import Fleet, device_of, name_of
+from fleetlearn_simulator.fleet import Fleet
 from fleetlearn_simulator.record import EVENTS, read_rows
 from fleetlearn_simulator.run import Kind, Options, simulate, source_of
 from fleetlearn_simulator.scenario import Scenario
@@ -47,9 +46,7 @@ SETS: dict[str, dict[str, Any]] = {
 DROPS = (0.0, 0.5, 0.9)
 METHODS = {"fedavg": 0.0, "fedprox-0": 0.0, "fedprox-1": 1.0}
 """And their mu. Without stragglers the first two are the same."""
-DEVICES, COHORT = 30, 10
-FEATURES, CLASSES = 60, 10
-EPOCHS, BATCH, LR = 20, 10, 0.01
+COHORT = 10
 BLOCK = 4, 10
 """Devices and steps of a call: devices differ much in size, so that more would mostly wait for one."""
 LATENCY = 10.0
@@ -58,9 +55,6 @@ DEADLINE = 21.0
 place, after 10 s, has no time left; in the paper nobody does."""
 CHECKED = 5
 """Rounds that are repeated in float64."""
-Floats = NDArray[np.float64]
-Model = tuple[Floats, Floats]
-"""Weights (classes, features) and bias (classes,)."""
 
 
 class Cell(NamedTuple):
@@ -148,8 +142,8 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: Kind, folder: Path) -> d
 
     def follow(fleet: Fleet) -> None:
         weight, bias = (array.astype(np.float64) for array in views(fleet.model, opened.manifest.travelling).values())
-        found["loss"].append(float(-logs((weight, bias), x)[np.arange(len(y)), y].mean()))
-        found["accuracy"].append(float((logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean()))
+        found["loss"].append(float(-reference.logs((weight, bias), x)[np.arange(len(y)), y].mean()))
+        found["accuracy"].append(float((reference.logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean()))
         models.extend([(weight, bias)] if len(models) < CHECKED else [])
 
     simulate(rule, folder, Options(backend=backend, workers=1, checkpoint=10**9, test=0), progress=follow)
@@ -158,8 +152,9 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: Kind, folder: Path) -> d
     slow = [check_round(cell, row, EPOCHS * -(-sizes // BATCH)) for row in took]
     exact, difference = (np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)), 0.0
     for number, (row, model) in enumerate(zip(took, models, strict=False), 1):
-        exact = reference(source, exact, row.reported, seeds_of(cell.seed, number), METHODS[cell.method])
-        difference = max(difference, apart(model, exact))
+        seeds = reference.seeds_of(cell.seed, number)
+        exact = reference.one_round(source, exact, row.reported, seeds, METHODS[cell.method])
+        difference = max(difference, reference.apart(model, exact))
     return found | {"drawn": [row.drawn for row in took], "slow": slow, "difference": difference}
 
 
@@ -191,49 +186,6 @@ def check_round(cell: Cell, took: Took, steps: NDArray[np.int64]) -> list[int]:
     ):
         raise RuntimeError(f"{cell}: {took}")
     return sorted(slow)
-
-
-def seeds_of(seed: int, number: int) -> dict[int, int]:
-    """The seed of each device's task in a round, from the engine: one that gives tasks to all."""
-    settings = Settings(goal=DEVICES, cohort=DEVICES, minimum=DEVICES, deadline=1.0, grace=0.0, gather=0.0, seed=seed)
-    engine = Engine(settings, round=number - 1)
-    commands = [command for device in range(DEVICES) for command in engine.check_in(name_of(device), None, 0.0)]
-    return {device_of(row.device): row.seed for row in commands if isinstance(row, Assign)}
-
-
-def logs(model: Model, x: Floats) -> Floats:
-    """Logarithms of the classes' probabilities."""
-    weight, bias = model
-    z = x @ weight.T + bias
-    z -= z.max(axis=1, keepdims=True)
-    return np.asarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)))
-
-
-def reference(source: Source, model: Model, reported: dict[int, int], seeds: dict[int, int], mu: float) -> Model:
-    """A round in float64: the mean of the devices' models, weighted by their examples."""
-    ends = [local(source.arrays(device), model, seeds[device], steps, mu) for device, steps in reported.items()]
-    weights = source.examples(np.array([*reported], np.int64)).astype(np.float64)
-    weight, bias = (np.average(np.stack(parts), axis=0, weights=weights) for parts in zip(*ends, strict=True))
-    return weight, bias
-
-
-def local(data: tuple[NDArray[Any], ...], model: Model, seed: int, steps: int, mu: float) -> Model:
-    """w <- w - lr (gradient + mu (w - the round's w)), batch after batch, in a new order in each epoch."""
-    x, target = data[0].astype(np.float64), np.eye(CLASSES)[data[1]]
-    orders = (permutation(len(x), seed, epoch) for epoch in range(EPOCHS))
-    batches = [order[begin : begin + BATCH] for order in orders for begin in range(0, len(x), BATCH)]
-    (weight, bias), (first_weight, first_bias) = model, model
-    for batch in batches[:steps]:
-        error = (np.exp(logs((weight, bias), x[batch])) - target[batch]) / len(batch)
-        weight = weight - LR * (error.T @ x[batch] + mu * (weight - first_weight))
-        bias = bias - LR * (error.sum(axis=0) + mu * (bias - first_bias))
-    return weight, bias
-
-
-def apart(model: Model, exact: Model) -> float:
-    """The largest difference of an element, in units of the largest element."""
-    largest = max(float(np.abs(part).max()) for part in exact)
-    return max(float(np.abs(one - other).max()) for one, other in zip(model, exact, strict=True)) / largest
 
 
 def finished(file: Path, rounds: int) -> dict[str, Any] | None:
