@@ -23,7 +23,7 @@ from fleetlearn_device.train import SEEDS, DivergedError, evaluate_data, train
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector, views
+from fleetlearn_protocol.vector import Vector, check_finite, views
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data import Source
@@ -163,7 +163,7 @@ class PerDevice:
             outcome.complete,
             outcome.loss,
             outcome.metrics,
-            float(np.abs(outcome.update).max()),
+            check_finite(outcome.update),
         )
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
