@@ -118,6 +118,7 @@ def draw(runs: Runs, file: Path) -> None:
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     rows, columns = [*dict.fromkeys(key[0] for key in runs)], [*dict.fromkeys(key[1] for key in runs)]
     figure, panels = plt.subplots(
@@ -138,6 +139,9 @@ def draw(runs: Runs, file: Path) -> None:
                     panel.fill_between(rounds, losses.min(0), losses.max(0), color=COLORS[method], alpha=0.15, lw=0)
                     panel.plot(rounds, losses.mean(0), color=COLORS[method], lw=1, label=name)
             panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            panel.yaxis.set_minor_formatter(NullFormatter())
             panel.set_title(
                 f"{data if data == 'iid' else f'synthetic({data})'}, {100 * drop:.0f} % stragglers", fontsize=9
             )
@@ -146,10 +150,8 @@ def draw(runs: Runs, file: Path) -> None:
         panels[row][0].set_ylabel("training loss", fontsize=9)
     for panel in panels[-1]:
         panel.set_xlabel("round", fontsize=9)
-    handles = {
-        label: line for panel in panels.flat for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=len(handles), fontsize=9, frameon=False)
+    lines = {name: mpl.lines.Line2D([], [], color=COLORS[method]) for method, name in NAMES.items()}
+    figure.legend(lines.values(), lines.keys(), loc="upper center", ncols=len(lines), fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
-    figure.savefig(file, dpi=130)
+    figure.savefig(file, dpi=110)
     plt.close(figure)

@@ -242,7 +242,7 @@ def main() -> None:
     options.add_argument("--backend", choices=("vectorized", "bundle"), default="vectorized")
     options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     options.add_argument("--keep", type=Path, default=Path("fedprox.runs"), help="folder of the finished runs")
-    options.add_argument("--figure", type=Path, metavar="FILE", help="draw the training losses to FILE (.png, .svg)")
+    options.add_argument("--figure", type=Path, metavar="FILE", help="draw the training losses to FILE, a .png")
     chosen = options.parse_args()
     chosen.keep.mkdir(parents=True, exist_ok=True)
     wanted = cells(chosen.sets, chosen.drops, chosen.seeds)
