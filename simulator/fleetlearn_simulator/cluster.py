@@ -1,32 +1,33 @@
 """Training on a Ray cluster: the blocks of ``parallel``, handed to workers on any of its machines.
 
-A worker that dies costs time and nothing else: what it had in hand is done again by another, and a new one is begun in
-its place. An exception in a worker is not a death: it is carried back as a value and raised here, once.
+A worker that dies costs time and nothing else: what it had in hand is done again, and a new one is begun in its place.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
 import socket
 import sys
-import traceback
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ReferenceType, ref
 
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.parallel import Blocks, Make, environment
-from fleetlearn_simulator.training import Backend, Job, Result
+from fleetlearn_simulator.parallel import Blocks, Make, Pending, environment
+from fleetlearn_simulator.ray_worker import Answer, Worker, error_of
+from fleetlearn_simulator.training import Job, Result
 
 PARTS = 4
 """Into how many parts a round is divided for each worker, so that none waits long for another."""
+AHEAD = 2
+"""Parts that a worker is given before it has returned any, so that it need not wait for this process."""
 MOST_BYTES = 32 * 2**20
 """Updates that one part brings back, unless a single block has more."""
 STORE_BYTES = 512 * 2**20
@@ -41,68 +42,36 @@ is for on the two systems in its name, and does on all."""
 logger = logging.getLogger("fleetlearn.simulator")
 
 
-class Answer(NamedTuple):
-    """What a worker returns."""
+class Part:
+    """Blocks for one worker to do, and where their results belong."""
 
-    node: str
-    value: Any
-    error: bytes
-    """A pickled exception in place of a value."""
-    trace: str
-    """Where it was raised; empty: nothing was."""
+    def __init__(
+        self, pending: ReferenceType[Pending], method: str, model: Any, blocks: list[list[Any]], places: list[list[int]]
+    ) -> None:
+        """``model``: where it is in Ray's store."""
+        self.pending, self.method, self.model, self.blocks, self.places = pending, method, model, blocks, places
+        self.deaths = 0
 
+    def done(self, answers: Sequence[Answer]) -> None:
+        if (pending := self.pending()) is not None:
+            for places, got in zip(self.places, answers, strict=True):
+                rows = [error_of(got)] * len(places) if got.trace else _owned(got.value)
+                pending.found.update(zip(places, rows, strict=True))
 
-class Worker:
-    """What runs on the cluster: a back end of its own, made by ``begin``. ``path``: more places to import from."""
-
-    def __init__(self, path: list[str]) -> None:
-        sys.path += [folder for folder in path if folder not in sys.path]
-        self.backend: Backend | None = None
-
-    def begin(self, make: Make, model: Vector) -> Answer:
-        """The digest of a first step, in which workers that will not make the same bits differ."""
-
-        def begun() -> str:
-            self.backend = make()
-            return digest(self.backend.train(model, [Job(0, 0, 1)])[0].update)
-
-        return answer(begun)
-
-    def train(self, model: Vector, blocks: list[list[Job]]) -> Answer:
-        backend = self.backend
-        assert backend is not None
-        return answer(lambda: [backend.train(model, jobs) for jobs in blocks])
-
-    def evaluate(self, model: Vector, devices: list[int]) -> Answer:
-        backend = self.backend
-        assert backend is not None
-        return answer(lambda: backend.evaluate(model, devices))
+    def fail(self, error: Exception) -> None:
+        if (pending := self.pending()) is not None:
+            pending.found.update((place, error) for places in self.places for place in places)
 
 
-def answer(function: Callable[[], Any]) -> Answer:
-    """What it returns or raises. Not SystemExit, by which Ray ends a worker."""
-    import ray
+class Hand:
+    """A worker, as it is seen from here."""
 
-    node = ray.util.get_node_ip_address()
-    try:
-        return Answer(node, function(), b"", "")
-    except Exception as error:
-        try:
-            pickled = pickle.dumps(error)
-        except Exception:
-            pickled = b""
-        return Answer(node, None, pickled, traceback.format_exc())
-
-
-class Task(NamedTuple):
-    """What a worker has in hand."""
-
-    actor: Any
-    call: object = None
-    """Of whom: an earlier call may have been ended by an error. None: it begins."""
-    part: int = 0
-    deaths: int = 0
-    """Of those that it is in the place of, one after the other, while they began."""
+    def __init__(self, actor: Any, deaths: int) -> None:
+        """``deaths``: of those that it is in the place of, one after the other, while they began."""
+        self.actor, self.deaths = actor, deaths
+        self.begun = False
+        self.tasks: dict[Any, Part | None] = {}
+        """What it has to do, in order; None: to begin."""
 
 
 class OnRay:
@@ -119,129 +88,155 @@ class OnRay:
         self, make: Make, blocks: Blocks, model: Vector, workers: int | None = None, address: str | None = None
     ) -> None:
         self.ray, self.ours = connect(address, workers)
-        self.make, self.blocks, self.model = make, blocks, self.ray.put(model)
-        self.free: list[Any] = []
-        self.busy: dict[Any, Task] = {}
+        self.make, self.blocks = make, blocks
+        self.model = model
+        self.stored = self.trial = self.ray.put(model)
+        """Where the model is in Ray's store; and the one to try workers with."""
         self.first: tuple[str, str] | None = None
         """The node of the first worker that began, and the digest of its first step."""
+        self.waiting: deque[Part] = deque()
+        """What no worker has yet."""
+        self.hands: list[Hand] = []
+        self.busy: dict[Any, Hand] = {}
+        """Whose task it is."""
         try:
             self.workers = workers or max(1, int(self.ray.cluster_resources().get("CPU", 1)))
             self.hire = self.ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Worker).remote
             for _ in range(self.workers):
-                self._begin(0)
-            while not self.free:
-                self._next()
+                self._hire(0)
+            while not any(hand.begun for hand in self.hands):
+                self.collect()
         except BaseException:
             self.close()
             raise
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        blocks = self.blocks(jobs)
-        # Each block is trained by itself, whatever else is in its part: the parts may depend on the number of workers.
-        count = min(len(blocks), max(PARTS * self.workers, -(-len(jobs) * model.nbytes // MOST_BYTES)))
-        parts = [blocks[first::count] for first in range(count)]
-        given = [[[jobs[place] for place in block] for block in part] for part in parts]
-        found = self._all("train", model, given, _owned)
-        results: dict[int, Result] = {}
-        for part, answers in zip(parts, found, strict=True):
-            for block, rows in zip(part, answers, strict=True):
-                results.update(zip(block, rows, strict=True))
-        return [results[place] for place in range(len(jobs))]
+        found = self.begin(model, jobs)
+        return [found(place) for place in range(len(jobs))]
 
     def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
-        return self.train(model, jobs).__getitem__
+        return self._begin("train", model, jobs, self.blocks(jobs))
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         size = max(1, -(-len(devices) // (PARTS * self.workers)))
-        parts = [list(devices[start : start + size]) for start in range(0, len(devices), size)]
-        return [row for part in self._all("evaluate", model, parts, list) for row in part]
+        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
+        found = self._begin("evaluate", model, devices, blocks)
+        return [found(place) for place in range(len(devices))]
 
     def close(self) -> None:
         """End the workers, and the cluster if it is ours."""
-        for actor in [*self.free, *(task.actor for task in self.busy.values())]:
-            self.ray.kill(actor)
-        self.free, self.busy = [], {}
+        for hand in self.hands:
+            self.ray.kill(hand.actor)
+        self.hands, self.busy = [], {}
         if self.ours:
             self.ray.shutdown()
             self.ours = False
 
-    def _all(self, method: str, model: Vector, parts: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
-        """What the workers' method makes of the model and each of the parts, in order; taken at once as it comes."""
-        call, shared = object(), self.ray.put(model)
-        waiting = list(range(len(parts)))[::-1]
-        found: dict[int, Any] = {}
-        deaths: Counter[int] = Counter()
-        while len(found) < len(parts):
-            while waiting and self.free:
-                task = Task(self.free.pop(), call, waiting.pop())
-                self.busy[getattr(task.actor, method).remote(shared, parts[task.part])] = task
-            task, got = self._next()
-            if task.call is not call:
-                continue
-            if isinstance(got, Answer):
-                found[task.part] = take(_value(got))
-                continue
-            waiting.append(task.part)
-            deaths[task.part] += 1
-            if deaths[task.part] == DEATHS:
-                raise SimulatorError(
-                    f"{DEATHS} workers died with the same devices in hand, so that a fourth would too: the data or the "
-                    f"training of one of them ends its process, as too little memory does. Ray says: {got}"
-                )
-        return [found[part] for part in range(len(parts))]
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
+        pending = Pending(self.collect)
+        if model is not self.model:
+            self.model, self.stored = model, self.ray.put(model)
+        # Each block is done by itself, whatever else is in its part: the parts may depend on the number of workers.
+        count = min(len(blocks), max(PARTS * self.workers, -(-len(rows) * model.nbytes // MOST_BYTES)))
+        for first in range(count):
+            places = blocks[first::count]
+            given = [[rows[place] for place in block] for block in places]
+            self.waiting.append(Part(ref(pending), method, self.stored, given, places))
+        self.hand_out()
+        return pending
 
-    def _begin(self, deaths: int) -> None:
-        actor = self.hire(sys.path)
-        self.busy[actor.begin.remote(self.make, self.model)] = Task(actor, deaths=deaths)
+    def hand_out(self) -> None:
+        """Give what waits to the workers that have least to do."""
+        while self.waiting:
+            free = [hand for hand in self.hands if hand.begun and len(hand.tasks) < AHEAD]
+            if not free:
+                return
+            part = self.waiting.popleft()
+            if part.pending() is not None:  # else nobody waits for it any more
+                hand = min(free, key=lambda hand: len(hand.tasks))
+                self._give(hand, getattr(hand.actor, part.method).remote(part.model, part.blocks), part)
 
-    def _next(self) -> tuple[Task, Answer | str]:
-        """Wait for a worker: what it had in hand and its answer, or how it died."""
-        begun = any(task.call for task in self.busy.values())
-        ready, _ = self.ray.wait(list(self.busy), timeout=None if begun else PATIENCE)
+    def collect(self) -> None:
+        """Wait until a worker returns something, and hand out what that makes room for."""
+        at_work = any(hand.begun and hand.tasks for hand in self.hands)
+        ready, _ = self.ray.wait(list(self.busy), timeout=None if at_work else PATIENCE)
         if not ready:
             raise SimulatorError(
-                f"none of {len(self.busy)} workers, of one CPU each, has begun in {PATIENCE:g} s. Ray's cluster has "
+                f"none of {len(self.hands)} workers, of one CPU each, has begun in {PATIENCE:g} s. Ray's cluster has "
                 f"{self.ray.cluster_resources().get('CPU', 0):g} CPUs, of which "
                 f"{self.ray.available_resources().get('CPU', 0):g} are free: end what holds them, or add machines"
             )
-        task = self.busy.pop(ready[0])
+        task = ready[0]
+        hand = self.busy.pop(task)
         try:
-            got: Answer = self.ray.get(ready[0])
+            got = self.ray.get(task)
         except self.ray.exceptions.RayTaskError as error:
             # Not in the worker's own code, whose errors are answers: before it, in what it was given.
             raise SimulatorError(f"a worker of Ray's could not take up its work: {error}") from None
         except self.ray.exceptions.RayError as error:
-            said = _short(str(error))
-            logger.warning("a worker died, and what it had in hand is done again. Ray says: %s", said)
-            self.ray.kill(task.actor)  # or it could come back, where it was only out of reach
-            self._bury(task, said)
-            return task, said
-        if task.call is None:
-            self._check(got)
-        self.free.append(task.actor)
-        return task, got
+            self._died(hand, _short(str(error)))
+        else:
+            part = hand.tasks.pop(task)
+            if part is None:
+                self._check(got)
+                hand.begun = True
+            else:
+                part.done(got)
+        self.hand_out()
 
-    def _bury(self, task: Task, said: str) -> None:
-        deaths = task.deaths + 1 if task.call is None else 0
+    def _hire(self, deaths: int) -> None:
+        hand = Hand(self.hire(sys.path), deaths)
+        self.hands.append(hand)
+        self._give(hand, hand.actor.begin.remote(self.make, self.trial), None)
+
+    def _give(self, hand: Hand, task: Any, part: Part | None) -> None:
+        hand.tasks[task] = part
+        self.busy[task] = hand
+
+    def _died(self, hand: Hand, said: str) -> None:
+        """Another in its place; and what it had to do is to be done again."""
+        logger.warning("a worker died, and what it had in hand is done again. Ray says: %s", said)
+        self.ray.kill(hand.actor)  # or it could come back, where it was only out of reach
+        self.hands.remove(hand)
+        for task in hand.tasks:
+            self.busy.pop(task, None)
+        first, *later = hand.tasks.values()
+        deaths = hand.deaths + 1 if first is None else 0
         if deaths == DEATHS:
             raise SimulatorError(
                 f"{DEATHS} workers, one in place of the other, died while they began. Ray says: {said}"
             )
-        self._begin(deaths)
+        lost = [part for part in later if part is not None]
+        if first is not None:
+            first.deaths += 1
+            if first.deaths == DEATHS:
+                first.fail(
+                    SimulatorError(
+                        f"{DEATHS} workers died with the same devices in hand, so that a fourth would too: the data or "
+                        "the training of one of them ends its process, as too little memory does. Take fewer workers, "
+                        f"or look at the function that makes the data. Ray says: {said}"
+                    )
+                )
+            else:
+                lost = [first, *lost]
+        self.waiting.extendleft(reversed(lost))
+        self._hire(deaths)
 
     def _check(self, got: Answer) -> None:
         """A worker that has begun makes the same bits as the others do."""
-        if got.trace and isinstance(error := _error(got), FleetError | OSError):
+        if got.trace:
+            error = error_of(got)
+            if not isinstance(error, FleetError | OSError):
+                raise error
             text = f"a worker on Ray's node {got.node} could not begin: {getattr(error, 'text', error)}"
-            if got.node != self.ray.util.get_node_ip_address():
+            if len(self.ray.nodes()) > 1:
                 text += (
                     ". The bundle, the arrays and the data's module must be at the same paths on all nodes, as in a "
                     "shared folder"
                 )
             raise SimulatorError(text) from error
-        made = _value(got)
-        self.first = self.first or (got.node, made)
-        if made != self.first[1]:
+        self.first = self.first or (got.node, got.value)
+        if got.value != self.first[1]:
             raise SimulatorError(
                 f"two workers, on Ray's nodes {self.first[0]} and {got.node}, make different bits of the same step: a "
                 "run would not be the same twice. They need the same bundle and data at the same paths, the same "
@@ -290,23 +285,6 @@ def _short(text: str) -> str:
     return " ".join(line for line in lines if not line.startswith(("class_name:", "actor_id:", "namespace:")))
 
 
-def _error(got: Answer) -> Exception:
-    """What was raised, with a note of where."""
-    try:
-        error: Exception = pickle.loads(got.error)
-    except Exception:  # it could not be pickled, or is of a module that is not here
-        error = SimulatorError(got.trace.strip().rpartition("\n")[2])
-    error.add_note(f"Raised by a worker on Ray's node {got.node}:\n{got.trace}")
-    return error
-
-
-def _value(got: Answer) -> Any:
-    """What was returned; raises what was raised."""
-    if got.trace:
-        raise _error(got)
-    return got.value
-
-
-def _owned(blocks: list[list[Result]]) -> list[list[Result]]:
+def _owned(rows: list[Any]) -> list[Any]:
     """With updates of our own: arrays from Ray's store are read-only, and keep their place in it."""
-    return [[row._replace(update=row.update.copy()) for row in rows] for rows in blocks]
+    return [row._replace(update=row.update.copy()) if isinstance(row, Result) else row for row in rows]

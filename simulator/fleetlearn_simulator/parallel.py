@@ -71,8 +71,8 @@ class Parallel:
         found = self._begin("evaluate", model, devices, parts)
         return [found(place) for place in range(len(devices))]
 
-    def _begin(self, kind: str, model: Vector, rows: Sequence[Any], parts: list[list[int]]) -> _Pending:
-        pending = _Pending(self)
+    def _begin(self, kind: str, model: Vector, rows: Sequence[Any], parts: list[list[int]]) -> Pending:
+        pending = Pending(self.collect)
         for places in parts:
             self.waiting.append(_Block(ref(pending), kind, model, [rows[place] for place in places], places))
         self.hand_out()
@@ -101,16 +101,17 @@ class Parallel:
             worker.end()
 
 
-class _Pending:
+class Pending:
     """The results of one call, as they come in. Nobody waits for them any more when it is gone."""
 
-    def __init__(self, parallel: Parallel) -> None:
-        self.parallel = parallel
+    def __init__(self, collect: Callable[[], None]) -> None:
+        """``collect``: waits until something comes in."""
+        self.collect = collect
         self.found: dict[int, Any] = {}
 
     def __call__(self, place: int) -> Any:
         while place not in self.found:
-            self.parallel.collect()
+            self.collect()
         found = self.found.pop(place)
         if isinstance(found, BaseException):
             raise found
@@ -120,7 +121,7 @@ class _Pending:
 class _Block:
     """Jobs for one process to do, and where their results belong."""
 
-    def __init__(self, pending: ReferenceType[_Pending], kind: str, model: Vector, rows: list[Any], places: list[int]):
+    def __init__(self, pending: ReferenceType[Pending], kind: str, model: Vector, rows: list[Any], places: list[int]):
         self.pending, self.kind, self.model, self.rows, self.places = pending, kind, model, rows, places
         self.deaths = 0
 

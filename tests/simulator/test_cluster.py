@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,13 +19,13 @@ import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, cluster, simulate
-from fleetlearn_simulator.cluster import DEATHS, OnRay, connect
+from fleetlearn_simulator.cluster import DEATHS, LOCAL, OnRay, connect
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.record import EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY
 from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Job, Result
-from virtual import MODULE, make_scenario
+from virtual import MODULE, make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
 MESSY: dict[str, Any] = {
@@ -92,6 +93,10 @@ def bits(results: list[Result]) -> list[tuple[Any, ...]]:
 def run(scenario: Scenario, folder: Path, options: Options) -> dict[str, bytes]:
     outcome = simulate(scenario, folder, options)
     assert outcome is not None
+    return bytes_of(folder)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
@@ -123,6 +128,19 @@ def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, mode
             assert two.evaluate(given, devices) == one.evaluate(given, devices)
     assert two.train(model, []) == []
     two.close()
+    two.close()
+
+
+def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> None:
+    """Results are there in any order, and what nobody waits for any more is not done."""
+    one, two = make_backend(scenario, "bundle"), on_ray(scenario, model)
+    first = two.begin(model, JOBS)
+    dropped = two.begin(model - np.float32(0.5), JOBS)
+    other = two.begin(model + np.float32(0.5), JOBS)
+    del dropped
+    assert bits([other(place) for place in range(7)]) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits([first(place) for place in reversed(range(7))]) == bits(one.train(model, JOBS)[::-1])
+    assert len(two.waiting) == 0
     two.close()
 
 
@@ -317,3 +335,120 @@ def test_without_ray(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(SimulatorError, match=r"pip install 'fleetlearn\[ray\]'"):
         simulate(scenario, tmp_path / "run", RAY)
     assert not (tmp_path / "run").exists()
+
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+"""Which the data's module imports from."""
+
+
+def command(scenario: Path, output: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fleetlearn_simulator", "run", str(scenario), "--output", str(output), *more],
+        env=os.environ | {"PYTHONPATH": SUPPORT, "COLUMNS": "1000"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+@pytest.mark.slow
+def test_the_command_on_a_cluster_of_its_own(line: Path, tmp_path: Path) -> None:
+    """Which is gone when it ends."""
+    path = write_scenario(tmp_path, line, 12, **MESSY)
+    done = command(path, tmp_path / "one", "--workers", "1")
+    assert done.returncode == 0
+    done = command(path, tmp_path / "ray", "--engine", "ray", "--workers", "2", FLEET=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "3 rounds done" in done.stderr
+    assert bytes_of(tmp_path / "ray") == bytes_of(tmp_path / "one")
+    assert [process for process in psutil.process_iter() if _is_of(process, str(tmp_path))] == []
+
+
+def _is_of(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get("FLEET") == mark
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.slow
+def test_the_command_goes_on_with_a_run_on_ray(line: Path, tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, line, 12, **MESSY)
+    command(path, tmp_path / "one", "--workers", "1")
+    stopped = simulate(Scenario.load(path), tmp_path / "two", ONE, should_stop=lambda: True)
+    assert stopped is None
+    subprocess.run(
+        [sys.executable, "-m", "fleetlearn_simulator", "resume", str(tmp_path / "two"), "--engine", "ray"],
+        env=os.environ | {"PYTHONPATH": SUPPORT},
+        check=True,
+        timeout=300,
+    )
+    assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "one")
+
+
+ELSEWHERE = """
+from pathlib import Path
+
+plain, here = make, Path(__file__).parent
+
+def make(device, seed):
+    if device and os.environ.get("ELSEWHERE"):
+        with (here / "there").open("w") as pipe:
+            print(os.getpid(), file=pipe)
+        signal.pause()
+    elif device and not (here / "gone").exists():
+        (here / "go").read_text()
+    return plain(device, seed)
+"""
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes of one CPU; the second's workers have ELSEWHERE in their environment."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield cluster, cluster.add_node(num_cpus=1, env_vars={"ELSEWHERE": "1"})
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_machine_lost_costs_no_result(line: Path, tmp_path: Path, nodes: Any) -> None:
+    """In mid-round. Its worker waits, in the data's function, for the loss; the other machine's has all the rest."""
+    cluster, second = nodes
+    # Blocks of eight devices: more of them than the first worker can have in hand while it waits for the loss.
+    path = write_scenario(tmp_path, line, 40, **(MESSY | {"plan__round__goal": 36}))
+    (tmp_path / "gone").touch()
+    (tmp_path / "lines.py").write_text(f"import os, signal\n{MODULE}{ELSEWHERE}")
+    command(path, tmp_path / "one", "--workers", "1")
+    (tmp_path / "gone").unlink()
+    for name in ("there", "go"):
+        os.mkfifo(tmp_path / name)
+    lost: list[str] = []
+
+    def lose() -> None:
+        lost.append(psutil.Process(int((tmp_path / "there").read_text())).name())
+        cluster.remove_node(second, allow_graceful=False)
+        (tmp_path / "gone").touch()
+        (tmp_path / "go").write_text("")
+
+    Thread(target=lose, daemon=True).start()
+    done = command(path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **LOCAL)
+    assert done.returncode == 0, done.stderr
+    assert "a worker died, and what it had in hand is done again" in done.stderr
+    assert lost == ["ray::Worker.train"]
+    assert bytes_of(tmp_path / "ray") == bytes_of(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_node_without_the_data_is_named(line: Path, tmp_path: Path, nodes: Any) -> None:
+    cluster, _ = nodes
+    path = write_scenario(tmp_path, line, 12, **MESSY)
+    with (tmp_path / "lines.py").open("a") as module:
+        module.write("import os\nif os.environ.get('ELSEWHERE'):\n    open('/nowhere/at/all')\n")
+    done = command(path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **LOCAL)
+    assert done.returncode == 1
+    assert "could not begin: data.function = 'lines:make'" in done.stderr
+    assert "/nowhere/at/all" in done.stderr
+    assert "must be at the same paths on all nodes" in done.stderr
