@@ -71,11 +71,11 @@ class Cell(NamedTuple):
         return f"{self.data}_{self.drop:g}_{self.method}_{self.seed}.json"
 
 
-def cells(sets: Iterable[str], drops: Iterable[float], seeds: int) -> list[Cell]:
+def cells(sets: Iterable[str], drops: Iterable[float], seeds: Iterable[int]) -> list[Cell]:
     """All runs, the first seed's first."""
     names = [(data, drop, method) for data in sets for drop in drops for method in METHODS]
     wanted = [row for row in names if row[1] or row[2] != "fedprox-0"]
-    return [Cell(seed, *row) for seed in range(seeds) for row in wanted]
+    return [Cell(seed, *row) for seed in seeds for row in wanted]
 
 
 def export(file: Path) -> None:
@@ -237,7 +237,7 @@ def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     options.add_argument("--drops", nargs="+", type=float, choices=DROPS, default=DROPS, help="shares of stragglers")
-    options.add_argument("--seeds", type=int, default=5, help="data sets of each kind")
+    options.add_argument("--seeds", nargs="+", type=int, default=[*range(5)], help="one for each data set of a kind")
     options.add_argument("--rounds", type=int, default=200)
     options.add_argument("--backend", choices=("vectorized", "bundle"), default="vectorized")
     options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
