@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from math import fsum, inf
@@ -19,6 +20,7 @@ from fleetlearn_coordinator.engine import Phase
 from fleetlearn_device.train import DivergedError, evaluate_data
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
+from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data import Kept, Source, make_source
 from fleetlearn_simulator.errors import SimulatorError
@@ -94,10 +96,13 @@ class Outcome(NamedTuple):
 
 
 def make_backend(scenario: Scenario, kind: Literal["bundle", "vectorized"]) -> Backend:
-    """A back end with its own copy of the data; for one process."""
+    """A back end with its own copy of the data; for one process, whose matrix products one thread makes from now on:
+    their last bits follow from the number of threads, which is not the same here and in a process beside others."""
     bundle = open_bundle(scenario.plan.bundle)
     task = task_of(scenario.plan, bundle)
-    return BACKENDS[kind](bundle, task, source_of(scenario, bundle))
+    backend = BACKENDS[kind](bundle, task, source_of(scenario, bundle))
+    threadpool_limits(1, "blas")  # of the libraries that are there: the user's module has brought its own
+    return backend
 
 
 def source_of(scenario: Scenario, bundle: Bundle) -> Any:
@@ -130,34 +135,37 @@ def simulate(
     of = [bundle.sha256, scenario.seed, scenario.population.size]
     if found and found[1]["of"] != of:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
-    kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
-    scenario = with_measured_step(scenario, bundle)
-    backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / SCENARIO, scenario.to_toml().encode())
-    record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
-    fleet = Fleet(scenario, bundle, source, backend, task, record.event)
-    written, not_before = 0, 0.0
+    with ExitStack() as held:
+        held.enter_context(threadpool_limits(1, "blas"))  # what ``make_backend`` does ends with the run
+        kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
+        scenario = with_measured_step(scenario, bundle)
+        backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
+        held.callback(backend.close)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / SCENARIO, scenario.to_toml().encode())
+        record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
+        held.callback(record.close)
+        fleet = Fleet(scenario, bundle, source, backend, task, record.event)
+        written, not_before = 0, 0.0
 
-    def round_ended(summary: dict[str, Any]) -> None:
-        version = fleet.engine.version + 1
-        if summary["how"] == "committed" and options.test and version % options.test == 0 and test is not None:
-            summary["test"] = tested(tester, fleet.model, test)
-        record.round(summary)
-        progress(fleet)
+        def round_ended(summary: dict[str, Any]) -> None:
+            version = fleet.engine.version + 1
+            if summary["how"] == "committed" and options.test and version % options.test == 0 and test is not None:
+                summary["test"] = tested(tester, fleet.model, test)
+            record.round(summary)
+            progress(fleet)
 
-    def before_commit() -> None:
-        nonlocal written, not_before
-        version, now = fleet.engine.version + 1, time.monotonic()
-        if (version - written >= options.checkpoint and now >= not_before) or should_stop():
-            record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
-            written, end = version, time.monotonic()
-            not_before = end + 20 * (end - now)
+        def before_commit() -> None:
+            nonlocal written, not_before
+            version, now = fleet.engine.version + 1, time.monotonic()
+            if (version - written >= options.checkpoint and now >= not_before) or should_stop():
+                record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
+                written, end = version, time.monotonic()
+                not_before = end + 20 * (end - now)
 
-    test = source.test()
-    tester = PerDevice(bundle, task, source).runtime
-    fleet.round_ended, fleet.before_commit = round_ended, before_commit
-    try:
+        test = source.test()
+        tester = PerDevice(bundle, task, source).runtime
+        fleet.round_ended, fleet.before_commit = round_ended, before_commit
         if found:
             fleet.history = read_rows(folder, ROUNDS)
             written = found[1]["version"]
@@ -165,9 +173,6 @@ def simulate(
         while fleet.advance():
             if should_stop() and written == fleet.engine.version:
                 return None
-    finally:
-        backend.close()
-        record.close()
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)

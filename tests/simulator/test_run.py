@@ -10,17 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
+from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.record import CHECKPOINT, EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY, read_checkpoint, read_rows
 from fleetlearn_simulator.run import check_supported, choose
 from fleetlearn_simulator.scenario import Scenario
 from line_bundle import write_line_bundle
+from threadpoolctl import threadpool_info
 from virtual import make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
@@ -79,6 +83,29 @@ def test_the_messy_scenario_is_one(whole: Path) -> None:
 def test_the_same_seed_is_the_same_run_on_two_processes(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
     two = done(simulate(scenario, tmp_path / "two", ONE._replace(workers=2)))
     assert contents(two.folder) == contents(whole)
+
+
+PRODUCTS = """
+import numpy as np
+
+def examples(device, seed):
+    return 400
+
+def make(device, seed):
+    random = np.random.default_rng([seed, device])
+    x = random.standard_normal((400, 784), np.float32) @ random.standard_normal((784, 30), np.float32) / 28
+    return {"x": x[:, :3].copy(), "y": x.sum(1)}
+"""
+
+
+def test_data_that_come_of_products_are_the_same_on_two_processes(line: Path, tmp_path: Path) -> None:
+    """Of this size they differ in their last bits with the number of threads that make them, where there are cores."""
+    scenario = make_scenario(tmp_path, line, 4)
+    (tmp_path / "lines.py").write_text(PRODUCTS)
+    before = threadpool_info()
+    runs = [done(simulate(scenario, tmp_path / f"run{n}", ONE._replace(workers=n))).folder for n in (1, 2)]
+    assert contents(runs[0]) == contents(runs[1])
+    assert threadpool_info() == before, "the program's own products are as fast as before"
 
 
 def test_its_own_folder_repeats_a_run(whole: Path, tmp_path: Path) -> None:
@@ -181,7 +208,13 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_was_not(line: Path, tmp_path: 
     assert contents(folder) == expected
 
 
-def test_checkpoints_are_written_every_so_many_rounds(scenario: Scenario, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, [0, 3, 6]), (1.0, [0, 3])])
+def test_checkpoints_are_written_every_so_many_rounds(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    """More rarely where writing one takes as long as a round: a clock that goes on whenever it is read."""
+    clock = count(0.0, seconds)
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     versions = []
 
     def look(fleet: Any) -> None:
@@ -191,7 +224,7 @@ def test_checkpoints_are_written_every_so_many_rounds(scenario: Scenario, tmp_pa
     simulate(scenario, tmp_path / "run", ONE._replace(checkpoint=3), progress=look)
     found = read_checkpoint(tmp_path / "run")
     assert found is not None
-    assert sorted({*versions, found[1]["version"]}) == [0, 3, 6]
+    assert sorted({*versions, found[1]["version"]}) == expected
 
 
 def test_stopped_before_its_first_checkpoint_it_begins_anew(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
