@@ -38,20 +38,11 @@ from fleetlearn_simulator.record import (
     write_whole,
 )
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import (
-    BACKENDS,
-    Backend,
-    Job,
-    PerDevice,
-    Task,
-    blocks_of,
-    check_many,
-    means,
-    not_for_many,
-    task_of,
-)
+from fleetlearn_simulator.training import Backend, Job, PerDevice, Task, means, task_of
+from fleetlearn_simulator.vectorized import Vectorized, blocks_of, check_many, not_for_many
 
 Kind = Literal["auto", "bundle", "vectorized"]
+BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
 KEPT = ("leave", "crash", "fill", "back")
 """Events that outlive a round."""
 TRIAL = 0.3

@@ -17,7 +17,8 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.generators import Arrays
 from fleetlearn_simulator.sources import Source
-from fleetlearn_simulator.training import Job, PerDevice, Result, Task, Vectorized, blocks_of, means, steps_of
+from fleetlearn_simulator.training import Job, PerDevice, Result, Task, means, steps_of
+from fleetlearn_simulator.vectorized import Vectorized, blocks_of
 from numpy.typing import NDArray
 from torch import nn
 
