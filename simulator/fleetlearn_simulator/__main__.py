@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Event
 from typing import Annotated, Any
 
 try:
@@ -31,6 +30,7 @@ except ImportError as error:  # pragma: no cover
 from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_simulator.fleet import Fleet
+from fleetlearn_simulator.interrupts import STOP, heed
 from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
 from fleetlearn_simulator.run import Kind, Options, Outcome, simulate, summary_alone
 from fleetlearn_simulator.scenario import Scenario, expand, init_text
@@ -152,37 +152,36 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 
 def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool) -> None:
     """A run with its progress shown."""
-    stop = Event()
-    before = signal.signal(signal.SIGINT, lambda number, frame: stop.set())
     console = Console(stderr=True)
-    try:
-        with Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            transient=True,
-        ) as shown:
-            bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
-            outcome = simulate(
-                scenario,
-                folder,
-                options,
-                resume=resume,
-                progress=lambda fleet: shown.update(bar, completed=fleet.engine.version + 1, description=_state(fleet)),
-                should_stop=stop.is_set,
-            )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with _interruptible(), _progress(console) as shown:
+        bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
+        outcome = simulate(
+            scenario,
+            folder,
+            options,
+            resume=resume,
+            progress=lambda fleet: shown.update(bar, completed=fleet.engine.version + 1, description=_state(fleet)),
+            should_stop=STOP.is_set,
+        )
     if outcome is None:
         console.print(f"stopped; fleetlearn-simulate resume {folder} goes on", markup=False, highlight=False)
         raise typer.Exit(130)
     outcome.report()
     _summarise(outcome, console)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
 
 
 def _state(fleet: Fleet) -> str:
@@ -229,17 +228,37 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
     """A sweep's runs, each in a process of its own; their pages, of 5 MB each, are left to `report`."""
     console = Console(stderr=True)
     with (
-        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+        _interruptible(),
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=heed) as pool,
         Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
         waiting = {pool.submit(summary_alone, run, folder / run.name, options): run for run in runs}
         for done in as_completed(waiting):
             found = done.result()
+            if STOP.is_set() or found is None:
+                pool.shutdown(cancel_futures=True)
+                console.print(
+                    f"stopped; fleetlearn-simulate resume {folder}/RUN goes on with one that had begun",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                raise typer.Exit(130)
             shown.advance(bar)
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in (found["test"] or found["metrics"]).items())
             console.print(f"{waiting[done].name}: {found['rounds']} rounds, {metrics}", markup=False, highlight=False)
     print(f"fleetlearn-simulate compare {folder}")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    heed()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _kind(name: str) -> Kind:

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 from fleetlearn_simulator.data import Kept, Source, make_source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet import Event, Fleet, name_of
+from fleetlearn_simulator.interrupts import STOP
 from fleetlearn_simulator.parallel import Blocks, Parallel
 from fleetlearn_simulator.record import (
     ROUNDS,
@@ -170,11 +171,11 @@ def simulate(
     return Outcome(folder, summary, fleet.model)
 
 
-def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any]:
-    """One run of several, in a process of its own: what it came to."""
-    outcome = simulate(scenario, folder, options)
-    assert outcome is not None  # nothing stops it
-    return outcome.summary
+def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any] | None:
+    """One run of several, in a process of its own that heeds interrupts: what it came to. None: it was stopped, or not
+    begun any more."""
+    outcome = None if STOP.is_set() else simulate(scenario, folder, options, should_stop=STOP.is_set)
+    return None if outcome is None else outcome.summary
 
 
 def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:

@@ -1,0 +1,101 @@
+"""Ctrl-C, as a terminal sends it: to the command and to the processes that it has begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.record import CHECKPOINT, EVENTS, ROUNDS, SCENARIO, SUMMARY, read_rows
+from fleetlearn_simulator.scenario import Scenario
+from virtual import write_scenario
+
+LIMIT = 60.0
+"""Seconds after which something hangs."""
+
+
+@contextmanager
+def command(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """``fleetlearn-simulate``, in a group of processes of its own."""
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fleetlearn_simulator", *words],
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def wait_until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + LIMIT
+    while not condition():
+        assert child.poll() is None, child.communicate()[0]
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_sweep_is_stopped_with_the_runs_that_had_begun(line: Path, tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=1000, sweep={"seed": [1, 2, 3, 4, 5, 6]})
+    folder = tmp_path / "out"
+    with command("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle") as child:
+        wait_until(lambda: len(list(folder.glob(f"*/{CHECKPOINT}"))) == 2, child)
+        os.killpg(child.pid, signal.SIGINT)
+        said, _ = child.communicate(timeout=LIMIT)
+    assert child.returncode == 130
+    assert "stopped; fleetlearn-simulate resume" in said
+    begun = sorted(folder.iterdir())
+    assert len(begun) == 2, "the others were not begun any more"
+    assert not list(folder.glob(f"*/{SUMMARY}"))
+    # As far as it came, and with the rest of its rounds, a run is what it would have been.
+    rows = read_rows(begun[0], ROUNDS)
+    whole = simulate(Scenario.load(begun[0] / SCENARIO), tmp_path / "whole", Options("bundle", 1))
+    again = simulate(Scenario.load(begun[0] / SCENARIO), begun[0], Options("bundle", 1), resume=True)
+    assert whole is not None
+    assert again is not None
+    assert 0 < len(rows) < 1000
+    for name in (EVENTS, ROUNDS, SUMMARY):
+        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+ENDLESS = """
+from pathlib import Path
+from threading import Event
+
+def examples(device, seed):
+    return 10
+
+def make(device, seed):
+    (Path(__file__).parent / "begun").touch()
+    Event().wait()
+"""
+
+
+def test_the_second_does_not_wait_for_the_end_of_a_round(line: Path, tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, line, 1)
+    (tmp_path / "lines.py").write_text(ENDLESS)
+    with command("run", str(path), "--workers", "1", "--backend", "bundle") as child:
+        wait_until((tmp_path / "begun").exists, child)
+        sent = 0
+        while child.poll() is None and sent < LIMIT:
+            os.killpg(child.pid, signal.SIGINT)
+            sent += 1
+            try:
+                child.wait(1.0)
+            except subprocess.TimeoutExpired:
+                continue
+    assert child.returncode not in (0, -signal.SIGKILL)
+    assert sent >= 2
