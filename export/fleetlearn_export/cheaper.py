@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from fleetlearn_export import cross_entropy
+from fleetlearn_export.cross_entropy import attached, fuse_cross_entropy
+
 aten = torch.ops.aten
 
 
@@ -21,7 +24,16 @@ def relu_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     return grad * (x > 0).to(grad.dtype)
 
 
-CHEAPER: dict[Any, Callable[..., Any]] = {aten.threshold_backward.default: relu_backward}
+CHEAPER: dict[Any, Callable[..., Any]] = {
+    aten.threshold_backward.default: relu_backward,
+    cross_entropy.BACKWARD: cross_entropy.backward_by_place,
+}
+
+
+def simplify(graph: torch.fx.Graph) -> None:
+    """Change a training step's graph in place, before its operators are taken apart."""
+    pool_behind_relu(graph)
+    fuse_cross_entropy(graph)
 
 
 def pool_behind_relu(graph: torch.fx.Graph) -> None:
@@ -36,8 +48,8 @@ def pool_behind_relu(graph: torch.fx.Graph) -> None:
         spread, passed, threshold = node.args
         if spread.target is not aten.max_pool2d_with_indices_backward.default or len(spread.users) > 1:
             continue
-        indices = _attached(spread.args[-1])
-        if threshold != 0 or _attached(passed) is not _attached(spread.args[1]) or indices.target is not getitem:
+        indices = attached(spread.args[-1])
+        if threshold != 0 or attached(passed) is not attached(spread.args[1]) or indices.target is not getitem:
             continue
         maxima = [item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0]
         if maxima:
@@ -47,10 +59,3 @@ def pool_behind_relu(graph: torch.fx.Graph) -> None:
             spread.replace_input_with(spread.args[0], masked)
             node.replace_all_uses_with(spread)
             graph.erase_node(node)
-
-
-def _attached(node: Any) -> Any:
-    """The node that made the value which automatic differentiation kept."""
-    while node.target is aten.detach.default:
-        node = node.args[0]
-    return node

@@ -11,7 +11,7 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
-from fleetlearn_export.cheaper import CHEAPER, pool_behind_relu
+from fleetlearn_export.cheaper import CHEAPER, simplify
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions
 from fleetlearn_export.places import explained, place_of_operator
@@ -36,7 +36,7 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
     try:
         with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():
             if table:
-                pool_behind_relu(exported.graph)
+                simplify(exported.graph)
                 exported = exported.run_decompositions({**table, **CHEAPER})
             result = torch.onnx.export(
                 exported,

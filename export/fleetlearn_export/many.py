@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.func import vmap
 
+from fleetlearn_export import cross_entropy
+from fleetlearn_export.cheaper import CHEAPER, simplify
 from fleetlearn_export.check import Session, batches, compare, open_session, over_seeds, start
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.operators import plain_decompositions
+from fleetlearn_export.operators import Decompositions, plain_decompositions
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.source import Source
 from fleetlearn_export.steps import Tensors
@@ -25,6 +27,14 @@ from fleetlearn_export.train_step import TrainStep
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
 """Inputs that all devices of a block have in common."""
+ONE_HOT: Decompositions = {
+    cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
+    aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
+    aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
+}
+KEPT = 2**26
+"""Bytes of parameters and state, of all steps of a block together, up to which they are kept until the end of a call.
+Then what each device has is picked once, instead of in each step."""
 
 
 class Vectorizable(torch.fx.Interpreter):
@@ -33,6 +43,8 @@ class Vectorizable(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.sym_size.int:
             return args[0].shape[args[1]]
+        if target in ONE_HOT:
+            return ONE_HOT[target](*args)
         if target is aten.gather.default:
             values, axis, index = args
             return torch.where(_places(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
@@ -70,28 +82,39 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
     arguments = {name: spread(name, value) for name, value in single.items()}
     arguments["steps"] = torch.full((many.devices,), many.steps)
     over = tuple(None if name.startswith(SHARED) else 0 for name in single)
+    simplify(exported.graph)
+    table = {operator: as_ for operator, as_ in (plain_decompositions() | CHEAPER).items() if operator not in ONE_HOT}
     with quiet():
-        plain = Vectorizable(exported.run_decompositions(plain_decompositions()).module())
+        plain = Vectorizable(exported.run_decompositions(table).module())
     block = vmap(lambda *values: tuple(plain.run(*values)), in_dims=over)
     names = step.outputs()
     measured = [name for name in names if not name.startswith("next.")]
+    carried = {name: name.removeprefix("next.") for name in names if name.startswith("next.")}
+    kept = (many.steps + 1) * sum(arguments[name].nbytes for name in carried.values()) <= KEPT
 
     def function(given: Tensors) -> Tensors:
         now, rows = dict(given), []
+        versions = {name: [given[name]] for name in carried.values()}
         for number in range(many.steps):
             inputs = {name: now[name] for name in single}
             inputs |= {name: now[name][:, number] for name in single if name.startswith("batch.")}
             found = dict(zip(names, block(*inputs.values()), strict=True))
             done = given["steps"] > number
-            for name, value in found.items():
-                if name.startswith("next."):
-                    before = name.removeprefix("next.")
-                    now[before] = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[before])
-            rows.append([torch.where(done, found[name], 0.0) for name in measured])
+            for name, before in carried.items():
+                value = found[name]
+                if not kept:
+                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[before])
+                now[before] = value
+                versions[before].append(value)
+            rows.append([found[name] for name in measured])
             if "seed" in now:
                 now["seed"] = now["seed"] + 1
-        after = {name: now[name.removeprefix("next.")] for name in names if name.startswith("next.")}
-        return after | {name: torch.stack(row, 1) for name, row in zip(measured, zip(*rows, strict=True), strict=True)}
+        after = {
+            name: _own(versions[before], given["steps"]) if kept else now[before] for name, before in carried.items()
+        }
+        values = {name: torch.stack(row, 1) for name, row in zip(measured, zip(*rows, strict=True), strict=True)}
+        done = given["steps"][:, None] > torch.arange(many.steps)
+        return after | {name: torch.where(done, value, 0.0) for name, value in values.items()}
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
     try:
@@ -104,6 +127,12 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
             f"Many({many.devices}, {many.steps}, batch=...)"
         ) from error
     return Program(program, list(arguments), names, origin)
+
+
+def _own(versions: list[Tensor], steps: Tensor) -> Tensor:
+    """Of values after 0, 1, 2, ... steps, each (devices, ...), each device's after its own number of them."""
+    places = steps.clamp(0, len(versions) - 1) * len(steps) + torch.arange(len(steps))
+    return torch.cat(versions).index_select(0, places)
 
 
 def check_many(source: Source, step: TrainStep, content: bytes, many: Many) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -41,7 +43,8 @@ def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
 
 
 def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
-    """w - lr * (a @ b) is one Gemm: w - (lr * a) @ b. That saves two passes over the weights."""
+    """w - lr * (a @ b) is w - (lr * a) @ b, and one Gemm, where it is no block of several: a pass or two over the
+    weights less."""
     weights, step = node.inputs
     scaling = _producer(step, "Mul")
     if scaling is None or not _only(step):
@@ -49,22 +52,32 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
     rates = [value for value in scaling.inputs if _sizes(value) == []]
     gradients = [value for value in scaling.inputs if value not in rates]
     product = _producer(gradients[0], "MatMul") if len(rates) == len(gradients) == 1 else None
+    sizes = _sizes(weights) or []
     # Gemm would repeat the rows of a smaller w, without an error.
-    if product is None or not _only(gradients[0]) or _sizes(weights) != _sizes(gradients[0]):
+    if product is None or not _only(gradients[0]) or len(sizes) < 2 or sizes != _sizes(gradients[0]):
         return
-    if any(len(_sizes(value) or []) != 2 for value in (weights, *product.inputs)):
+    if any(len(_sizes(value) or []) != len(sizes) for value in product.inputs):
         return
-    factors, transposed = [], []
-    for value in product.inputs:
-        turning = _producer(value, "Transpose")
-        factors.append(turning.inputs[0] if turning else value)
-        transposed.append(int(turning is not None))
-    rows, columns = _sizes(weights) or []
+    turnings = [_producer(value, "Transpose") for value in product.inputs]
+    factors = [turning.inputs[0] if turning else value for turning, value in zip(turnings, product.inputs, strict=True)]
+    rows, columns = sizes[-2:]
     smaller = int(isinstance(rows, int) and isinstance(columns, int) and rows > columns)
-    scaled = ir.node("Mul", [factors[smaller], rates[0]], name=f"{node.name}/scaled")
-    scaled.outputs[0].name = f"{node.outputs[0].name}/scaled"
-    graph.insert_before(node, scaled)
-    factors[smaller] = scaled.outputs[0]
+    factors[smaller] = _inserted(graph, node, "Mul", [factors[smaller], rates[0]], factors[smaller])
+    if len(sizes) == 2:
+        _as_gemm(node, weights, factors, [int(turning is not None) for turning in turnings])
+        return
+    turning = turnings[smaller]
+    if turning is not None:
+        factors[smaller] = _inserted(
+            graph, node, "Transpose", [factors[smaller]], turning.outputs[0], turning.attributes.values()
+        )
+    product.replace_input_with(smaller, factors[smaller])
+    graph.remove(product)
+    graph.insert_before(node, product)
+    node.replace_input_with(1, product.outputs[0])
+
+
+def _as_gemm(node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | None], transposed: list[int]) -> None:
     node.op_type = "Gemm"
     node.resize_inputs(3)
     for place, factor in enumerate((*factors, weights)):
@@ -72,6 +85,25 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
     node.attributes["transA"] = ir.AttrInt64("transA", transposed[0])
     node.attributes["transB"] = ir.AttrInt64("transB", transposed[1])
     node.attributes["alpha"] = ir.AttrFloat32("alpha", -1.0)
+
+
+def _inserted(
+    graph: ir.Graph,
+    before: ir.Node,
+    operator: str,
+    inputs: list[ir.Value | None],
+    like: ir.Value | None,
+    attributes: Iterable[ir.Attr] = (),
+) -> ir.Value:
+    """What a new node makes, of ``like``'s shape."""
+    made = ir.node(operator, inputs, attributes={row.name: row for row in attributes})
+    value = made.outputs[0]
+    value.name = f"{before.outputs[0].name}/{operator}"
+    made.name = f"{before.name}/{operator}"
+    if like is not None:
+        value.shape, value.type = like.shape, like.type
+    graph.insert_before(before, made)
+    return value
 
 
 def _producer(value: ir.Value | None, operator: str) -> ir.Node | None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from fleetlearn_export import ExportError, LocalStep, Many, export_bundle
+from fleetlearn_export import ExportError, LocalStep, Many, export_bundle, many
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from torch import nn
@@ -48,9 +48,9 @@ def inputs_for(bundle: Bundle, session: Any, rows: int) -> dict[str, Any]:
 
 def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
     """Each device's parameters, state, losses and metrics are those of its own steps, one after the other."""
-    many, single = session_of(bundle, TRAIN_MANY), session_of(bundle, TRAIN)
-    feed = inputs_for(bundle, many, rows) | {"steps": np.array(steps)}
-    found = run(many, feed)
+    block, single = session_of(bundle, TRAIN_MANY), session_of(bundle, TRAIN)
+    feed = inputs_for(bundle, block, rows) | {"steps": np.array(steps)}
+    found = run(block, feed)
     for device, count in enumerate(steps):
         now = {name: value if name.startswith(SHARED) else np.asarray(value[device]) for name, value in feed.items()}
         for number in range(count):
@@ -96,6 +96,50 @@ def test_state_and_randomness_are_each_devices_own(tmp_path: Path) -> None:
         model, functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(3, 2)
     ).bundle
     check(bundle, 4, [2, 1, 2])
+
+
+WEIGHT = torch.tensor([0.5, 2.0, 1.5])
+
+
+LOSSES: dict[str, Any] = {
+    "weighted, some ignored": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, ignore_index=2),
+    "sum, some ignored": lambda outputs, y: (
+        functional.cross_entropy(outputs, y, ignore_index=2, reduction="sum") / torch.ones_like(y).sum()
+    ),
+    "one by one": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, reduction="none").mean(),
+    "smoothed": lambda outputs, y: functional.cross_entropy(outputs, y, label_smoothing=0.2),
+    "images": lambda outputs, y: functional.cross_entropy(
+        outputs.unsqueeze(2).unsqueeze(3), y.unsqueeze(1).unsqueeze(2)
+    ),
+}
+NAMES = [next(iter(LOSSES)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(LOSSES)[1:])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cross_entropy_with_its_options(tmp_path: Path, name: str) -> None:
+    x, y = torch.randn(6, 5), torch.randint(2, (6,))
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    check(export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=Many(3, 2)).bundle, 9, [2, 0, 1])
+
+
+def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit the same; also for numbers of steps beyond those of a call."""
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    found = []
+    for kept in (many.KEPT, 0):
+        monkeypatch.setattr(many, "KEPT", kept)
+        torch.manual_seed(0)
+        bundle = export_bundle(
+            nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(5, 3)
+        ).bundle
+        session = session_of(bundle, TRAIN_MANY)
+        feed = inputs_for(bundle, session, 4) | {"steps": np.array([3, 0, 1, 9, -1])}
+        found.append(run(session, feed))
+        for name, value in found[-1].items():
+            if name.startswith("next."):
+                np.testing.assert_array_equal(value[[1, 4]], feed[name.removeprefix("next.")][[1, 4]])
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value)
 
 
 @pytest.mark.slow

@@ -15,22 +15,32 @@ from fleetlearn_export.rewrite import rewrite
 HEAD = """<ir_version: 8, opset_import: ["" : 18]>
 main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,6,8] x) => (float[l,m] out)
 """
+BLOCK = """<ir_version: 8, opset_import: ["" : 18]>
+main (float[2,4,3] w, float[2,5,4] a, float[2,5,3] b, float[2,3,5] c, float lr) => (float[2,4,3] out)
+"""
 
 
 def values(model: onnx.ModelProto) -> np.ndarray:
     rng = np.random.default_rng(0)
-    shapes = {"w": (4, 3), "a": (5, 4), "b": (5, 3), "c": (3, 5), "lr": (), "x": (2, 6, 8)}
-    given = {row.name for row in model.graph.input}
-    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items() if name in given}
-    feeds = {name: np.asarray(value, np.float32) for name, value in feeds.items()}
+    feeds = {
+        row.name: np.asarray(
+            rng.standard_normal([size.dim_value or 2 for size in row.type.tensor_type.shape.dim]), np.float32
+        )
+        for row in model.graph.input
+    }
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     result: np.ndarray = session.run(None, feeds)[0]
     return result
 
 
 def rewritten(body: str) -> Counter[str]:
-    """The operators after rewriting; what the graph computes is compared."""
-    before = onnx.parser.parse_model(HEAD + "{" + body + "}")
+    """The operators after rewriting."""
+    return Counter(node.op_type for node in rewritten_graph(body, HEAD).node)
+
+
+def rewritten_graph(body: str, head: str) -> onnx.GraphProto:
+    """What the graph computes is compared."""
+    before = onnx.parser.parse_model(head + "{" + body + "}")
     model = ir.from_proto(onnx.shape_inference.infer_shapes(before))
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     rewrite(model.graph)
@@ -38,7 +48,7 @@ def rewritten(body: str) -> Counter[str]:
     after = ir.to_proto(model)
     onnx.checker.check_model(after)
     np.testing.assert_allclose(values(after), values(before), rtol=1e-5, atol=1e-6)
-    return Counter(node.op_type for node in after.graph.node)
+    return after.graph
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,26 @@ def rewritten(body: str) -> Counter[str]:
 )
 def test_an_update_is_one_product(body: str) -> None:
     assert rewritten(body) == {"Mul": 1, "Gemm": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "scaled"),
+    [
+        # w has fewer columns than rows, so the second factor is the smaller one.
+        ("at = Transpose<perm = [0, 2, 1]>(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)", "b"),
+        (
+            "at = Transpose<perm = [0, 2, 1]>(a) ct = Transpose<perm = [0, 2, 1]>(c) g = MatMul(at, ct) "
+            "s = Mul(g, lr) out = Sub(w, s)",
+            "c",
+        ),
+    ],
+)
+def test_an_update_of_a_block_scales_the_smaller_factor(body: str, scaled: str) -> None:
+    graph = rewritten_graph(body, BLOCK)
+    found = Counter(node.op_type for node in graph.node)
+    assert found == {"Transpose": 1 + (scaled == "c"), "Mul": 1, "MatMul": 1, "Sub": 1}
+    (mul,) = (node for node in graph.node if node.op_type == "Mul")
+    assert list(mul.input) == [scaled, "lr"]
 
 
 @pytest.mark.parametrize(
