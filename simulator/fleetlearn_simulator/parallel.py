@@ -29,8 +29,8 @@ Make = Callable[[], Backend]
 Blocks = Callable[[Sequence[Job]], list[list[int]]]
 AHEAD = 2
 """Blocks that a process is given before it has returned any, so that it need not wait for this one."""
-SMALL = 1000
-"""Jobs that surely fit into a pipe, though nobody reads it."""
+SMALL = 256
+"""Jobs that surely fit into a pipe, though nobody reads it: one takes 8 KB on some systems."""
 PARCEL = 2**18
 """Elements of updates that are sent as one."""
 ENVIRONMENT = {

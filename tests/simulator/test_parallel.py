@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -97,6 +98,12 @@ def test_several_calls_may_be_under_way(
     assert bits([first(place) for place in reversed(range(7))]) == bits(one.train(model, JOBS)[::-1])
     assert taken == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
     assert len(two.waiting) == 0
+
+
+def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
+    """Else both ends would wait until the other one reads."""
+    jobs = [Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(parallel_module.SMALL)]
+    assert len(pickle.dumps(("train", None, jobs))) < 8192
 
 
 def test_large_updates_come_one_by_one(scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch) -> None:
