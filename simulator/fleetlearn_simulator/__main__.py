@@ -100,7 +100,8 @@ def run(
             _one(runs[0], folder, options, resume=False)
         elif options.engine == "ray":
             for run in runs:
-                _one(run, folder / run.name, options, resume=False)
+                _one(run, folder / run.name, options, resume=False, page=False)
+            print(f"fleetlearn-simulate compare {folder}")
         else:
             _side_by_side(runs, folder, options._replace(workers=1), workers or os.cpu_count() or 1)
 
@@ -150,7 +151,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
         print(write_report(folder))
 
 
-def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool) -> None:
+def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True) -> None:
     """A run with its progress shown."""
     console = Console(stderr=True)
     with _interruptible(), _progress(console) as shown:
@@ -166,7 +167,8 @@ def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool) ->
     if outcome is None:
         console.print(f"stopped; fleetlearn-simulate resume {folder} goes on", markup=False, highlight=False)
         raise typer.Exit(130)
-    outcome.report()
+    if page:
+        outcome.report()
     _summarise(outcome, console)
 
 

@@ -36,9 +36,14 @@ DEATHS = 3
 """So many, of the workers that had the same part in hand, or that began one in place of the other, are no accident."""
 PATIENCE = 600.0
 """Seconds that a first worker, or the first after the last has died, may take to begin."""
-LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a cluster of our own: no report to Ray's makers; and not to be seen from other machines, which is what the second
-is for on the two systems in its name, and does on all."""
+LOCAL = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Not to be seen from other machines: this is for the two systems in its name, and does it on all.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Some versions warn that this will be the default.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""The environment of a cluster of our own."""
 logger = logging.getLogger("fleetlearn.simulator")
 
 

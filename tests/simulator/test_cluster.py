@@ -241,6 +241,7 @@ def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model:
     backend.close()
 
 
+@pytest.mark.slow
 def test_a_device_that_ends_each_worker_is_an_error(
     failing: Scenario, model: Vector, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,6 +322,7 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
         work()
 
 
+@pytest.mark.slow
 def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = on_ray(scenario, model)
     holder.train(model, JOBS)
