@@ -10,7 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from fleetlearn_simulator.population import tiers_of
+from fleetlearn_simulator.scenario import Scenario
+from line_bundle import write_line_bundle
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +116,71 @@ def test_fedprox(tmp_path: Path) -> None:
     assert found["values"] == pytest.approx(gains)
     # Of two values the t interval is 12.706 times half of their distance.
     assert (found["mean"], found["half"]) == pytest.approx((sum(gains) / 2, 12.706 * abs(gains[0] - gains[1]) / 2))
+
+
+def test_the_digits_of_a_tier(tmp_path: Path) -> None:
+    """Devices are in the data function's tiers as in the simulator's, and have their tier's digits."""
+    from benchmarks._dropout_data import DIGITS, EXAMPLES, SHARES, own_digits, split, tier_of
+
+    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"]).path
+    tiers = {name: {"share": share} for name, share in SHARES.items()}
+    tables = {
+        "name": "x",
+        "seed": 3,
+        "plan": {"bundle": str(bundle), "round": {"goal": 1}},
+        "population": {"size": 500},
+    }
+    scenario = Scenario.read(tables | {"tiers": tiers}, tmp_path)
+    places = tiers_of(scenario, np.arange(500))
+    names = [tier_of(device, 3) for device in range(500)]
+    assert names == [[*SHARES][place] for place in places]
+    labels = np.stack([own_digits(device, 3)[1] for device in range(500)])
+    assert labels.shape == (500, EXAMPLES)
+    own = [np.isin(row, DIGITS[name]).mean() for row, name in zip(labels, names, strict=True)]
+    # 0.9 are drawn from the tier's digits, of the rest as many as these digits are of all.
+    shares = np.array([0.9 + 0.1 * len(DIGITS[name]) / 10 for name in names])
+    assert np.mean(own) == pytest.approx(shares.mean(), abs=4 * np.sqrt(0.06 / labels.size))
+    (_, train), (_, test) = split(3)
+    assert (len(train), len(test)) == (1258, 539)
+
+
+@pytest.mark.slow
+def test_dropout(tmp_path: Path) -> None:
+    """The second time only the seed that is missing is run."""
+    keep = tmp_path / "runs"
+    sizes = (
+        "--recipes",
+        "fedavg",
+        "--dropout",
+        "0",
+        "0.6",
+        "--rounds",
+        "2",
+        "--deadlines",
+        "1800",
+        "--keep",
+        str(keep),
+    )
+    sizes += ("--over-selection", "1", "--data", "alike", "by tier", "--target", "accuracy=0.2", "--workers", "1")
+    figures(tmp_path, "dropout.py", *sizes, "--seeds", "1")
+    times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
+    found = figures(tmp_path, "dropout.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
+    assert len(times) == 2 * 4 + 4 + 4 + 2  # tried, usual, other over-selection, all as likely to vanish
+    assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
+    for name in ("recipes", "plans"):
+        assert (tmp_path / f"dropout-{name}.svg").read_text("utf-8").rstrip().endswith("</svg>")
+    cells = {(row["data"], row["hazard"], row["dropout"], row["over_selection"]): row["runs"] for row in found["cells"]}
+    for run in cells["by tier", "by time", 0.0, 1.0]:  # every task ends in a report
+        assert run["lost_share"] == run["wasted_share"] == run["wasted_bytes_share"] == 0
+        assert {*run["kept"].values()} == {1}
+    for data in ("alike", "by tier"):
+        for run in cells[data, "by time", 0.6, 1.3]:
+            assert run["kept"]["pi-zero-2"] < run["kept"]["phone"] < 1
+            assert 0 < run["wasted_bytes_share"] < run["lost_share"]
+    # Who vanishes does not depend on what is learned.
+    alike, by_tier = (cells[data, "by time", 0.6, 1.3] for data in ("alike", "by tier"))
+    assert [run["heard"] for run in alike] == [run["heard"] for run in by_tier]
+    assert [run["accuracy"] for run in alike] != [run["accuracy"] for run in by_tier]
 
 
 @pytest.mark.slow
