@@ -42,34 +42,24 @@ def levels_of(runs: Runs) -> dict[Key, list[dict[str, float]]]:
 
 
 def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, dict[str, Any]]:
-    """Of each pair of methods the differences within a seed, and of how many times smaller the first's swing is. With
-    several data sets also the differences of their means."""
+    """Of each pair of methods the differences within a seed, and how many times smaller the first's swing is. With
+    several data sets also the means over those that are not iid."""
     found: dict[Key, dict[str, Any]] = {}
     for drop in dict.fromkeys(key[1] for key in levels):
         for one, other in PAIRS:
-            pairs = {
-                data: (levels[data, drop, one], levels[data, drop, other])
-                for data in dict.fromkeys(key[0] for key in levels)
-                if (data, drop, one) in levels and (data, drop, other) in levels
-            }
-            name, rows = f"{one} - {other}", {}
-            for data, (first, second) in pairs.items():
-                rows[data] = differences(first, second)
-                ratios = [b["swing"] / a["swing"] for a, b in zip(first, second, strict=True)]
-                found[data, drop, name] = {key: interval(values) for key, values in rows[data].items()}
-                found[data, drop, name]["swing"] = measure.middle(ratios)
-            if len(rows) > 1:
-                found["mean of all", drop, name] = {
-                    key: interval(
-                        [float(np.mean(row)) for row in zip(*(row[key] for row in rows.values()), strict=True)]
-                    )
-                    for key in MEASURED
-                }
+            name, others = f"{one} - {other}", []
+            for data in dict.fromkeys(key[0] for key in levels):
+                if (data, drop, one) not in levels or (data, drop, other) not in levels:
+                    continue
+                pairs = [*zip(levels[data, drop, one], levels[data, drop, other], strict=True)]
+                values = {key: [first[key] - second[key] for first, second in pairs] for key in MEASURED}
+                swing = measure.middle([second["swing"] / first["swing"] for first, second in pairs])
+                found[data, drop, name] = {key: interval(row) for key, row in values.items()} | {"swing": swing}
+                others += [values] if data != "iid" else []
+            if len(others) > 1:
+                means = {key: np.mean([values[key] for values in others], axis=0).tolist() for key in MEASURED}
+                found["mean without iid", drop, name] = {key: interval(row) for key, row in means.items()}
     return found
-
-
-def differences(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    return {key: [a[key] - b[key] for a, b in zip(first, second, strict=True)] for key in MEASURED}
 
 
 def nested(rows: Mapping[Key, Any]) -> dict[str, Any]:
