@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import isfinite, prod
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from fleetlearn_device.checks import check_hyper
 from fleetlearn_device.data import permutation
 from fleetlearn_device.runtime_onnx import make_session
-from fleetlearn_device.train import SEEDS
+from fleetlearn_device.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from fleetlearn_protocol.vector import Vector, views
@@ -79,10 +79,21 @@ class Vectorized(PerDevice):
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+        found = self.begin(model, jobs)
+        return [found(place) for place in range(len(jobs))]
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+        blocks = blocks_of(self.task, self.source, jobs, self.many.devices)
+        block_of = {place: places for places in blocks for place in places}
         found: dict[int, Result] = {}
-        for places in blocks_of(self.task, self.source, jobs, self.many.devices):
-            found |= zip(places, self._block(model, [jobs[place] for place in places]), strict=True)
-        return [found[place] for place in range(len(jobs))]
+
+        def result(place: int) -> Result:
+            if place not in found:
+                places = block_of[place]
+                found.update(zip(places, self._block(model, [jobs[row] for row in places]), strict=True))
+            return found.pop(place)
+
+        return result
 
     def _block(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         """Jobs whose batches have as many examples."""
@@ -127,6 +138,8 @@ class Block:
         """Steps and examples."""
         self.sums = np.zeros((len(backend.measured), lanes))
         """Of what is measured, over the examples seen."""
+        self.worst = np.zeros(lanes)
+        """The largest magnitude of a step's loss."""
         self.seeds = np.pad(np.array([job.seed for job in jobs], np.int64), free)
         self.feed = self._feed()
 
@@ -170,6 +183,7 @@ class Block:
         found = self.backend.session.run(self.backend.names, feed)
         self.feed |= zip(self.backend.carried, found, strict=False)
         values = np.array(found[len(self.backend.carried) :], np.float64)
+        self.worst = np.maximum(self.worst, np.abs(values[0]).max(axis=1))
         values *= rows.shape[2]
         # Added up one after the other, as the device does it; what was not done is 0.
         values[:, :, 0] += self.sums
@@ -195,6 +209,7 @@ class Block:
             self.feed[name][lane] = value
         for place, value in enumerate(found[len(carried) :]):
             self.sums[place, lane] += float(value) * len(rows)
+        self.worst[lane] = np.maximum(self.worst[lane], abs(float(found[len(carried)])))
         self.left[lane] -= 1
         self.done[lane] += 1
         self.seen[lane] += len(rows)
@@ -221,7 +236,7 @@ class Block:
                 loss,
                 {name: value for name, value in zip(self.manifest.metrics, metrics, strict=True) if isfinite(value)},
                 largest[lane],
-                None if isfinite(largest[lane]) and isfinite(loss) else "failed: diverged",
+                None if isfinite(largest[lane]) and self.worst[lane] <= LARGEST else "failed: diverged",
             )
             for lane, (loss, *metrics) in enumerate(means)
         ]

@@ -27,19 +27,21 @@ SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 
 
 class Own(Source):
-    """Each device's own data, of these sizes; device ``wild``'s inputs are infinite."""
+    """Each device's own data, of these sizes; device ``wild``'s inputs are ``huge``."""
 
-    def __init__(self, sizes: list[int], features: int, wild: int = -1) -> None:
-        self.sizes, self.features, self.wild = np.array(sizes, np.int64), features, wild
+    def __init__(self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38) -> None:
+        self.sizes, self.features, self.wild, self.huge = np.array(sizes, np.int64), features, wild, huge
+        self.asked: list[int] = []
 
     def examples(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.asarray(self.sizes[ids])
 
     def arrays(self, device: int) -> Arrays:
+        self.asked.append(device)
         rng = np.random.default_rng(device)
         x = rng.normal(device % 3, 1, (self.sizes[device], self.features)).astype(np.float32)
         if device == self.wild:
-            x[:] = 1e38
+            x[:] = self.huge
         return x, rng.integers(10, size=self.sizes[device])
 
     def test(self) -> Arrays | None:
@@ -141,6 +143,32 @@ def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
         expected = [row for device, row in enumerate(plain.train(model, jobs)) if device != 2]
         for one, other in zip(others, expected, strict=True):
             assert one.update.tobytes() == other.update.tobytes()
+
+
+@pytest.mark.parametrize("size", [30, 5, 25])
+def test_a_loss_beyond_what_the_protocol_has_is_divergence(softmax: Path, size: int) -> None:
+    """Finite in float32, as the update is; in a call, alone, and in the last, smaller batch."""
+    source = Own([size] * 4, 60, wild=1, huge=1e32)
+    task = Task({"lr": 1e-32, "mu": 0.0}, 1, 10)
+    jobs = [Job(device, device, None) for device in range(4)]
+    for backend in both(softmax, task, source):
+        found = backend.train(open_bundle(softmax).parameters(), jobs)
+        assert [row.failed for row in found] == [None, "failed: diverged", None, None]
+
+
+def test_nobody_is_trained_in_vain(softmax: Path) -> None:
+    """Whose results are not asked for, one by one or block by block."""
+    jobs = [Job(device, device, None) for device in (3, 1, 0, 2)]
+    model = open_bundle(softmax).parameters()
+    source = Own([30, 30, 40, 40], 60)
+    one, many = both(softmax, Task({"lr": 0.05, "mu": 0.0}, 1, 0), source)
+    begun = one.begin(model, jobs), many.begin(model, jobs)
+    assert source.asked == []
+    first, second = begun[0](2), begun[1](2)
+    assert {*source.asked[:1]} == {0}
+    assert {*source.asked[1:]} == {0, 1}
+    check_alike([first], [second], 1e-6)
+    assert first.update.tobytes() == one.train(model, jobs)[2].update.tobytes()
 
 
 def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
