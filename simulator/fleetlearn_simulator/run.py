@@ -88,12 +88,12 @@ class Outcome(NamedTuple):
 
 
 def make_backend(scenario: Scenario, kind: Literal["bundle", "vectorized"]) -> Backend:
-    """A back end with its own copy of the data; for one process, whose matrix products one thread makes from now on:
-    their last bits follow from the number of threads, which is not the same here and in a process beside others."""
+    """A back end with its own copy of the data; for one process, whose numeric libraries have one thread from now on:
+    the last bits of a product follow from their number, which is not the same here and in a process beside others."""
     bundle = open_bundle(scenario.plan.bundle)
     task = task_of(scenario.plan, bundle)
     backend = BACKENDS[kind](bundle, task, source_of(scenario, bundle))
-    threadpool_limits(1, "blas")  # of the libraries that are there: the user's module has brought its own
+    threadpool_limits(1)  # of the libraries that are there: the user's module has brought its own
     return backend
 
 
@@ -128,7 +128,7 @@ def simulate(
     if found and found[1]["of"] != of:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
     with ExitStack() as held:
-        held.enter_context(threadpool_limits(1, "blas"))  # what ``make_backend`` does ends with the run
+        held.enter_context(threadpool_limits(1))  # what ``make_backend`` does ends with the run
         kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
         scenario = with_measured_step(scenario, bundle)
         backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
