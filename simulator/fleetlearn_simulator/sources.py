@@ -37,11 +37,7 @@ class Source(Protocol):
     def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
         """The examples of these devices at ``places``: int64 (devices, ...), the shape of what is returned before the
         examples' own. A device may be there twice."""
-        parts = [self.arrays(device) for device in devices]
-        return tuple(
-            np.stack([array[rows] for array, rows in zip(column, places, strict=True)])
-            for column in zip(*parts, strict=True)
-        )
+        return _taken([self.arrays(device) for device in devices], places)
 
 
 class Made(Source):
@@ -183,6 +179,8 @@ class Kept(Source):
 
     def __init__(self, source: Source, limit: int = 256 * 2**20) -> None:
         self._source, self._limit = source, limit
+        self._large: tuple[list[int], list[Arrays]] = [], []
+        """Devices that were taken last and together do not fit, and their arrays: each call of a block takes them."""
         self._begin()
 
     def _begin(self) -> None:
@@ -202,11 +200,15 @@ class Kept(Source):
         return tuple(array[begin:end] for array in self._held)
 
     def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+        if devices == self._large[0]:
+            return _taken(self._large[1], places)
+        self._large = [], []
         for device in devices:
             if device not in self._at:
                 self._make(device)
-        if any(device not in self._at for device in devices):  # together they do not fit
-            return super().take(devices, places)
+        if any(device not in self._at for device in devices):
+            self._large = [*devices], [self.arrays(device) for device in devices]
+            return _taken(self._large[1], places)
         begins = np.array([self._at[device][0] for device in devices]).reshape(-1, *[1] * (places.ndim - 1))
         return tuple(array.take(begins + places, axis=0, mode="clip") for array in self._held)
 
@@ -231,6 +233,14 @@ class Kept(Source):
         self._at[device] = begin, end
         self._filled, self._bytes = end, self._bytes + size
         return made
+
+
+def _taken(parts: Sequence[Arrays], places: NDArray[np.int64]) -> Arrays:
+    """Of each device's arrays the examples at its places."""
+    return tuple(
+        np.stack([array[rows] for array, rows in zip(column, places, strict=True)])
+        for column in zip(*parts, strict=True)
+    )
 
 
 def _module(name: str, base: Path) -> ModuleType:

@@ -174,10 +174,15 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
 
 
 def test_more_devices_than_fit_are_taken_all_the_same() -> None:
-    source = Kept(Counting(), limit=3 * 80)
-    devices = np.arange(8)
-    (found,) = source.take(devices.tolist(), np.tile(np.arange(4), (8, 1)))
-    assert found.tolist() == np.repeat(devices[:, None], 4, axis=1).tolist()
+    """And made anew for each block, not for each of its calls."""
+    below = Counting()
+    source = Kept(below, limit=3 * 80)
+    for devices in ([*range(8)], [*range(8)], [3, 1], [*range(8, 0, -1)], [*range(8, 0, -1)]):
+        made = below.made
+        for _ in range(3):
+            (found,) = source.take(devices, np.tile(np.arange(4), (len(devices), 1)))
+            assert found.tolist() == [[device] * 4 for device in devices]
+        assert below.made <= made + 2 * len(devices)
 
 
 def test_the_rest_is_as_it_was() -> None:
