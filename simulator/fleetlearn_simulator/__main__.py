@@ -32,7 +32,7 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_simulator.fleet import Fleet
 from fleetlearn_simulator.interrupts import STOP, heed
 from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
-from fleetlearn_simulator.run import Kind, Options, Outcome, simulate, summary_alone
+from fleetlearn_simulator.run import Kind, Options, Outcome, prepare, simulate, summary_alone
 from fleetlearn_simulator.scenario import Scenario, expand, init_text
 
 app = typer.Typer(
@@ -91,36 +91,39 @@ def run(
     with _errors():
         runs = expand(Scenario.load(scenario))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
-        if (folder / SUMMARY).exists() or (folder / CHECKPOINT).exists():
+        if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(folder.glob(f"*/{SCENARIO}")):
             _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
         options = Options(
             _kind(backend), workers or None, events=events, test=test_every, **_where(engine, ray_address)
         )
         if len(runs) == 1:
             _one(runs[0], folder, options, resume=False)
-        elif options.engine == "ray":
-            for run in runs:
-                _one(run, folder / run.name, options, resume=False, page=False)
-            print(f"fleetlearn-simulate compare {folder}")
         else:
-            _side_by_side(runs, folder, options._replace(workers=1), workers or os.cpu_count() or 1)
+            for run in runs:
+                prepare(run, folder / run.name, options)
+            _sweep(runs, folder, options)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a sweep, that was stopped.")],
     workers: Workers = 0,
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
 ) -> None:
-    """Go on with a stopped run from its last checkpoint, to the same end."""
+    """Go on with a stopped run from its last checkpoint, or with those of a sweep that are not finished, to the same
+    end."""
     with _errors():
         if (folder / SUMMARY).exists():
             _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
-        if not (folder / SCENARIO).exists():
-            _fail(f"{folder} holds no run: {SCENARIO} is missing")
         options = Options(workers=workers or None, **_where(engine, ray_address))
-        _one(Scenario.load(folder / SCENARIO), folder, options, resume=True)
+        if (folder / SCENARIO).exists():
+            _one(Scenario.load(folder / SCENARIO), folder, options, resume=True)
+            return
+        found = sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
+        if not found:
+            _fail(f"{folder} holds no run: {SCENARIO} is missing")
+        _sweep([Scenario.load(run / SCENARIO) for run in found if not (run / SUMMARY).exists()], folder, options)
 
 
 @app.command()
@@ -165,7 +168,7 @@ def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, pa
             should_stop=STOP.is_set,
         )
     if outcome is None:
-        console.print(f"stopped; fleetlearn-simulate resume {folder} goes on", markup=False, highlight=False)
+        _stopped(folder, console)
         raise typer.Exit(130)
     if page:
         outcome.report()
@@ -226,8 +229,18 @@ def _summarise(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
+def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
+    """The runs whose folders, named after them, are prepared. Their pages, of 5 MB each, are left to `report`."""
+    if options.engine == "ray":
+        for run in runs:
+            _one(run, folder / run.name, options, resume=True, page=False)
+    else:
+        _side_by_side(runs, folder, options._replace(workers=1), options.workers or os.cpu_count() or 1)
+    print(f"fleetlearn-simulate compare {folder}")
+
+
 def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
-    """A sweep's runs, each in a process of its own; their pages, of 5 MB each, are left to `report`."""
+    """Each in a process of its own."""
     console = Console(stderr=True)
     with (
         _interruptible(),
@@ -240,17 +253,16 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
             found = done.result()
             if STOP.is_set() or found is None:
                 pool.shutdown(cancel_futures=True)
-                console.print(
-                    f"stopped; fleetlearn-simulate resume {folder}/RUN goes on with one that had begun",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                _stopped(folder, console)
                 raise typer.Exit(130)
             shown.advance(bar)
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in (found["test"] or found["metrics"]).items())
             console.print(f"{waiting[done].name}: {found['rounds']} rounds, {metrics}", markup=False, highlight=False)
-    print(f"fleetlearn-simulate compare {folder}")
+
+
+def _stopped(folder: Path, console: Console) -> None:
+    text = f"stopped; fleetlearn-simulate resume {folder} goes on"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A run's folder: the scenario as it was run, the event log, the rounds, the checkpoint.
 
     scenario.toml           as it was given, with what was measured for it
+    options.json            how it is run, as far as the other files depend on it
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
     checkpoint.safetensors  model, server optimizer and fleet after a round; with it a run goes on where it was
@@ -27,7 +28,7 @@ from safetensors.numpy import save_file
 
 from fleetlearn_simulator.errors import SimulatorError
 
-SCENARIO, EVENTS, ROUNDS = "scenario.toml", "events.jsonl", "rounds.jsonl"
+SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
 WRITTEN = 4096
 """Events that are written at once."""
@@ -105,6 +106,14 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
         return [msgspec.json.decode(line) for line in lines]
     except (OSError, msgspec.DecodeError) as error:
         raise SimulatorError(f"{folder / name} cannot be read as a run's log: {error}") from None
+
+
+def read_json(file: Path) -> Any:
+    """What ``write_json`` wrote. Raises SimulatorError where it is damaged."""
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise SimulatorError(f"{file} cannot be read: {error}") from None
 
 
 def write_json(file: Path, value: Any) -> None:

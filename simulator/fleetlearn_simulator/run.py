@@ -28,11 +28,13 @@ from fleetlearn_simulator.fleet import Event, Fleet, name_of
 from fleetlearn_simulator.interrupts import STOP
 from fleetlearn_simulator.parallel import Blocks, Parallel
 from fleetlearn_simulator.record import (
+    OPTIONS,
     ROUNDS,
     SCENARIO,
     SUMMARY,
     Record,
     read_checkpoint,
+    read_json,
     read_rows,
     save_model,
     write_json,
@@ -69,7 +71,9 @@ class Options(NamedTuple):
     """As ``cluster.OnRay`` has it."""
 
 
-OPTIONS = Options()
+LASTING = ("backend", "events", "test")
+"""Of the options, those that a run keeps when it is resumed: its files depend on them."""
+USUAL = Options()
 
 
 class Outcome(NamedTuple):
@@ -105,14 +109,15 @@ def source_of(scenario: Scenario, bundle: Bundle) -> Any:
 def simulate(
     scenario: Scenario,
     folder: str | os.PathLike[str] | None = None,
-    options: Options = OPTIONS,
+    options: Options = USUAL,
     *,
     resume: bool = False,
     progress: Callable[[Fleet], None] = lambda fleet: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
     """Run ``scenario``, writing ``folder`` (default: NAME.sim, here). ``progress`` is called after each round. None:
-    stopped by ``should_stop``. With ``resume`` it goes on from the folder's checkpoint; without one it begins anew.
+    stopped by ``should_stop``. With ``resume`` it goes on from the folder's checkpoint, with those ``LASTING`` options
+    that it was begun with; without a checkpoint it begins anew.
 
     Raises SimulatorError, PlanError, BundleError; nothing is written then but what was there.
     """
@@ -127,14 +132,15 @@ def simulate(
     of = [bundle.sha256, scenario.seed, scenario.population.size]
     if found and found[1]["of"] != of:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
+    if resume and (folder / OPTIONS).exists():
+        options = options._replace(**read_json(folder / OPTIONS))
     with ExitStack() as held:
         held.enter_context(threadpool_limits(1))  # what ``make_backend`` does ends with the run
         kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
         scenario = with_measured_step(scenario, bundle)
         backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
         held.callback(backend.close)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SCENARIO, scenario.to_toml().encode())
+        prepare(scenario, folder, options)
         record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(record.close)
         fleet = Fleet(scenario, bundle, source, backend, task, record.event)
@@ -171,10 +177,17 @@ def simulate(
     return Outcome(folder, summary, fleet.model)
 
 
+def prepare(scenario: Scenario, folder: Path, options: Options) -> None:
+    """Make a run's folder; ``resume`` begins with what is written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / OPTIONS, {name: getattr(options, name) for name in LASTING})
+    write_whole(folder / SCENARIO, scenario.to_toml().encode())
+
+
 def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any] | None:
-    """One run of several, in a process of its own that heeds interrupts: what it came to. None: it was stopped, or not
-    begun any more."""
-    outcome = None if STOP.is_set() else simulate(scenario, folder, options, should_stop=STOP.is_set)
+    """What a run came to, whose folder is prepared or was stopped; in a process of its own that heeds interrupts. None:
+    it was stopped, or not begun any more."""
+    outcome = None if STOP.is_set() else simulate(scenario, folder, options, resume=True, should_stop=STOP.is_set)
     return None if outcome is None else outcome.summary
 
 

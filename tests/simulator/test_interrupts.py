@@ -48,27 +48,33 @@ def wait_until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> N
         time.sleep(0.01)
 
 
-def test_a_sweep_is_stopped_with_the_runs_that_had_begun(line: Path, tmp_path: Path) -> None:
-    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=1000, sweep={"seed": [1, 2, 3, 4, 5, 6]})
+def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=300, sweep={"seed": [1, 2, 3, 4, 5]})
     folder = tmp_path / "out"
-    with command("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle") as child:
-        wait_until(lambda: len(list(folder.glob(f"*/{CHECKPOINT}"))) == 2, child)
+    words = ("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle", "--no-events")
+    with command(*words) as child:
+        wait_until(lambda: any(folder.glob(f"*/{CHECKPOINT}")), child)
         os.killpg(child.pid, signal.SIGINT)
         said, _ = child.communicate(timeout=LIMIT)
     assert child.returncode == 130
-    assert "stopped; fleetlearn-simulate resume" in said
-    begun = sorted(folder.iterdir())
-    assert len(begun) == 2, "the others were not begun any more"
-    assert not list(folder.glob(f"*/{SUMMARY}"))
-    # As far as it came, and with the rest of its rounds, a run is what it would have been.
-    rows = read_rows(begun[0], ROUNDS)
-    whole = simulate(Scenario.load(begun[0] / SCENARIO), tmp_path / "whole", Options("bundle", 1))
-    again = simulate(Scenario.load(begun[0] / SCENARIO), begun[0], Options("bundle", 1), resume=True)
-    assert whole is not None
-    assert again is not None
-    assert 0 < len(rows) < 1000
-    for name in (EVENTS, ROUNDS, SUMMARY):
-        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert f"stopped; fleetlearn-simulate resume {folder} goes on" in said
+    runs = sorted(folder.iterdir())
+    stopped = [run for run in runs if (run / CHECKPOINT).exists()]
+    waiting = [run for run in runs if not (run / ROUNDS).exists()]
+    assert (len(runs), len(stopped) > 0, len(waiting) > 0) == (5, True, True)
+    assert 0 < len(read_rows(stopped[0], ROUNDS)) < 300
+    with command(*words) as child:
+        said, _ = child.communicate(timeout=LIMIT)
+        assert "holds a run already" in said
+    with command("resume", str(folder), "--workers", "2") as child:
+        said, _ = child.communicate(timeout=LIMIT)
+        assert child.returncode == 0, said
+    for run in (stopped[0], waiting[-1]):
+        whole = simulate(Scenario.load(run / SCENARIO), tmp_path / "whole", Options("bundle", 1, events=False))
+        assert whole is not None
+        for name in (SCENARIO, EVENTS, ROUNDS, SUMMARY):
+            assert (run / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert all((run / SUMMARY).exists() for run in runs)
 
 
 ENDLESS = """

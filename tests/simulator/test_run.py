@@ -20,7 +20,17 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.record import CHECKPOINT, EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY, read_checkpoint, read_rows
+from fleetlearn_simulator.record import (
+    CHECKPOINT,
+    EVENTS,
+    MODEL,
+    OPTIONS,
+    ROUNDS,
+    SCENARIO,
+    SUMMARY,
+    read_checkpoint,
+    read_rows,
+)
 from fleetlearn_simulator.run import check_supported, choose
 from fleetlearn_simulator.scenario import Scenario
 from line_bundle import write_line_bundle
@@ -152,6 +162,22 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
         assert times < 20
     assert times >= 7
     assert contents(folder) == contents(whole)
+
+
+def test_a_resumed_run_is_carried_out_as_it_was_begun(scenario: Scenario, tmp_path: Path) -> None:
+    options = ONE._replace(events=False)
+    expected = contents(done(simulate(scenario, tmp_path / "whole", options)).folder)
+    assert expected[EVENTS] == b""
+    seen: list[Any] = []
+    assert (
+        simulate(scenario, tmp_path / "run", options, progress=seen.append, should_stop=lambda: len(seen) > 3) is None
+    )
+    assert contents(done(simulate(scenario, tmp_path / "run", resume=True)).folder) == expected
+    assert simulate(scenario, tmp_path / "none", options, should_stop=lambda: True) is None
+    assert contents(done(simulate(scenario, tmp_path / "none", resume=True)).folder) == expected
+    (tmp_path / "run" / OPTIONS).write_text("{")
+    with pytest.raises(SimulatorError, match=r"options\.json cannot be read"):
+        simulate(scenario, tmp_path / "run", resume=True)
 
 
 def test_a_finished_run_resumed_is_the_same(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
