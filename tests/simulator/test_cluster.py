@@ -378,7 +378,7 @@ def _is_of(process: psutil.Process, mark: str) -> bool:
 def test_the_command_goes_on_with_a_run_on_ray(line: Path, tmp_path: Path) -> None:
     path = write_scenario(tmp_path, line, 12, **MESSY)
     command(path, tmp_path / "one", "--workers", "1")
-    stopped = simulate(Scenario.load(path), tmp_path / "two", ONE, should_stop=lambda: True)
+    stopped = simulate(Scenario.load(path), tmp_path / "two", ONE._replace(backend="auto"), should_stop=lambda: True)
     assert stopped is None
     subprocess.run(
         [sys.executable, "-m", "fleetlearn_simulator", "resume", str(tmp_path / "two"), "--engine", "ray"],
