@@ -16,7 +16,7 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 PAIRS = (("fedprox-1", "fedavg"), ("fedprox-0", "fedavg"), ("fedprox-1", "fedprox-0"))
 NAMES = {"fedavg": "FedAvg", "fedprox-0": "FedProx, mu = 0", "fedprox-1": "FedProx, mu = 1"}
 COLORS = {"fedavg": "#d55e00", "fedprox-0": "#009e73", "fedprox-1": "#0072b2"}
-MEASURED = ("accuracy", "loss")
+MEASURED = ("accuracy", "throughout", "loss")
 Key = tuple[str, float, str]
 """Data, share of stragglers, method."""
 Runs = Mapping[Key, Sequence[Mapping[str, Any]]]
@@ -24,9 +24,15 @@ Runs = Mapping[Key, Sequence[Mapping[str, Any]]]
 
 
 def figures(run: Mapping[str, Any]) -> dict[str, float]:
-    """A run's: means of its last rounds, and ``swing``, the standard deviation of the training loss in them."""
-    accuracy, loss = (np.array(run[key][-LAST:]) for key in ("accuracy", "loss"))
-    return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean()), "swing": float(loss.std())}
+    """A run's means of its last rounds; ``throughout``, the mean accuracy of all rounds; and ``swing``, the standard
+    deviation of the training loss in the last rounds."""
+    accuracy, loss = np.array(run["accuracy"]), np.array(run["loss"][-LAST:])
+    return {
+        "accuracy": float(accuracy[-LAST:].mean()),
+        "throughout": float(accuracy.mean()),
+        "loss": float(loss.mean()),
+        "swing": float(loss.std()),
+    }
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
@@ -76,10 +82,11 @@ def tables(levels: Mapping[Key, Sequence[Mapping[str, float]]], paired: Mapping[
     for data, drop in dict.fromkeys(key[:2] for key in levels):
         cells = [level(levels[data, drop, name]) if (data, drop, name) in levels else "as FedAvg" for name in NAMES]
         first.append((data, f"{100 * drop:.0f} %", *cells))
-    second = [("data", "stragglers", "difference", "test accuracy", "training loss", "swing, times smaller")]
+    titles = ("test accuracy", "of all rounds", "training loss", "swing, times smaller")
+    second: list[tuple[str, ...]] = [("data", "stragglers", "difference", *titles)]
     for (data, drop, name), row in paired.items():
         swing = measure.show(row["swing"]) if "swing" in row else ""
-        second.append((data, f"{100 * drop:.0f} %", name, signed(row["accuracy"]), signed(row["loss"]), swing))
+        second.append((data, f"{100 * drop:.0f} %", name, *(signed(row[key]) for key in MEASURED), swing))
     return "\n".join(
         (
             f"Test accuracy [least-greatest of the seeds] / training loss / swing, of the last {LAST} rounds:\n",
