@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any
 from weakref import ReferenceType, ref
@@ -159,8 +160,10 @@ class _Worker:
         self.blocks.append(block)
         model = None if block.model is self.model else block.model
         self.model = block.model
+        # Columns of jobs: pickling them one by one takes ten times as long.
+        rows = tuple(zip(*block.rows, strict=True)) if block.kind == "train" else block.rows
         with suppress(OSError):  # it has died, as will be seen when its results are asked for
-            self.pipe.send((block.kind, model, block.rows))
+            self.pipe.send((block.kind, model, rows))
 
     def collect(self) -> list[_Block]:
         """Its next results; or of a process that died, the blocks to be done again, by another in its place."""
@@ -219,7 +222,10 @@ def _work(make: Make, pipe: Connection) -> None:
         model = model if new is None else new
         try:
             backend = backend or make()
-            results: Any = backend.train(model, rows) if kind == "train" else backend.evaluate(model, rows)
+            if kind == "train":
+                results: Any = backend.train(model, list(map(Job._make, zip(*rows, strict=True))))
+            else:
+                results = backend.evaluate(model, rows)
         except Exception as error:
             error.add_note(f"in another process:\n{traceback.format_exc()}")
             results = error
@@ -233,9 +239,13 @@ def _send(pipe: Connection, results: Any) -> None:
     if isinstance(results, Exception):
         pipe.send(_portable(results))
         return
-    updates = [result.update for result in results if isinstance(result, Result)]
-    pipe.send(([result[1:] if isinstance(result, Result) else result for result in results], list(map(len, updates))))
-    for start, end in _parcels(list(map(len, updates))):
+    if not results or not isinstance(results[0], Result):
+        pipe.send((results, []))
+        return
+    updates, *columns = zip(*results, strict=True)
+    lengths = list(map(len, updates))
+    pipe.send((columns, lengths))
+    for start, end in _parcels(lengths):
         _write(pipe, updates[start] if end == start + 1 else np.concatenate(updates[start:end]))
 
 
@@ -244,13 +254,16 @@ def _receive(pipe: Any) -> Any:
     received = pipe.recv()
     if isinstance(received, Exception):
         return received
-    rows, lengths = received
+    columns, lengths = received
+    if not lengths:
+        return columns
     updates: list[Vector] = []
     for start, end in _parcels(lengths):
         parcel = np.empty(sum(lengths[start:end]), np.float32)
         _read(pipe, parcel)
-        updates += np.split(parcel, np.cumsum(lengths[start : end - 1]))
-    return [Result(update, *row) for update, row in zip(updates, rows, strict=True)] if lengths else rows
+        ends = list(accumulate(lengths[start:end], initial=0))
+        updates += [parcel[begin:end] for begin, end in pairwise(ends)]
+    return list(map(Result._make, zip(updates, *columns, strict=True)))
 
 
 def _write(pipe: Connection, parcel: Vector) -> None:
