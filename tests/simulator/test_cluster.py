@@ -446,7 +446,8 @@ def test_a_machine_lost_costs_no_result(line: Path, tmp_path: Path, nodes: Any) 
 @pytest.mark.slow
 def test_a_node_without_the_data_is_named(line: Path, tmp_path: Path, nodes: Any) -> None:
     cluster, _ = nodes
-    path = write_scenario(tmp_path, line, 12, **MESSY)
+    # Longer than the other worker takes to begin: the first does not wait for it.
+    path = write_scenario(tmp_path, line, 12, **MESSY | {"plan__stop__rounds": 100_000})
     with (tmp_path / "lines.py").open("a") as module:
         module.write("import os\nif os.environ.get('ELSEWHERE'):\n    open('/nowhere/at/all')\n")
     done = command(path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **LOCAL)
