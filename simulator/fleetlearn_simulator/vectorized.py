@@ -129,10 +129,10 @@ class Block:
     def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], examples: NDArray[np.int64]) -> None:
         self.backend, self.model, self.jobs = backend, model, jobs
         self.manifest, lanes = backend.manifest, backend.many.devices
-        free = (0, lanes - len(jobs))
-        self.examples = np.pad(examples, free, "edge")
-        self.devices = [job.device for job in jobs] + [jobs[0].device] * free[1]
-        self.left = np.pad(_limits(backend.task, examples, jobs), free)
+        free = lanes - len(jobs)
+        self.examples = np.append(examples, examples[-1:].repeat(free))
+        self.devices = [job.device for job in jobs] + [jobs[0].device] * free
+        self.left = np.append(_limits(backend.task, examples, jobs), np.zeros(free, np.int64))
         """Steps yet to be done."""
         self.done, self.seen = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
         """Steps and examples."""
@@ -140,7 +140,7 @@ class Block:
         """Of what is measured, over the examples seen."""
         self.worst = np.zeros(lanes)
         """The largest magnitude of a step's loss."""
-        self.seeds = np.pad(np.array([job.seed for job in jobs], np.int64), free)
+        self.seeds = np.array([job.seed for job in jobs] + [0] * free, np.int64)
         self.feed = self._feed()
 
     def _feed(self) -> dict[str, NDArray[Any]]:
@@ -222,23 +222,27 @@ class Block:
         updates = np.concatenate(tensors, axis=1)
         updates -= self.model
         # NaN and infinity in an update come through to its largest element.
-        largest = np.maximum(updates.max(axis=1), -updates.min(axis=1)).tolist()
+        largest = np.maximum(updates.max(axis=1), -updates.min(axis=1))
+        well = (np.isfinite(largest) & (self.worst[:count] <= LARGEST)).tolist()
         means = (self.sums[:, :count] / self.seen[:count]).T.tolist()
         complete = (self.done == steps_of(self.backend.task, self.examples)).tolist()
-        examples, done, seen = self.examples.tolist(), self.done.tolist(), self.seen.tolist()
+        columns = (self.examples.tolist(), self.done.tolist(), self.seen.tolist(), complete, largest.tolist(), well)
+        names = list(self.manifest.metrics)
         return [
             Result(
-                updates[lane],
-                examples[lane],
-                done[lane],
-                seen[lane],
-                complete[lane],
+                update,
+                examples,
+                done,
+                seen,
+                whole,
                 loss,
-                {name: value for name, value in zip(self.manifest.metrics, metrics, strict=True) if isfinite(value)},
-                largest[lane],
-                None if isfinite(largest[lane]) and self.worst[lane] <= LARGEST else "failed: diverged",
+                {name: value for name, value in zip(names, metrics, strict=True) if isfinite(value)},
+                most,
+                None if good else "failed: diverged",
             )
-            for lane, (loss, *metrics) in enumerate(means)
+            for update, (loss, *metrics), examples, done, seen, whole, most, good in zip(
+                updates, means, *columns, strict=False
+            )
         ]
 
 
