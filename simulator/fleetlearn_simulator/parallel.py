@@ -84,7 +84,9 @@ class Parallel:
         while self.waiting:
             block = self.waiting[0]
             if block.pending() is not None:  # else nobody waits for it any more
-                free = [worker for worker in self.workers if worker.may_take(block)]
+                # The last blocks go to whoever is first without any, so that all have something to do until the end.
+                ahead = len(self.waiting) >= len(self.workers)
+                free = [worker for worker in self.workers if worker.may_take(block) and (ahead or not worker.blocks)]
                 if not free:
                     return
                 min(free, key=lambda worker: len(worker.blocks)).take(block)
