@@ -12,7 +12,10 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/device/.installed
 
-.PHONY: help demo test test-all check bench clean
+BENCHMARKS := step rounds connections simulator
+STUDIES := hospitals fedprox dropout
+
+.PHONY: help demo test test-all check bench studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -20,6 +23,7 @@ help:
 	@echo 'make test-all   all tests'
 	@echo 'make check      lint, format, types, import walls'
 	@echo 'make bench      the benchmarks'
+	@echo 'make studies    the studies of docs/ again: more than an hour'
 	@echo 'make clean      remove everything that was made here'
 
 demo: $(INSTALLED)
@@ -41,7 +45,10 @@ check: $(INSTALLED)
 	@$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
+	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
+
+studies: $(INSTALLED)
+	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
 	rm -rf .venv demo-output fedprox.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
