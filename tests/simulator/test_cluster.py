@@ -252,7 +252,8 @@ def test_a_device_that_ends_each_worker_is_an_error(
         pytest.raises(SimulatorError, match=r"3 workers died with the same devices in hand.*Worker exit type"),
     ):
         backend.train(model, [Job(device, 1, None) for device in (0, 1, 5, 4)])
-    assert len(caplog.records) == DEATHS
+    # More where a worker's result before was still on its way, to which its death is then put down.
+    assert DEATHS <= len(caplog.records) < 2 * DEATHS
     backend.close()
 
 
