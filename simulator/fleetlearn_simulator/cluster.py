@@ -10,19 +10,18 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, ref
 
 from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.parallel import Blocks, Make, Pending, environment
+from fleetlearn_simulator.parallel import Blocks, Make, Pending, Spread, environment
 from fleetlearn_simulator.ray_worker import Answer, Worker, error_of
-from fleetlearn_simulator.training import Job, Result
+from fleetlearn_simulator.training import Result
 
 PARTS = 4
 """Into how many parts a round is divided for each worker, so that none waits long for another."""
@@ -79,7 +78,7 @@ class Hand:
         """What it has to do, in order; None: to begin."""
 
 
-class OnRay:
+class OnRay(Spread):
     """A back end spread over a Ray cluster. ``make`` must be picklable: each worker calls it once. ``blocks``: as
     ``parallel.Parallel`` has it. ``model`` is one to try the workers with: float32 (P,). ``workers``: how many, of one
     CPU each; None: the cluster's CPUs. ``address``: of a cluster that runs; None: what RAY_ADDRESS says, or else one on
@@ -93,8 +92,7 @@ class OnRay:
         self, make: Make, blocks: Blocks, model: Vector, workers: int | None = None, address: str | None = None
     ) -> None:
         self.ray, self.ours = connect(address, workers)
-        self.make, self.blocks = make, blocks
-        self.model = model
+        self.make, self.model = make, model
         self.stored = self.trial = self.ray.put(model)
         """Where the model is in Ray's store; and the one to try workers with."""
         self.first: tuple[str, str] | None = None
@@ -106,6 +104,7 @@ class OnRay:
         """Whose task it is."""
         try:
             self.workers = workers or max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+            super().__init__(blocks, PARTS * self.workers)
             self.hire = self.ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Worker).remote
             for _ in range(self.workers):
                 self._hire(0)
@@ -114,19 +113,6 @@ class OnRay:
         except BaseException:
             self.close()
             raise
-
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        found = self.begin(model, jobs)
-        return [found(place) for place in range(len(jobs))]
-
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
-        return self._begin("train", model, jobs, self.blocks(jobs))
-
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-        size = max(1, -(-len(devices) // (PARTS * self.workers)))
-        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
-        found = self._begin("evaluate", model, devices, blocks)
-        return [found(place) for place in range(len(devices))]
 
     def close(self) -> None:
         """End the workers, and the cluster if it is ours."""

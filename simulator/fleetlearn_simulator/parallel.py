@@ -46,18 +46,13 @@ DEATHS = 3
 """Processes that may die over one block."""
 
 
-class Parallel:
-    """A back end spread over processes. ``make`` must be picklable: each process calls it once. ``blocks`` says which
-    places among the jobs are one process's, each block another's, without regard to how many processes there are.
+class Spread:
+    """A back end spread over workers. ``blocks`` says which places among the jobs are one worker's, each block
+    another's, without regard to how many workers there are; ``shares`` is into how many parts devices are divided that
+    are evaluated. How a call is begun is for those that are one."""
 
-    What is asked of it raises what a process raised, and SimulatorError where processes die again and again.
-    """
-
-    def __init__(self, make: Make, workers: int, blocks: Blocks) -> None:
-        self.blocks = blocks
-        self.waiting: deque[_Block] = deque()
-        """Blocks that no process has yet."""
-        self.workers = [_Worker(make) for _ in range(workers)]
+    def __init__(self, blocks: Blocks, shares: int) -> None:
+        self.blocks, self.shares = blocks, shares
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
         found = self.begin(model, jobs)
@@ -67,15 +62,32 @@ class Parallel:
         return self._begin("train", model, jobs, self.blocks(jobs))
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-        size = max(1, -(-len(devices) // len(self.workers)))
-        parts = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
-        found = self._begin("evaluate", model, devices, parts)
+        size = max(1, -(-len(devices) // self.shares))
+        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
+        found = self._begin("evaluate", model, devices, blocks)
         return [found(place) for place in range(len(devices))]
 
-    def _begin(self, kind: str, model: Vector, rows: Sequence[Any], parts: list[list[int]]) -> Pending:
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
+        """Have the method called with the model and each block of ``rows``."""
+        raise NotImplementedError
+
+
+class Parallel(Spread):
+    """A back end on several processes of this machine. ``make`` must be picklable: each process calls it once.
+
+    What is asked of it raises what a process raised, and SimulatorError where processes die again and again.
+    """
+
+    def __init__(self, make: Make, workers: int, blocks: Blocks) -> None:
+        super().__init__(blocks, workers)
+        self.waiting: deque[_Block] = deque()
+        """Blocks that no process has yet."""
+        self.workers = [_Worker(make) for _ in range(workers)]
+
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
         pending = Pending(self.collect)
-        for places in parts:
-            self.waiting.append(_Block(ref(pending), kind, model, [rows[place] for place in places], places))
+        for places in blocks:
+            self.waiting.append(_Block(ref(pending), method, model, [rows[place] for place in places], places))
         self.hand_out()
         return pending
 
