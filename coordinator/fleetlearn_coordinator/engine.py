@@ -320,9 +320,9 @@ class Engine:
 
     def _lease_out(self, count: int) -> Iterator[Assign]:
         """Pick idle devices. Which ones follows from the seed, the round and the idle devices alone."""
-        start = _start(self.settings.seed, self.round)
         for serial in range(self._serial + 1, self._serial + 1 + count):
-            device = self.idle.pop(_draw(start, f"pick {serial}") % len(self.idle))
+            place = _draw(self.settings.seed, self.round, f"pick {serial}") % len(self.idle)
+            device = self.idle.pop(place)
             lease = self.leases[device] = Lease(f"{self.prefix}{self.round}-{serial}", device)
             self._turns.add(device)
             yield self._assign(lease, again=False)
@@ -330,8 +330,7 @@ class Engine:
 
     def _assign(self, lease: Lease, *, again: bool) -> Assign:
         # Not the serial: a device trains the same way in a round whichever slot it was given.
-        start = _start(self.settings.seed, self.round)
-        seed = _draw(start, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
+        seed = _draw(self.settings.seed, self.round, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
         return Assign(lease.device, lease.task, self.round, seed, self.deadline, again)
 
     def _revive(self, device: str, task: str) -> bool:
@@ -416,8 +415,8 @@ def _start(seed: int, round: int) -> blake2b:
     return blake2b(f"{seed}/{round}/".encode(), digest_size=8)
 
 
-def _draw(start: blake2b, what: str) -> int:
+def _draw(seed: int, round: int, what: str) -> int:
     """64 random bits that follow from the arguments alone, so that nothing needs to be stored to repeat them."""
-    drawn = start.copy()  # half the cost of hashing all of it
+    drawn = _start(seed, round).copy()  # half the cost of hashing all of it
     drawn.update(what.encode())
     return int.from_bytes(drawn.digest(), "little")

@@ -263,7 +263,7 @@ class Fleet:
             self.training.begin(flights, self._room())
         for flight in flights:
             self.holds[flight.device] = flight
-            self._note({"time": self.now, "event": "assigned", "device": flight.device, "task": flight.task})
+            self.note("assigned", device=flight.device, task=flight.task)
             cause = flight.cause
             kind = "report" if not cause else "give up" if cause in GIVEN_UP else "vanish"
             self._expect(flight.ends, kind, flight.device, flight.task, cause)
@@ -310,8 +310,7 @@ class Fleet:
             if result.failed is None:
                 self.tally.accept(flight, result, self.now)
                 del self.holds[flight.device]
-                row = {"device": flight.device, "task": flight.task, "steps": result.steps}
-                self._note({"time": self.now, "event": "accepted", **row})
+                self.note("accepted", device=flight.device, task=flight.task, steps=result.steps)
                 return self.engine.accept(flight.name, flight.task, self.now)
             cause = result.failed
         except ProtocolError as error:

@@ -149,7 +149,7 @@ def simulate(
         def round_ended(summary: dict[str, Any]) -> None:
             version = fleet.engine.version + 1
             if summary["how"] == "committed" and options.test and version % options.test == 0 and test is not None:
-                summary["test"] = tested(tester, fleet.model, test)
+                summary["test"] = tested(runtime, fleet.model, test)
             record.round(summary)
             progress(fleet)
 
@@ -162,7 +162,7 @@ def simulate(
                 not_before = end + 20 * (end - now)
 
         test = source.test()
-        tester = PerDevice(bundle, task, source).runtime
+        runtime = None if test is None else PerDevice(bundle, task, source).runtime
         fleet.round_ended, fleet.before_commit = round_ended, before_commit
         if found:
             fleet.history = read_rows(folder, ROUNDS)
@@ -196,12 +196,9 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     if scenario.compute.step_seconds != "measure":
         return scenario
     backend = make_backend(scenario, "bundle")
-    model, done = bundle.parameters()[: bundle.manifest.size], 0
+    model = bundle.parameters()[: bundle.manifest.size]
     backend.train(model, [Job(0, 0, 1)])  # the first steps make room in memory
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < TRIAL:
-        done += backend.train(model, [Job(0, done, None)])[0].steps
-    seconds = float(f"{(time.perf_counter() - begin) / done:.3g}")
+    seconds = float(f"{_timed(lambda: backend.train(model, [Job(0, 0, None)])[0].steps):.3g}")
     return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
 
 
@@ -228,25 +225,30 @@ def choose(scenario: Scenario, bundle: Bundle, wanted: Kind) -> tuple[Literal["b
     assert bundle.manifest.many is not None
     jobs = [Job(place % scenario.population.size, place, None) for place in range(bundle.manifest.many.devices)]
     costs: dict[Literal["bundle", "vectorized"], float] = {
-        "bundle": _seconds(scenario, "bundle", [[job] for job in jobs]),
-        "vectorized": _seconds(scenario, "vectorized", [jobs]),
+        "bundle": _seconds(scenario, bundle, "bundle", [[job] for job in jobs]),
+        "vectorized": _seconds(scenario, bundle, "vectorized", [jobs]),
     }
     best = min(costs, key=lambda kind: costs[kind])
     return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
 
 
-def _seconds(scenario: Scenario, kind: Literal["bundle", "vectorized"], parts: list[list[Job]]) -> float:
-    """What a job takes, of ``parts`` again and again for a moment."""
-    backend, bundle = make_backend(scenario, kind), open_bundle(scenario.plan.bundle)
-    model = bundle.parameters()[: bundle.manifest.size]
+def _seconds(
+    scenario: Scenario, bundle: Bundle, kind: Literal["bundle", "vectorized"], parts: list[list[Job]]
+) -> float:
+    """What a job takes, of ``parts`` one after the other."""
+    backend, model, turns = make_backend(scenario, kind), bundle.parameters()[: bundle.manifest.size], cycle(parts)
     backend.train(model, parts[0])  # the first steps make room in memory
-    begin, done, taken = time.perf_counter(), 0, 0.0
-    for part in cycle(parts):
-        backend.train(model, part)
-        done, taken = done + len(part), time.perf_counter() - begin
-        if taken >= TRIAL:
-            break
+    taken = _timed(lambda: len(backend.train(model, next(turns))))
     backend.close()
+    return taken
+
+
+def _timed(train: Callable[[], int]) -> float:
+    """Seconds for each of those that ``train`` says it has done, again and again for a moment."""
+    begin, done, taken = time.perf_counter(), 0, 0.0
+    while taken < TRIAL:
+        done += train()
+        taken = time.perf_counter() - begin
     return taken / done
 
 
