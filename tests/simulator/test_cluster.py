@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import virtual
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, cluster, simulate
@@ -40,11 +41,7 @@ MESSY: dict[str, Any] = {
     "plan__server": {"optimizer": "adam", "lr": 0.01},
     "plan__stop__rounds": 3,
 }
-SOFTMAX: dict[str, Any] = {
-    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
-    "plan__recipe": "fedprox",
-    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
-    "failures": {"stragglers": 0.3, "train": 0.001},
+SOFTMAX = virtual.SOFTMAX | {
     "plan__stop__rounds": 2,
     "plan__round": {"goal": 24, "minimum": 4, "over_selection": 1.2, "deadline": 1000.0},
 }

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import virtual
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
@@ -362,11 +363,7 @@ def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
     assert not Path("nowhere").exists()
 
 
-SOFTMAX: dict[str, Any] = {
-    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
-    "plan__recipe": "fedprox",
-    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
-    "failures": {"stragglers": 0.3, "train": 0.001},
+SOFTMAX = virtual.SOFTMAX | {
     "plan__stop__rounds": 3,
     "plan__round": {"goal": 12, "minimum": 4, "over_selection": 1.3, "deadline": 1000.0},
 }

@@ -32,6 +32,13 @@ def make(device, seed):
     return {"x": x, "y": y}
 """
 Row = dict[str, Any]
+SOFTMAX: Row = {
+    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
+    "plan__recipe": "fedprox",
+    "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
+    "failures": {"stragglers": 0.3, "train": 0.001},
+}
+"""Settings of ``write_scenario`` for a softmax regression on devices of different sizes, some of which straggle."""
 
 
 class Driven(NamedTuple):
