@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.engine import Assign, Engine, Settings
-from fleetlearn_device.data import permutation
+from fleetlearn_device.orders import permutation
 from fleetlearn_simulator.data import Source
 from fleetlearn_simulator.fleet import device_of, name_of
 from numpy.typing import NDArray

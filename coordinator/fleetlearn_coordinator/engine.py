@@ -11,12 +11,14 @@ A device's task is a lease: it ends by an accepted report, a failure, the device
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import chain, repeat
+from struct import unpack
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 from sortedcontainers import SortedList
@@ -121,6 +123,8 @@ LOST, LATE, SURPLUS = "lost", "late", "surplus"
 """Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it."""
 RESTART_GRACE = 90.0
 """Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
+SHORT, FEW = 4096, 32
+"""Idle devices of which a list is made to take many; and up to how many for each that is taken, or comes back."""
 
 
 @dataclass(slots=True)
@@ -206,7 +210,7 @@ class Engine:
         lease = self.leases.get(device)
         if lease is not None:
             lease.connected, lease.expires = True, None
-            return [] if held == lease.task else [self._assign(lease, again=True)]
+            return [] if held == lease.task else [*self._assign([device], [lease.task], again=True)]
         if held is not None and self._revive(device, held):
             return []
         if device in self._turns and self.phase is Phase.OPEN:
@@ -244,13 +248,20 @@ class Engine:
 
     def accept(self, device: str, task: str, now: float) -> list[Command]:
         """The device's update is safe. Call only where ``wanted``."""
-        lease = self.leases.get(device)
-        if lease is None or lease.task != task or self.phase is not Phase.OPEN:
-            raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-        self._release(lease)
-        self.accepted[task] = device
+        return self.accept_many([(device, task)], now)
+
+    def accept_many(self, reports: Sequence[tuple[str, str]], now: float) -> list[Command]:
+        """The updates of these (device, task) are safe, the last of them now. Call only where each is ``wanted``, for
+        no more than the round has yet to get; with what ``accept`` would do of one after the other."""
+        room = self.settings.goal - len(self.accepted)
+        for place, (device, task) in enumerate(reports):
+            lease = self.leases.get(device)
+            if lease is None or lease.task != task or place >= room or self.phase is not Phase.OPEN:
+                raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
+            self._release(lease)
+            self.accepted[task] = device
         if len(self.accepted) < self.settings.goal and self.leases:
-            return []  # its slot stays taken, and the round goes on
+            return []  # their slots stay taken, and the round goes on
         return self._advance(now)
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
@@ -318,20 +329,27 @@ class Engine:
             self._gather_until = now + self.settings.gather
         return now >= self._gather_until
 
-    def _lease_out(self, count: int) -> Iterator[Assign]:
+    def _lease_out(self, count: int) -> list[Assign]:
         """Pick idle devices. Which ones follows from the seed, the round and the idle devices alone."""
-        for serial in range(self._serial + 1, self._serial + 1 + count):
-            place = _draw(self.settings.seed, self.round, f"pick {serial}") % len(self.idle)
-            device = self.idle.pop(place)
-            lease = self.leases[device] = Lease(f"{self.prefix}{self.round}-{serial}", device)
-            self._turns.add(device)
-            yield self._assign(lease, again=False)
+        # Of a short list many are taken sooner than of one that stays sorted in parts.
+        short = len(self.idle) <= min(SHORT, FEW * count)
+        idle: Any = list(self.idle) if short else self.idle
+        drawn = _picks(self.settings.seed, self.round, self._serial + 1, count)
+        devices = [idle.pop(number % len(idle)) for number in drawn]
+        if short:
+            self.idle = SortedList(idle)
+        begin = f"{self.prefix}{self.round}-"
+        tasks = [f"{begin}{serial}" for serial in range(self._serial + 1, self._serial + 1 + count)]
+        self.leases.update(zip(devices, map(Lease, tasks, devices), strict=True))
+        self._turns.update(devices)
         self._serial += count
+        return self._assign(devices, tasks, again=False)
 
-    def _assign(self, lease: Lease, *, again: bool) -> Assign:
-        # Not the serial: a device trains the same way in a round whichever slot it was given.
-        seed = _draw(self.settings.seed, self.round, f"device {lease.device}") >> 11  # 53 bits: a browser's integers
-        return Assign(lease.device, lease.task, self.round, seed, self.deadline, again)
+    def _assign(self, devices: Sequence[str], tasks: Sequence[str], *, again: bool) -> list[Assign]:
+        # Not of the task: a device trains the same way in a round whichever slot it was given.
+        seeds = _seeds(self.settings.seed, self.round, devices)
+        rest = repeat(self.round), seeds, repeat(self.deadline), repeat(again)
+        return list(map(Assign, devices, tasks, *rest))
 
     def _revive(self, device: str, task: str) -> bool:
         """A lost device returns with its work done: it may have a slot back while one is free."""
@@ -392,7 +410,10 @@ class Engine:
 
     def _next_round(self) -> None:
         self.phase = Phase.GATHERING
-        self.idle.update(self.resting)
+        if FEW * len(self.resting) < len(self.idle):
+            self.idle.update(self.resting)
+        else:
+            self.idle = SortedList(chain(self.idle, self.resting))  # runs in order are cheap to sort
         for remembered in (self.resting, self._turns, self.accepted, self.dropped, self._graces):
             remembered.clear()
         self._serial = 0
@@ -410,13 +431,26 @@ class Engine:
         return None
 
 
-@lru_cache(1)
-def _start(seed: int, round: int) -> blake2b:
-    return blake2b(f"{seed}/{round}/".encode(), digest_size=8)
+@lru_cache(2)
+def _start(seed: int, round: int, what: str, size: int) -> blake2b:
+    return blake2b(f"{seed}/{round}/{what} ".encode(), digest_size=size)
 
 
-def _draw(seed: int, round: int, what: str) -> int:
-    """64 random bits that follow from the arguments alone, so that nothing needs to be stored to repeat them."""
-    drawn = _start(seed, round).copy()  # half the cost of hashing all of it
-    drawn.update(what.encode())
-    return int.from_bytes(drawn.digest(), "little")
+def _seeds(seed: int, round: int, devices: Iterable[str]) -> Iterator[int]:
+    """53 random bits (a browser's integers) that follow from the run's seed, the round and the device alone, so that
+    nothing needs to be stored to repeat them."""
+    start = _start(seed, round, "device", 8)
+    for device in devices:
+        drawn = start.copy()  # half the cost of hashing all of it
+        drawn.update(device.encode())
+        yield int.from_bytes(drawn.digest(), "little") >> 11
+
+
+def _picks(seed: int, round: int, first: int, count: int) -> Sequence[int]:
+    """64 random bits for each of so many picks from number ``first`` on; a digest has eight."""
+    found: list[int] = []
+    for block in range(first // 8, (first + count - 1) // 8 + 1):
+        drawn = _start(seed, round, "picks", 64).copy()
+        drawn.update(str(block).encode())
+        found += unpack("<8Q", drawn.digest())
+    return found[first % 8 : first % 8 + count]

@@ -14,6 +14,7 @@ from fleetlearn_protocol.manifest import Input, Manifest
 from numpy.typing import NDArray
 
 from fleetlearn_device.checks import Arrays, Batch, DataError, check_batch
+from fleetlearn_device.orders import permutation
 
 
 @runtime_checkable
@@ -138,16 +139,3 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
         return dict(zip((row.name for row in manifest.batch), fitting, strict=True))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def permutation(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """An order of the examples, int64 (examples,), that (seed, epoch) decide on every platform and numpy version.
-
-    The examples are sorted by random 64-bit numbers of Philox-4x64 (Salmon et al. 2011, "Parallel random numbers: as
-    easy as 1, 2, 3") with the key (seed, epoch). numpy promises that this stream stays as it is; it does not
-    promise that of ``Generator.permutation``.
-    """
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed}; expected 0 to 2^64 - 1")
-    numbers = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(examples)
-    return np.argsort(numbers, kind="stable").astype(np.int64, copy=False)

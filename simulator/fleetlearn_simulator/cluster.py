@@ -19,9 +19,9 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.parallel import Blocks, Make, Pending, Spread, environment
+from fleetlearn_simulator.outcomes import Outcomes, Pending
+from fleetlearn_simulator.parallel import Blocks, Make, Spread, environment
 from fleetlearn_simulator.ray_worker import Answer, Worker, error_of
-from fleetlearn_simulator.training import Result
 
 PARTS = 4
 """Into how many parts a round is divided for each worker, so that none waits long for another."""
@@ -59,12 +59,14 @@ class Part:
     def done(self, answers: Sequence[Answer]) -> None:
         if (pending := self.pending()) is not None:
             for places, got in zip(self.places, answers, strict=True):
-                rows = [error_of(got)] * len(places) if got.trace else _owned(got.value)
-                pending.found.update(zip(places, rows, strict=True))
+                # Arrays from Ray's store are read-only, and keep their place in it.
+                value = got.value.copy() if isinstance(got.value, Outcomes) else got.value
+                pending.put(places, error_of(got) if got.trace else value)
 
     def fail(self, error: Exception) -> None:
         if (pending := self.pending()) is not None:
-            pending.found.update((place, error) for places in self.places for place in places)
+            for places in self.places:
+                pending.put(places, error)
 
 
 class Hand:
@@ -124,7 +126,7 @@ class OnRay(Spread):
             self.ours = False
 
     def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
-        pending = Pending(self.collect)
+        pending = Pending(lambda pending, place: self.collect())
         if model is not self.model:
             self.model, self.stored = model, self.ray.put(model)
         # Each block is done by itself, whatever else is in its part: the parts may depend on the number of workers.
@@ -274,8 +276,3 @@ def _short(text: str) -> str:
     """Of what Ray says of a death, what tells people something."""
     lines = [line.strip() for line in text.partition(" Some common causes")[0].splitlines()]
     return " ".join(line for line in lines if not line.startswith(("class_name:", "actor_id:", "namespace:")))
-
-
-def _owned(rows: list[Any]) -> list[Any]:
-    """With updates of our own: arrays from Ray's store are read-only, and keep their place in it."""
-    return [row._replace(update=row.update.copy()) if isinstance(row, Result) else row for row in rows]

@@ -75,33 +75,43 @@ def fates(
 
     Raises SimulatorError where the cost of a step is yet to be measured.
     """
-    failures, local = scenario.failures, scenario.plan.local
+    failures, local, count = scenario.failures, scenario.plan.local, len(ids)
     known = traits(scenario, ids)
-    luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7])
+    hazards = [_rates(scenario, phase) for phase in PHASES]
+    crash = [failures.crash if row.failures.crash is None else row.failures.crash for row in scenario.tiers.values()]
+    chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
+    luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7]) if chance else np.zeros((7, count))
     download = known.latency + down / known.download
     upload = known.latency + up / known.upload
     slow = _stragglers(scenario, luck[0])
-    chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps)
+    chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
     done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
 
-    # Each ending, by the seconds until it comes; infinite where it does not. The first one counts.
-    crash = _by_tier(scenario, known.tier, "crash")
-    begin = (np.zeros(len(ids)), download, download + train)
-    ends = np.full((len(CAUSES), len(ids)), inf)
-    ends[0] = begin[2] + upload
-    for row, (phase, length) in enumerate(zip(PHASES, (download, train, upload), strict=True)):
-        after = _hazard(scenario, known.tier, phase, luck[2 + row])
-        ends[1 + row] = np.where(after < length, begin[row] + after, inf)
-    dies = luck[5] < crash
-    ends[4] = np.where(dies, download + luck[6] * train, inf)
-    ends[5] = _outage(scenario, ids, now, ends[0])
+    # Each ending that there may be, by the seconds until it comes; infinite where it does not. The first one counts.
+    begin = (np.zeros(count), download, download + train)
+    report = begin[2] + upload
+    ends = {0: report}
+    for row, (length, (rates, shapes)) in enumerate(zip((download, train, upload), hazards, strict=True)):
+        if any(rates):
+            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+            ends[1 + row] = np.where(after < length, begin[row] + after, inf)
+    if any(crash):
+        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], download + luck[6] * train, inf)
+    if failures.outages:
+        ends[5] = _outage(scenario, ids, now, report)
     if failures.discard:
-        ends[6] = np.where(slow & (chosen < steps), begin[2], inf)
-    ends[7] = np.where(late, download, inf)
-    ends[0] = np.where(np.isfinite(ends[6]) | late, inf, ends[0])
-    cause = ends.argmin(axis=0)
+        dropped = slow & (chosen < steps)
+        ends[6] = np.where(dropped, begin[2], inf)
+        ends[0] = np.where(dropped, inf, ends[0])
+    if late.any():
+        ends[7] = np.where(late, download, inf)
+        ends[0] = np.where(late, inf, ends[0])
+    seconds, cause = report, np.zeros(count, np.int8)
+    if len(ends) > 1:
+        table = np.array([*ends.values()])
+        seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
     corrupt, factor = _corruption(scenario, ids)
-    return Fates(ends.min(axis=0), cause.astype(np.int8), done, corrupt, factor, known.tier, download, train, upload)
+    return Fates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
 
 
 def _stragglers(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
@@ -142,27 +152,21 @@ def _training(
     return done, before + done * step, left <= 0
 
 
-def _by_tier(scenario: Scenario, tier: Ints, key: str) -> Floats:
-    """A number of [failures], or of the tier's own."""
-    values = [getattr(row.failures, key) for row in scenario.tiers.values()]
-    usual = getattr(scenario.failures, key)
-    return np.array([usual if value is None else value for value in values], np.float64)[tier]
+def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
+    """The rates and the shapes of a phase's hazard, by tier."""
+    usual = getattr(scenario.failures, phase)
+    given = [getattr(row.failures, phase) for row in scenario.tiers.values()]
+    given = [usual if own is None else own for own in given]
+    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
+    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
 
 
-def _hazard(scenario: Scenario, tier: Ints, phase: str, luck: Floats) -> Floats:
+def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
     """Seconds in a phase until the device vanishes: survival is exp(-(rate * t)^shape)."""
-    rates, shapes = [], []
-    for row in scenario.tiers.values():
-        own = getattr(row.failures, phase)
-        given = getattr(scenario.failures, phase) if own is None else own
-        rates.append(given.rate if isinstance(given, Weibull) else given)
-        shapes.append(given.shape if isinstance(given, Weibull) else 1.0)
-    if not any(rates):
-        return np.full(len(tier), inf)
-    scale = np.array([1 / rate if rate else inf for rate in rates])
+    scale = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), inf)
     # The smallest number drawn is 0, and 0 times infinity is no number.
     exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
-    return np.asarray(exponential ** (1 / np.array(shapes))[tier] * scale[tier])
+    return np.asarray(exponential ** (1 / shape) * scale)
 
 
 def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:

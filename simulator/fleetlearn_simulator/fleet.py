@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count, repeat
 from math import inf
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Comm
 from fleetlearn_coordinator.optimizers import change_norm
 from fleetlearn_coordinator.run import settings_of
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from fleetlearn_simulator import draw
 from fleetlearn_simulator.availability import online, until
 from fleetlearn_simulator.data import Source
 from fleetlearn_simulator.failures import CAUSES, CORRUPTIONS, fates
+from fleetlearn_simulator.outcomes import Outcomes
+from fleetlearn_simulator.rows import rows_of
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Task, means, steps_of
 from fleetlearn_simulator.work import Flight, Tally, Training
@@ -47,7 +49,9 @@ TRIES = 64
 """Draws for each device that comes, at most; where few are online and not connected, some places stay free."""
 GIVEN_UP = ("straggler", "out-of-time")
 """Causes of which the device tells the coordinator; else it is gone without a word."""
-Note = Callable[[dict[str, Any]], None]
+KINDS = {cause: "give up" if cause in GIVEN_UP else "vanish" if cause else "report" for cause in CAUSES}
+"""What happens at the end of a task."""
+Note = Callable[[list[dict[str, Any]]], None]
 
 
 class Event(NamedTuple):
@@ -130,7 +134,7 @@ class Fleet:
 
     def note(self, event: str, **more: Any) -> None:
         """Put it in the event log."""
-        self._note({"time": self.now, "event": event, **more})
+        self._note([{"time": self.now, "event": event, **more}])
 
     def _begin_round(self) -> None:
         self.tally = Tally(len(self.model), self.plan.round.max_weight, self.now)
@@ -239,34 +243,38 @@ class Fleet:
         self.has_bundle.update(devices.tolist())
         self.tally.down += int(down.sum())
         self.tally.assigned.update(found.tier.tolist())
-        columns = (column.tolist() for column in found[:6])
-        flights = [
-            Flight(
-                device,
-                row.device,
-                row.task,
-                row.round,
-                row.seed,
-                self.now,
-                self.now + seconds,
-                CAUSES[cause],
-                None if done >= most else done,
-                CORRUPTIONS[corrupt],
-                factor,
-                tier,
-            )
-            for row, device, most, seconds, cause, done, corrupt, factor, tier in zip(
-                assigned, devices.tolist(), steps.tolist(), *columns, strict=True
-            )
-        ]
+        seconds, cause, done, corrupt, factor, tier = (column.tolist() for column in found[:6])
+        names, tasks = [row.device for row in assigned], [row.task for row in assigned]
+        flights = rows_of(
+            Flight,
+            devices.tolist(),
+            names,
+            tasks,
+            repeat(self.engine.round),
+            [row.seed for row in assigned],
+            repeat(self.now),
+            [self.now + length for length in seconds],
+            [CAUSES[code] for code in cause],
+            [None if steps >= most else steps for steps, most in zip(done, steps.tolist(), strict=True)],
+            [CORRUPTIONS[code] for code in corrupt],
+            factor,
+            tier,
+        )
         if not self.training.started:  # those that come later, one by one, train together when one of them is due
             self.training.begin(flights, self._room())
-        for flight in flights:
-            self.holds[flight.device] = flight
-            self.note("assigned", device=flight.device, task=flight.task)
-            cause = flight.cause
-            kind = "report" if not cause else "give up" if cause in GIVEN_UP else "vanish"
-            self._expect(flight.ends, kind, flight.device, flight.task, cause)
+        self._note(
+            [
+                {"time": self.now, "event": "assigned", "device": flight.device, "task": flight.task}
+                for flight in flights
+            ]
+        )
+        self.holds.update(zip(devices.tolist(), flights, strict=True))
+        causes = [flight.cause for flight in flights]
+        ends, kinds = [flight.ends for flight in flights], [KINDS[cause] for cause in causes]
+        for event in rows_of(Event, ends, count(self.serial + 1), kinds, devices.tolist(), tasks, causes):
+            if event.time < inf:
+                heapq.heappush(self.heap, event)
+        self.serial += len(flights)
 
     def _room(self) -> int:
         """How many reports the round still takes."""
@@ -287,36 +295,62 @@ class Fleet:
 
     def _report(self, event: Event) -> None:
         """The update is at the coordinator; and so are others that come before anything else can happen."""
-        while True:
-            flight = self._out(event)
-            if flight is not None and not self._not_now(event):
-                commands = self._arrived(flight)
-                if commands:
-                    self.carry_out(commands)
-                    return
-            if not self.heap or self.heap[0].kind != "report" or self.heap[0].time > self.until:
-                return
-            event = heapq.heappop(self.heap)
-            self.now = max(self.now, event.time)
+        due = self._due(event)
+        while due:
+            found = self.training.take([flight for _, _, flight in due])
+            refused = self.tally.refuse(found)
+            good = len(found) if refused is None else refused[0]
+            commands = self._accept(due[:good], found.take(range(good)))
+            if refused is not None:
+                self.now, _, flight = due[good]
+                for _, later, _ in due[good + 1 :]:
+                    heapq.heappush(self.heap, later)
+                rest = range(good + 1, len(found))
+                self.training.put_back([flight for _, _, flight in due[good + 1 : len(found)]], found.take(rest))
+                self.tally.up += self.model.nbytes
+                self._lost(flight, refused[1])
+                commands = self.engine.end(flight.name, flight.task, refused[1], self.now)
+                due = []
+            self.carry_out(commands)
+            due = due[good:]
 
-    def _arrived(self, flight: Flight) -> list[Command]:
-        self.tally.up += self.model.nbytes
-        try:
-            if not self.engine.wanted(flight.name, flight.task):
-                self.engine.announce(flight.name, flight.task, flight.round)  # says why not
-            if flight.task not in self.training.begun:
-                self.training.begin(self.holds.values(), self._room(), flight)
-            result = self.training.result(flight)
-            if result.failed is None:
-                self.tally.accept(flight, result, self.now)
-                del self.holds[flight.device]
-                self.note("accepted", device=flight.device, task=flight.task, steps=result.steps)
-                return self.engine.accept(flight.name, flight.task, self.now)
-            cause = result.failed
-        except ProtocolError as error:
-            cause = f"rejected: {error.code.value}"
-        self._lost(flight, cause)
-        return self.engine.end(flight.name, flight.task, cause, self.now)
+    def _due(self, event: Event) -> list[tuple[float, Event, Flight]]:
+        """The reports that come before anything else can happen, with their times: this one, and those after it whose
+        devices are trained. Who else is trained depends on who reported by then."""
+        flight = self._out(event)
+        if flight is None or self._not_now(event):
+            return []
+        begun, room, heap = self.training.begun, self._room(), self.heap
+        if event.task not in begun:
+            self.training.begin(self.holds.values(), room, flight)
+        due = [(self.now, event, flight)]
+        while len(due) < room and heap:
+            event = heap[0]
+            flight = self.holds.get(event.device)
+            if flight is None or flight.task != event.task or event.task not in begun or event.device in self.away:
+                break
+            if event.time > self.until:
+                break
+            due.append((max(self.now, event.time), heapq.heappop(heap), flight))
+        return due
+
+    def _accept(self, arrived: Sequence[tuple[float, Event, Flight]], found: Outcomes) -> list[Command]:
+        if not arrived:
+            return []
+        times, _, flights = zip(*arrived, strict=True)
+        self.now = times[-1]
+        self.tally.up += self.model.nbytes * len(flights)
+        self.tally.accept(flights, found, times)
+        rows = zip(times, flights, found.steps.tolist(), strict=True)
+        self._note(
+            [
+                {"time": time, "event": "accepted", "device": flight.device, "task": flight.task, "steps": steps}
+                for time, flight, steps in rows
+            ]
+        )
+        for flight in flights:
+            del self.holds[flight.device]
+        return self.engine.accept_many([(flight.name, flight.task) for flight in flights], self.now)
 
     def _not_now(self, event: Event) -> bool:
         """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""
@@ -378,14 +412,14 @@ class Fleet:
     def _close(self, how: str, number: int, dropped: dict[str, int], change: float) -> dict[str, Any]:
         metrics = self.tally.means()
         summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
-        if self.plan.local.evaluate and self.tally.reports and how == "committed":
+        if self.plan.local.evaluate and self.tally.flights and how == "committed":
             evaluation = self._evaluated()
             summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
         summary |= {
             "round": number,
             "how": how,
-            "reports": len(self.tally.reports),
-            "partial": sum(not report.complete for report in self.tally.reports),
+            "reports": len(self.tally.flights),
+            "partial": len(self.tally.flights) - self.tally.complete(),
             "time": self.now,
             "seconds": self.now - self.tally.opened,
             "connected": len(self.connected),
@@ -400,7 +434,7 @@ class Fleet:
 
     def _evaluated(self) -> dict[str, float]:
         """The round's model, before training, on the data of those whose reports were accepted."""
-        return means(self.backend.evaluate(self.earlier, sorted(report.device for report in self.tally.reports)))
+        return means(self.backend.evaluate(self.earlier, sorted(flight.device for flight in self.tally.flights)))
 
     # The coordinator's own failures
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training import Backend, Job, Result
+from fleetlearn_simulator.outcomes import Outcomes, Pending, Take, from_table, whole
+from fleetlearn_simulator.training import Backend, Job
 
 Make = Callable[[], Backend]
 Blocks = Callable[[Sequence[Job]], list[list[int]]]
@@ -32,8 +34,6 @@ AHEAD = 2
 """Blocks that a process is given before it has returned any, so that it need not wait for this one."""
 SMALL = 256
 """Jobs that surely fit into a pipe, though nobody reads it: one takes 8 KB on some systems."""
-PARCEL = 2**18
-"""Elements of updates that are sent as one."""
 ENVIRONMENT = {
     # The processes have the cores; a second thread of numpy's only waits, busily.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -54,18 +54,17 @@ class Spread:
     def __init__(self, blocks: Blocks, shares: int) -> None:
         self.blocks, self.shares = blocks, shares
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        found = self.begin(model, jobs)
-        return [found(place) for place in range(len(jobs))]
+    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
+        return whole(self.begin(model, jobs), len(jobs))
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
-        return self._begin("train", model, jobs, self.blocks(jobs))
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        return self._begin("train", model, jobs, self.blocks(jobs)).take
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         size = max(1, -(-len(devices) // self.shares))
         blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
         found = self._begin("evaluate", model, devices, blocks)
-        return [found(place) for place in range(len(devices))]
+        return [found.value(place) for place in range(len(devices))]
 
     def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
         """Have the method called with the model and each block of ``rows``."""
@@ -85,7 +84,7 @@ class Parallel(Spread):
         self.workers = [_Worker(make) for _ in range(workers)]
 
     def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
-        pending = Pending(self.collect)
+        pending = Pending(lambda pending, place: self.collect())
         for places in blocks:
             self.waiting.append(_Block(ref(pending), method, model, [rows[place] for place in places], places))
         self.hand_out()
@@ -106,31 +105,17 @@ class Parallel(Spread):
 
     def collect(self) -> None:
         """Wait until processes return something, and hand out what that makes room for."""
-        busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers if worker.blocks}
-        for pipe in wait(list(busy)):
-            self.waiting.extendleft(reversed(busy[pipe].collect()))
+        busy = {worker.pipe.fileno(): worker for worker in self.workers if worker.blocks}
+        poll = select.poll()
+        for place in busy:
+            poll.register(place, select.POLLIN)
+        for place, _ in poll.poll():
+            self.waiting.extendleft(reversed(busy[place].collect()))
         self.hand_out()
 
     def close(self) -> None:
         for worker in self.workers:
             worker.end()
-
-
-class Pending:
-    """The results of one call, as they come in. Nobody waits for them any more when it is gone."""
-
-    def __init__(self, collect: Callable[[], None]) -> None:
-        """``collect``: waits until something comes in."""
-        self.collect = collect
-        self.found: dict[int, Any] = {}
-
-    def __call__(self, place: int) -> Any:
-        while place not in self.found:
-            self.collect()
-        found = self.found.pop(place)
-        if isinstance(found, BaseException):
-            raise found
-        return found
 
 
 class _Block:
@@ -140,9 +125,9 @@ class _Block:
         self.pending, self.kind, self.model, self.rows, self.places = pending, kind, model, rows, places
         self.deaths = 0
 
-    def done(self, results: Sequence[Any]) -> None:
+    def done(self, results: Any) -> None:
         if (pending := self.pending()) is not None:
-            pending.found.update(zip(self.places, results, strict=True))
+            pending.put(self.places, results)
 
 
 class _Worker:
@@ -188,13 +173,13 @@ class _Worker:
             lost, self.blocks = list(self.blocks), deque()
             lost[0].deaths += 1
             if lost[0].deaths == DEATHS:
-                lost[0].done([self._died()] * len(lost[0].places))
+                lost[0].done(self._died())
                 lost = lost[1:]
             self.pipe.close()
             self._start()
             return lost
         block = self.blocks.popleft()
-        block.done([results] * len(block.places) if isinstance(results, BaseException) else results)
+        block.done(results)
         return []
 
     def _died(self) -> SimulatorError:
@@ -250,57 +235,41 @@ def _work(make: Make, pipe: Connection) -> None:
 
 
 def _send(pipe: Connection, results: Any) -> None:
-    if isinstance(results, Exception):
-        pipe.send(_portable(results))
+    if not isinstance(results, Outcomes):
+        pipe.send(_portable(results) if isinstance(results, Exception) else results)
         return
-    if not results or not isinstance(results[0], Result):
-        pipe.send((results, []))
-        return
-    updates, *columns = zip(*results, strict=True)
-    lengths = list(map(len, updates))
-    pipe.send((columns, lengths))
-    for start, end in _parcels(lengths):
-        _write(pipe, updates[start] if end == start + 1 else np.concatenate(updates[start:end]))
+    table = results.table()
+    pipe.send((results.updates.shape, table.shape, [*results.metrics]))
+    _write(pipe, table)
+    _write(pipe, results.updates)
 
 
 def _receive(pipe: Any) -> Any:
-    """What ``_send`` sent: updates come as they lay in memory, beside the rest."""
+    """What ``_send`` sent: the columns of outcomes come as they lay in memory."""
     received = pipe.recv()
-    if isinstance(received, Exception):
+    if not isinstance(received, tuple):
         return received
-    columns, lengths = received
-    if not lengths:
-        return columns
-    updates: list[Vector] = []
-    for start, end in _parcels(lengths):
-        parcel = np.empty(sum(lengths[start:end]), np.float32)
-        _read(pipe, parcel)
-        ends = list(accumulate(lengths[start:end], initial=0))
-        updates += [parcel[begin:end] for begin, end in pairwise(ends)]
-    return list(map(Result._make, zip(updates, *columns, strict=True)))
+    *shapes, names = received
+    updates, table = np.empty(shapes[0], np.float32), np.empty(shapes[1])
+    _read(pipe, table)
+    _read(pipe, updates)
+    return from_table(updates, table, names)
 
 
-def _write(pipe: Connection, parcel: Vector) -> None:
+def _write(pipe: Connection, array: NDArray[Any]) -> None:
     """As it lies in memory: the connection's own ways would copy it, on arrival three times."""
-    left = parcel.view(np.uint8).data
+    left = array.ravel().view(np.uint8).data
     while left:
         left = left[os.write(pipe.fileno(), left) :]
 
 
-def _read(pipe: Connection, parcel: Vector) -> None:
-    left = parcel.view(np.uint8).data
+def _read(pipe: Connection, array: NDArray[Any]) -> None:
+    left = array.ravel().view(np.uint8).data
     while left:
         count = os.readv(pipe.fileno(), [left])
         if not count:
             raise EOFError
         left = left[count:]
-
-
-def _parcels(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Small updates go together."""
-    many = max(1, PARCEL // max([1, *lengths]))
-    for start in range(0, len(lengths), many):
-        yield start, min(start + many, len(lengths))
 
 
 def _portable(error: Exception) -> Exception:

@@ -39,7 +39,7 @@ class Worker:
 
         def begun() -> str:
             self.backend = make()
-            return digest(self.backend.train(model, [Job(0, 0, 1)])[0].update)
+            return digest(self.backend.train(model, [Job(0, 0, 1)]).updates[0])
 
         return answer(begun)
 

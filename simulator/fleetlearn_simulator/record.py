@@ -56,9 +56,10 @@ class Record:
         self._rows: list[dict[str, Any]] = []
         """Events that are not written yet: many lines at once cost a third of line after line."""
 
-    def event(self, row: dict[str, Any]) -> None:
+    def note(self, rows: list[dict[str, Any]]) -> None:
+        """Events."""
         if self.events:
-            self._rows.append(row)
+            self._rows += rows
             if len(self._rows) >= WRITTEN:
                 self._write()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
 from math import fsum, inf
@@ -42,12 +43,14 @@ from fleetlearn_simulator.record import (
 )
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Job, PerDevice, Task, means, task_of
-from fleetlearn_simulator.vectorized import Vectorized, blocks_of, check_many, not_for_many
+from fleetlearn_simulator.vectorized import Vectorized, check_many, divide, loads_of, not_for_many
 
 Kind = Literal["auto", "bundle", "vectorized"]
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
 KEPT = ("leave", "crash", "fill", "back")
 """Events that outlive a round."""
+SELDOM = 20_000
+"""New objects after which Python looks for cycles among them."""
 TRIAL = 0.3
 """Seconds that ``auto`` tries each back end for."""
 
@@ -61,8 +64,8 @@ class Options(NamedTuple):
     events: bool = True
     """Whether the event log is written."""
     checkpoint: int = 10
-    """Rounds from one checkpoint to the next, at least; more where writing them would take over a twentieth of the
-    time."""
+    """Rounds from one checkpoint to the next, at least; more where writing them would take over a hundredth of
+    the time."""
     test: int = 1
     """Rounds from one test on the data kept back to the next; 0: never."""
     engine: Literal["processes", "ray"] = "processes"
@@ -135,6 +138,7 @@ def simulate(
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
     with ExitStack() as held:
+        held.enter_context(seldom_collected())
         held.enter_context(threadpool_limits(1))  # what ``make_backend`` does ends with the run
         kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
         scenario = with_measured_step(scenario, bundle)
@@ -143,7 +147,7 @@ def simulate(
         prepare(scenario, folder, options)
         record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(record.close)
-        fleet = Fleet(scenario, bundle, source, backend, task, record.event)
+        fleet = Fleet(scenario, bundle, source, backend, task, record.note)
         written, not_before = 0, 0.0
 
         def round_ended(summary: dict[str, Any]) -> None:
@@ -159,7 +163,7 @@ def simulate(
             if (version - written >= options.checkpoint and now >= not_before) or should_stop():
                 record.checkpoint(*snapshot(fleet, {"backend": kind, "why": why, "of": of}))
                 written, end = version, time.monotonic()
-                not_before = end + 20 * (end - now)
+                not_before = end + 100 * (end - now)
 
         test = source.test()
         runtime = None if test is None else PerDevice(bundle, task, source).runtime
@@ -175,6 +179,20 @@ def simulate(
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """A round makes thousands of small objects that live until its end, and hardly a cycle: Python need not look for
+    cycles among them every 700, nor ever again among what is there before the first."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(SELDOM, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def prepare(scenario: Scenario, folder: Path, options: Options) -> None:
@@ -198,7 +216,7 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     backend = make_backend(scenario, "bundle")
     model = bundle.parameters()[: bundle.manifest.size]
     backend.train(model, [Job(0, 0, 1)])  # the first steps make room in memory
-    seconds = float(f"{_timed(lambda: backend.train(model, [Job(0, 0, None)])[0].steps):.3g}")
+    seconds = float(f"{_timed(lambda: int(backend.train(model, [Job(0, 0, None)]).steps[0])):.3g}")
     return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
 
 
@@ -350,7 +368,7 @@ def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
 
     def blocks(jobs: Sequence[Job]) -> list[list[int]]:
         if kind == "vectorized" and many is not None:
-            return list(blocks_of(task, source, jobs, many.devices))
+            return list(divide(loads_of(task, source, jobs), many.devices))
         return [list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)]
 
     return blocks

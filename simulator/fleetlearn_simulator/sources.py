@@ -202,13 +202,14 @@ class Kept(Source):
     def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
         if devices == self._large[0]:
             return _taken(self._large[1], places)
-        self._large = [], []
-        for device in devices:
-            if device not in self._at:
-                self._make(device)
-        if any(device not in self._at for device in devices):
-            self._large = [*devices], [self.arrays(device) for device in devices]
-            return _taken(self._large[1], places)
+        if not self._at.keys() >= set(devices):
+            self._large = [], []
+            for device in devices:
+                if device not in self._at:
+                    self._make(device)
+            if any(device not in self._at for device in devices):
+                self._large = [*devices], [self.arrays(device) for device in devices]
+                return _taken(self._large[1], places)
         begins = np.array([self._at[device][0] for device in devices]).reshape(-1, *[1] * (places.ndim - 1))
         return tuple(array.take(begins + places, axis=0, mode="clip") for array in self._held)
 

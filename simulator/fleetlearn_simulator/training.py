@@ -6,7 +6,7 @@ change what happens in a round, so it is done in batches, by any number of proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from itertools import count as count_up
@@ -24,6 +24,7 @@ from fleetlearn_protocol.vector import Vector, check_finite
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data import Source
+from fleetlearn_simulator.outcomes import Outcome, Outcomes, Pending, Take, columns_of
 
 
 class Job(NamedTuple):
@@ -36,29 +37,14 @@ class Job(NamedTuple):
     """How many steps it does; None: all of its epochs'."""
 
 
-class Result(NamedTuple):
-    """What came of a job. ``failed`` is why there is no update, in the protocol's word."""
-
-    update: Vector
-    examples: int
-    steps: int
-    seen: int
-    complete: bool
-    loss: float
-    metrics: dict[str, float]
-    largest: float
-    """The greatest magnitude in the update."""
-    failed: str | None = None
-
-
 class Backend(Protocol):
     """Trains devices from a round's model."""
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        """The results, in the jobs' order."""
+    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
+        """What comes of them, in the jobs' order."""
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
-        """Train meanwhile, where there are other processes. Called with a job's place: its result, once it is there."""
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        """Train meanwhile, where there are other processes."""
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         """The sums of the model over each of these devices' own data."""
@@ -91,17 +77,17 @@ class PerDevice:
     """The back end ``bundle``: graphs/train.onnx by the device's own runtime and training loop, device after device."""
 
     def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
-        self.task, self.source = task, source
+        self.task, self.source, self.manifest = task, source, bundle.manifest
         self.runtime = open_runtime(bundle, kind="onnx")
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        return [self._train(model, job) for job in jobs]
+    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
+        return columns_of([self._train(model, job) for job in jobs], len(model), self.manifest.metrics)
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
         # Nothing goes on meanwhile here: nobody is trained whose report never comes.
-        return lambda place: self._train(model, jobs[place])
+        return Pending(lambda pending, place: pending.put([place], self.train(model, [jobs[place]]))).take
 
-    def _train(self, model: Vector, job: Job) -> Result:
+    def _train(self, model: Vector, job: Job) -> Outcome:
         data = as_data(self.source.arrays(job.device))
         done = 0
 
@@ -125,15 +111,15 @@ class PerDevice:
                 on_step=count,
             )
         except DivergedError:
-            return Result(np.empty(0, np.float32), data.examples, done, 0, False, np.nan, {}, 0.0, "failed: diverged")
-        return Result(
+            return Outcome(np.zeros_like(model), {}, data.examples, done, 0, False, np.nan, 0.0, True)
+        return Outcome(
             outcome.update,
+            dict(outcome.metrics),
             outcome.examples,
             outcome.steps,
             outcome.seen,
             outcome.complete,
             outcome.loss,
-            outcome.metrics,
             check_finite(outcome.update),
         )
 

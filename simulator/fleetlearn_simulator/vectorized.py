@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from math import isfinite, prod
-from typing import Any
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_device.checks import check_hyper
-from fleetlearn_device.data import permutation
+from fleetlearn_device.orders import permutations
 from fleetlearn_device.runtime_onnx import make_session
 from fleetlearn_device.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
@@ -18,34 +17,41 @@ from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.orders import permutations
+from fleetlearn_simulator.outcomes import Outcomes, Pending, Take, whole
 from fleetlearn_simulator.sources import Source
-from fleetlearn_simulator.training import Job, PerDevice, Result, Task, steps_of
+from fleetlearn_simulator.training import Job, PerDevice, Task, steps_of
+
+MANY = 2**62
+"""More steps than anybody does."""
 
 
-def blocks_of(task: Task, source: Source, jobs: Sequence[Job], most: int) -> Iterator[list[int]]:
-    """Places in ``jobs`` of those that share a block: at most ``most``, alike in the size of a batch, those together
+class Loads(NamedTuple):
+    """What each of n jobs has to do: int64 (n,)."""
+
+    examples: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    """Examples in a step."""
+    steps: NDArray[np.int64]
+
+
+def loads_of(task: Task, source: Source, jobs: Sequence[Job]) -> Loads:
+    examples = source.examples(np.array([job.device for job in jobs], np.int64))
+    steps = np.minimum(steps_of(task, examples), [MANY if job.steps is None else job.steps for job in jobs])
+    return Loads(examples, np.minimum(task.batch_size or examples, examples), steps)
+
+
+def divide(loads: Loads, most: int) -> Iterator[list[int]]:
+    """Places of those that share a block: at most ``most``, alike in the size of a batch, those together
     that have about as much to do.
 
     Whatever the number of processes: a device's last bits may depend on its place in its block, as where in an array
     the processor's vector instructions end.
     """
-    examples = source.examples(np.array([job.device for job in jobs], np.int64))
-    batches = np.minimum(task.batch_size or examples, examples).tolist()
-    alike = list(zip(batches, (-_limits(task, examples, jobs)).tolist(), (-examples).tolist(), strict=True))
-    ordered = sorted(range(len(jobs)), key=alike.__getitem__)
-    for _, group in groupby(ordered, key=batches.__getitem__):
-        places = list(group)
+    order = np.lexsort((-loads.examples, -loads.steps, loads.batch))
+    for group in np.split(order, np.flatnonzero(np.diff(loads.batch[order])) + 1):
+        places = group.tolist()
         for start in range(0, len(places), most):
             yield places[start : start + most]
-
-
-def _limits(task: Task, examples: NDArray[np.int64], jobs: Sequence[Job]) -> NDArray[np.int64]:
-    """How many steps each job does."""
-    wanted = steps_of(task, examples).tolist()
-    return np.array(
-        [all_ if job.steps is None else min(all_, job.steps) for job, all_ in zip(jobs, wanted, strict=True)]
-    )
 
 
 class Vectorized(PerDevice):
@@ -61,7 +67,7 @@ class Vectorized(PerDevice):
         check_many(bundle, task.batch_size)
         many = bundle.manifest.many
         assert many is not None
-        self.many, self.manifest = many, bundle.manifest
+        self.many = many
         self.carried = [
             *(f"param.{row.name}" for row in self.manifest.parameters),
             *(f"state.{row.name}" for row in self.manifest.state),
@@ -78,36 +84,33 @@ class Vectorized(PerDevice):
         self.state = bundle.state()
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        found = self.begin(model, jobs)
-        return [found(place) for place in range(len(jobs))]
+    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
+        return whole(self.begin(model, jobs), len(jobs))
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
-        blocks = blocks_of(self.task, self.source, jobs, self.many.devices)
-        block_of = {place: places for places in blocks for place in places}
-        found: dict[int, Result] = {}
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        loads = loads_of(self.task, self.source, jobs)
+        block_of = {place: places for places in divide(loads, self.many.devices) for place in places}
 
-        def result(place: int) -> Result:
-            if place not in found:
-                places = block_of[place]
-                found.update(zip(places, self._block(model, [jobs[row] for row in places]), strict=True))
-            return found.pop(place)
+        def bring(pending: Pending, place: int) -> None:
+            places = block_of[place]
+            mine = Loads(*(column[places] for column in loads))
+            pending.put(places, self._block(model, [jobs[row] for row in places], mine))
 
-        return result
+        return Pending(bring).take
 
-    def _block(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
+    def _block(self, model: Vector, jobs: Sequence[Job], loads: Loads) -> Outcomes:
         """Jobs whose batches have as many examples."""
-        examples = self.source.examples(np.array([job.device for job in jobs], np.int64))
-        batch = min(self.task.batch_size or int(examples[0]), int(examples[0]))
+        batch = int(loads.batch[0])
         if self.many.batch not in (None, batch):
-            return [self._train(model, job) for job in jobs]  # all their batches are too small for the block's graph
-        block = Block(self, model, jobs, examples)
-        equal = bool((examples == examples[0]).all())
+            return super().train(model, jobs)  # all their batches are too small for the block's graph
+        block = Block(self, model, jobs, loads)
+        equal = int(loads.examples.min()) == int(loads.examples.max())
         whole, rest = np.divmod(block.examples, batch)
         # Without a last, smaller batch epochs follow each other in a call.
         together = self.task.epochs if equal and not rest[0] else 1
         for epoch in range(0, self.task.epochs, together):
-            order = np.concatenate([block.order(at, equal) for at in range(epoch, epoch + together)], axis=1)
+            orders = [permutations(block.examples, block.seeds, at) for at in range(epoch, epoch + together)]
+            order = np.concatenate(orders, axis=1)
             now = np.minimum(block.left, whole * together)
             for start in range(0, int(now.max()), self.many.steps):
                 rows = order[:, start * batch : min(start + self.many.steps, int(now.max())) * batch]
@@ -120,20 +123,22 @@ class Vectorized(PerDevice):
                     block.step(lane, order[lane, whole[lane] * batch : block.examples[lane]])
             if not block.left.any():
                 break
-        return block.results()
+        return block.outcomes()
 
 
 class Block:
     """Devices that are trained together, each in a lane of its own; lanes that are free have nothing to do."""
 
-    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], examples: NDArray[np.int64]) -> None:
+    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], loads: Loads) -> None:
         self.backend, self.model, self.jobs = backend, model, jobs
         self.manifest, lanes = backend.manifest, backend.many.devices
         free = lanes - len(jobs)
-        self.examples = np.append(examples, examples[-1:].repeat(free))
+        if free:  # as the last of them, but with nothing to do
+            loads = Loads(*(np.append(column, column[-1:].repeat(free)) for column in loads))
+            loads.steps[len(jobs) :] = 0
+        self.examples, self.left = loads.examples, loads.steps.copy()
+        """``left``: steps yet to be done."""
         self.devices = [job.device for job in jobs] + [jobs[0].device] * free
-        self.left = np.append(_limits(backend.task, examples, jobs), np.zeros(free, np.int64))
-        """Steps yet to be done."""
         self.done, self.seen = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
         """Steps and examples."""
         self.sums = np.zeros((len(backend.measured), lanes))
@@ -159,16 +164,6 @@ class Block:
                     given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
         return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.backend.hyper.items()}
-
-    def order(self, epoch: int, equal: bool) -> NDArray[np.int64]:
-        """The places of the lanes' examples, in the order in which each device takes them; filled up with its first."""
-        if equal:
-            return permutations(int(self.examples[0]), self.seeds, epoch)
-        order = np.zeros((len(self.seeds), int(self.examples.max())), np.int64)
-        for lane, job in enumerate(self.jobs):
-            count = int(self.examples[lane])
-            order[lane, :count] = permutation(count, job.seed, epoch)
-        return order
 
     def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """The next ``steps`` (lanes,) of each lane, on the examples at ``rows`` (lanes, steps of the call, batch)."""
@@ -214,7 +209,7 @@ class Block:
         self.done[lane] += 1
         self.seen[lane] += len(rows)
 
-    def results(self) -> list[Result]:
+    def outcomes(self) -> Outcomes:
         count = len(self.jobs)
         tensors = [
             self.feed[f"param.{row.name}"][:count].reshape(count, prod(row.shape)) for row in self.manifest.parameters
@@ -222,28 +217,20 @@ class Block:
         updates = np.concatenate(tensors, axis=1)
         updates -= self.model
         # NaN and infinity in an update come through to its largest element.
-        largest = np.maximum(updates.max(axis=1), -updates.min(axis=1))
-        well = (np.isfinite(largest) & (self.worst[:count] <= LARGEST)).tolist()
-        means = (self.sums[:, :count] / self.seen[:count]).T.tolist()
-        complete = (self.done == steps_of(self.backend.task, self.examples)).tolist()
-        columns = (self.examples.tolist(), self.done.tolist(), self.seen.tolist(), complete, largest.tolist(), well)
-        names = list(self.manifest.metrics)
-        return [
-            Result(
-                update,
-                examples,
-                done,
-                seen,
-                whole,
-                loss,
-                {name: value for name, value in zip(names, metrics, strict=True) if isfinite(value)},
-                most,
-                None if good else "failed: diverged",
-            )
-            for update, (loss, *metrics), examples, done, seen, whole, most, good in zip(
-                updates, means, *columns, strict=False
-            )
-        ]
+        largest = np.maximum(updates.max(axis=1), -updates.min(axis=1)).astype(np.float64)
+        seen = self.seen[:count]
+        loss, *metrics = self.sums[:, :count] / seen
+        return Outcomes(
+            updates,
+            dict(zip(self.manifest.metrics, metrics, strict=True)),
+            examples=self.examples[:count],
+            steps=self.done[:count],
+            seen=seen,
+            complete=(self.done == steps_of(self.backend.task, self.examples))[:count],
+            loss=loss,
+            largest=largest,
+            diverged=~(np.isfinite(largest) & (self.worst[:count] <= LARGEST)),
+        )
 
 
 def not_for_many(bundle: Bundle, batch_size: int) -> str | None:

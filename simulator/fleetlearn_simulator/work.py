@@ -7,21 +7,33 @@ who will report: many devices together, on other processes meanwhile.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from math import isfinite
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, repeat
+from math import fsum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator import aggregator
-from fleetlearn_coordinator.run import pooled
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_simulator import draw
-from fleetlearn_simulator.training import Backend, Job, Result
+from fleetlearn_simulator.outcomes import NONE, Outcomes, Take, joined
+from fleetlearn_simulator.rows import rows_of
+from fleetlearn_simulator.training import Backend, Job
 
 LOOK_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due, and of those that wait to be added up."""
+
+
+SPOILT = ("scaled", "flipped", "garbage")
+"""Updates that are not what training made."""
+NEXT = attrgetter("ends")
+"""The order of tasks whose reports are due; of those at the same time the one that was given first comes first."""
 
 
 class Flight(NamedTuple):
@@ -51,8 +63,8 @@ class Training:
     def __init__(self, backend: Backend, model: Vector, earlier: Vector, seed: int) -> None:
         """``earlier``: the model before the round's; stale updates are of it."""
         self.backend, self.model, self.earlier, self.seed = backend, model, earlier, seed
-        self.begun: dict[str, tuple[Callable[[int], Result], int]] = {}
-        """Task -> how to get its result, and with what."""
+        self.begun: dict[str, tuple[Take, int]] = {}
+        """Task -> how to get what comes of it, and with which place."""
         self.started = False
 
     def begin(self, out: Iterable[Flight], room: int, first: Flight | None = None) -> None:
@@ -60,23 +72,48 @@ class Training:
         self.started = True
         most = max(1, min(room, LOOK_AHEAD // max(1, self.model.nbytes)))
         due = [flight for flight in out if not flight.cause and flight.task not in self.begun]
-        due = sorted(due, key=lambda flight: (flight is not first, flight.ends, flight.task))[:most]
-        for stale in (False, True):
-            chosen = [flight for flight in due if (flight.corrupt == "stale") is stale]
-            if chosen:
-                model = self.earlier if stale else self.model
-                results = self.backend.begin(model, [Job(row.device, row.seed, row.steps) for row in chosen])
-                self.begun.update((flight.task, (results, place)) for place, flight in enumerate(chosen))
+        due.sort(key=NEXT)
+        if first is not None:
+            due.remove(first)
+            due.insert(0, first)
+        del due[most:]
+        stale = [flight for flight in due if flight.corrupt == "stale"]
+        fresh = [flight for flight in due if flight.corrupt != "stale"] if stale else due
+        for model, chosen in ((self.model, fresh), (self.earlier, stale)):
+            if not chosen:
+                continue
+            take = self.backend.begin(model, rows_of(Job, *(map(attrgetter(name), chosen) for name in Job._fields)))
+            if any(flight.corrupt in SPOILT for flight in chosen):
+                take = partial(self._sent, take, chosen)
+            self.begun.update(zip((flight.task for flight in chosen), zip(repeat(take), count()), strict=False))
 
-    def result(self, flight: Flight) -> Result:
-        """What the device sends. Once only."""
-        results, place = self.begun.pop(flight.task)
-        result = results(place)
-        if not flight.corrupt or flight.corrupt == "stale" or result.failed:
-            return result
-        with np.errstate(over="ignore"):  # what overflows is refused as it arrives
-            update = self._corrupted(flight, result.update)
-        return result._replace(update=update, largest=float(np.abs(update).max()))
+    def take(self, flights: Sequence[Flight]) -> Outcomes:
+        """What the first of these devices sends, and as many after it as is there. Once only."""
+        first, _ = self.begun[flights[0].task]
+        places = []
+        for flight in flights:
+            take, place = self.begun[flight.task]
+            if take is not first:
+                break
+            places.append(place)
+        found = first(places)
+        for flight in flights[: len(found)]:
+            del self.begun[flight.task]
+        return found
+
+    def put_back(self, flights: Sequence[Flight], found: Outcomes) -> None:
+        """To be taken another time: what was found of these."""
+        self.begun.update(zip((flight.task for flight in flights), zip(repeat(found.take), count()), strict=False))
+
+    def _sent(self, take: Take, flights: Sequence[Flight], places: Sequence[int]) -> Outcomes:
+        """What these send, some of whom spoil what came of it."""
+        found = take(places)
+        for row, flight in enumerate(flights[place] for place in places[: len(found)]):
+            if flight.corrupt in SPOILT and not found.diverged[row]:
+                with np.errstate(over="ignore"):  # what overflows is refused as it arrives
+                    found.updates[row] = update = self._corrupted(flight, found.updates[row])
+                found.largest[row] = np.abs(update).max()
+        return found
 
     def _corrupted(self, flight: Flight, update: Vector) -> Vector:
         factor = np.float32(flight.factor)
@@ -93,30 +130,21 @@ class Training:
         raise ValueError(f"corruption {flight.corrupt!r} is not known")
 
 
-class Report(NamedTuple):
-    """What was accepted of a device, beside its update."""
-
-    device: int
-    tier: int
-    weight: int
-    """Of the update in the mean, as the coordinator has it."""
-    complete: bool
-    loss: float
-    metrics: dict[str, float]
-
-
 class Tally:
     """What arrived in a round, and what the round cost."""
 
     def __init__(self, size: int, max_weight: int, opened: float) -> None:
         """``size``: elements of an update."""
         self.max_weight, self.opened = max_weight, opened
-        self.reports: list[Report] = []
+        self.flights: list[Flight] = []
+        """Those whose reports were accepted."""
+        self.reports: list[tuple[NDArray[np.int64], Outcomes]] = []
+        """Their weights, and what they sent but for their updates."""
         self.total = aggregator.init(size)
-        self.waiting: list[Vector] = []
-        """Updates of the last reports, that are not in the sum yet."""
+        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+        """Weights and updates of the last reports, that are not in the sum yet."""
         self.held = 0
-        """Their bytes."""
+        """Bytes of these updates."""
         self.causes: Counter[str] = Counter()
         """Tasks that came to nothing, by what happened to the device."""
         self.assigned: Counter[int] = Counter()
@@ -126,46 +154,65 @@ class Tally:
         self.down = self.up = 0
         """Bytes."""
 
-    def accept(self, flight: Flight, result: Result, now: float) -> None:
-        """Raises ProtocolError where the update is not one that the coordinator takes."""
-        if not isfinite(result.largest):
-            raise ProtocolError(Code.NOT_FINITE, "an element of the update is not finite")
-        weight = min(result.examples, self.max_weight)
-        aggregator.check(result.largest, weight)
-        self.reports.append(Report(flight.device, flight.tier, weight, result.complete, result.loss, result.metrics))
-        self.useful += now - flight.began
-        if len(result.update) >= aggregator.BLOCK:  # at once: many of them together would only cost memory
-            aggregator.add(self.total, result.update, weight, result.largest)
+    def refuse(self, found: Outcomes) -> tuple[int, str] | None:
+        """The first row that the coordinator does not take, and why; None: it takes them all."""
+        weights, largest = np.minimum(found.examples, self.max_weight), found.largest
+        well = ~found.diverged & np.isfinite(largest) & (largest * weights <= aggregator.MAX_WEIGHTED)
+        well &= (weights >= 1) & (weights <= aggregator.MAX_WEIGHT)
+        if well.all():
+            return None
+        row = int(well.argmin())
+        if found.diverged[row]:
+            return row, "failed: diverged"
+        return row, f"rejected: {(Code.OUT_OF_RANGE if np.isfinite(largest[row]) else Code.NOT_FINITE).value}"
+
+    def accept(self, flights: Sequence[Flight], found: Outcomes, times: Sequence[float]) -> None:
+        """What came of these tasks, at these times; none that is to be refused."""
+        weights = np.minimum(found.examples, self.max_weight)
+        self.flights += flights
+        self.reports.append((weights, replace(found, updates=NONE.updates)))
+        for flight, time in zip(flights, times, strict=True):
+            self.useful += time - flight.began
+        if found.updates.shape[1] >= aggregator.BLOCK:  # at once: many of them together would only cost memory
+            for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
+                aggregator.add(self.total, update, weight, largest)
             return
-        self.waiting.append(result.update)
-        self.held += result.update.nbytes
+        self.waiting.append((weights, found.updates))
+        self.held += found.updates.nbytes
         if self.held > LOOK_AHEAD:
             self.add_up()
 
     def add_up(self) -> None:
         """Put the updates that wait for it into the sum."""
         if self.waiting:
-            weights = np.array([report.weight for report in self.reports[-len(self.waiting) :]], np.int64)
-            aggregator.add_many(self.total, np.stack(self.waiting), weights)
+            weights, updates = zip(*self.waiting, strict=True)
+            aggregator.add_many(self.total, updates, np.concatenate(weights))
         self.waiting, self.held = [], 0
 
+    def complete(self) -> int:
+        """How many of the reports are of a whole task."""
+        return sum(int(found.complete.sum()) for _, found in self.reports)
+
     def means(self) -> dict[str, float]:
-        """Of the accepted trainings, weighted as their updates are."""
-        rows = []
-        for report in self.reports:
-            weight = report.weight
-            sums = {"loss": weight * report.loss}
-            for name, value in report.metrics.items():
-                sums[name] = weight * value
-            rows.append((weight, sums))
-        return pooled(rows)
+        """Of the accepted trainings, weighted as their updates are, as ``fleetlearn_coordinator.run.pooled``."""
+        if not self.reports:
+            return {}
+        weights = np.concatenate([weights for weights, _ in self.reports])
+        found = joined([found for _, found in self.reports])
+        means = {}
+        for name, values in {"loss": found.loss, **found.metrics}.items():
+            there = np.isfinite(values)
+            if there.any():
+                products, total = (weights * values)[there].tolist(), int(weights[there].sum())
+                means[name] = fsum(products) / total
+        return means
 
     def summary(self) -> dict[str, Any]:
         """As rounds.jsonl has it."""
         return {
             "causes": dict(sorted(self.causes.items())),
             "assigned": dict(sorted(self.assigned.items())),
-            "accepted": dict(sorted(Counter(report.tier for report in self.reports).items())),
+            "accepted": dict(sorted(Counter(flight.tier for flight in self.flights).items())),
             "device_seconds": {"useful": self.useful, "wasted": self.wasted},
             "bytes": {"down": self.down, "up": self.up},
         }

@@ -219,16 +219,38 @@ def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
     updates = some_updates(size, count)
     expected = added(size, updates)
     rows, weights = np.stack([vector for vector, _ in updates]), np.array([weight for _, weight in updates], np.int64)
-    for cuts in ([], [1], [count // 2, count // 2 + 1]):
+    for cuts in ([], [1], [count // 2, count // 2 + 1], [0, 1, 1, count]):
         total = aggregator.init(size)
         for vectors, parts in zip(np.split(rows, cuts), np.split(weights, cuts), strict=True):
-            aggregator.add_many(total, vectors, parts)
+            aggregator.add_many(total, [vectors], parts)
+        assert bits(total) == bits(expected)
+        total = aggregator.init(size)
+        aggregator.add_many(total, np.split(rows, cuts), weights)
         assert bits(total) == bits(expected)
     total = added(size, updates[: count // 2])
-    aggregator.add_many(total, rows[count // 2 :], weights[count // 2 :])
+    aggregator.add_many(total, [rows[count // 2 :]], weights[count // 2 :])
     assert bits(total) == bits(expected)
-    aggregator.add_many(total, rows[:0], weights[:0])
-    assert bits(total) == bits(expected)
+    for nothing in ([], [rows[:0]], [rows[:0], rows[:0]]):
+        aggregator.add_many(total, nothing, weights[:0])
+        assert bits(total) == bits(expected)
+
+
+@pytest.mark.parametrize("block", [1, 4, 6, 7, 20, 21, 1000])
+@pytest.mark.parametrize(("size", "count"), [(7, 11), (1, 9), (20, 3), (21, 1)])
+def test_blocks_of_rows_and_of_elements_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, block: int, size: int, count: int
+) -> None:
+    """Whole ones and what is left over: of updates, and of an update's elements."""
+    updates = some_updates(size, count)
+    expected = added(size, updates)
+    monkeypatch.setattr(aggregator, "BLOCK", block)
+    rows, weights = np.stack([vector for vector, _ in updates]), np.array([weight for _, weight in updates], np.int64)
+    spread = np.repeat(rows, 2, axis=1)[:, ::2]
+    for parts in ([rows], [rows[:1], rows[1:3], rows[3:]], [np.asfortranarray(rows)], [spread]):
+        total = aggregator.init(size)
+        aggregator.add_many(total, parts, weights)
+        assert bits(total) == bits(expected)
+    assert bits(added(size, updates)) == bits(expected)
 
 
 def test_many_at_once_at_the_bounds_are_exact() -> None:
@@ -237,7 +259,7 @@ def test_many_at_once_at_the_bounds_are_exact() -> None:
     weight, count = 2**29 - 1, 4096
     one, many = added(3, [(x, weight)]), aggregator.init(3)
     for _ in range(MAX_UPDATES // count):
-        aggregator.add_many(many, np.tile(x, (count, 1)), np.full(count, weight, np.int64))
+        aggregator.add_many(many, [np.tile(x, (count, 1))], np.full(count, weight, np.int64))
     for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
         assert [Fraction(value) for value in part] == [Fraction(value) * MAX_UPDATES for value in single]
     assert (many.count, many.weight) == (MAX_UPDATES, MAX_UPDATES * weight)
@@ -245,7 +267,7 @@ def test_many_at_once_at_the_bounds_are_exact() -> None:
     with pytest.raises(
         ProtocolError, match=f"has {MAX_UPDATES + 2} updates; its sum can hold {MAX_UPDATES}"
     ) as refused:
-        aggregator.add_many(many, np.tile(x, (2, 1)), np.ones(2, np.int64))
+        aggregator.add_many(many, [x[None], x[None]], np.ones(2, np.int64))
     assert refused.value.code is Code.OUT_OF_RANGE
     assert bits(many) == before
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from copy import deepcopy
+
 import pytest
+from fleetlearn_coordinator import engine as engine_module
 from fleetlearn_coordinator.engine import (
     LATE,
     LOST,
@@ -21,14 +25,14 @@ from fleetlearn_coordinator.engine import (
     Settings,
 )
 from fleetlearn_protocol import Code, ProtocolError
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
 
 
-def started(devices: str = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, Assign]]:
+def started(devices: Iterable[str] = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, Assign]]:
     """An engine whose first round is open with these devices; device -> its task."""
     engine = Engine(rules)
     commands = [command for device in devices for command in engine.check_in(device, None, 0.0)]
@@ -224,6 +228,135 @@ def test_a_report_counts_once() -> None:
     assert not engine.wanted("a", tasks["a"].task)
     with pytest.raises(ValueError, match="not wanted"):
         engine.accept("a", tasks["a"].task, 11.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataObject) -> None:
+    """With devices that are idle, gone, or failed meanwhile; some close the round, by its goal or by its end."""
+    devices = [f"d{number}" for number in range(data.draw(st.integers(2, 8)))]
+    goal = data.draw(st.integers(1, len(devices)))
+    cohort = data.draw(st.integers(goal, len(devices)))
+    minimum = data.draw(st.integers(1, goal))
+    engine, tasks = started(devices, SETTINGS._replace(goal=goal, cohort=cohort, minimum=minimum, rounds=3))
+    for device in data.draw(st.lists(st.sampled_from(sorted(tasks)), unique=True)):
+        if data.draw(st.booleans()):
+            engine.disconnect(device, 5.0)
+        elif len(engine.leases) > 1:
+            more = engine.end(device, tasks[device].task, "failed: diverged", 6.0)
+            tasks |= {command.device: command for command in more if isinstance(command, Assign)}
+    wanted = [(device, tasks[device].task) for device in engine.leases]
+    if not wanted:
+        return
+    room = goal - len(engine.accepted)
+    reports = data.draw(st.permutations(wanted))[: data.draw(st.integers(1, min(room, len(wanted))))]
+    one, many = deepcopy(engine), deepcopy(engine)
+    said = [one.accept(*report, 10.0 + place) for place, report in enumerate(reports)]
+    assert not any(said[:-1])
+    assert many.accept_many(reports, 9.0 + len(reports)) == said[-1]
+    assert many == one
+    if one.phase is Phase.COMMITTING:
+        assert many.committed(20.0, change=1.0, metrics={}) == one.committed(20.0, change=1.0, metrics={})
+    assert many.tick(200.0) == one.tick(200.0)
+    assert many == one
+
+
+def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
+    engine, tasks = started("abcd", SETTINGS._replace(goal=3, cohort=4, minimum=3))
+    engine.disconnect("b", 5.0)
+    assert engine.accept_many([("c", tasks["c"].task)], 10.0) == []
+    assert engine.accept_many([("a", tasks["a"].task), ("b", tasks["b"].task)], 11.0) == [
+        Ended("d", tasks["d"].task, 1, SURPLUS),
+        Cancel("d", tasks["d"].task, Code.ROUND_OVER, "round 1 is over: it has its 3 reports"),
+        Commit(1, {SURPLUS: 1}),
+    ]
+    assert list(engine.accepted.values()) == ["c", "a", "b"]
+    assert engine.resting == {"a", "c", "d"}, "not who is gone"
+
+
+@pytest.mark.parametrize(
+    ("devices", "refused"),
+    [("ax", "x"), ("aba", "a"), ("abc", "c"), ("x", "x"), ("d", "d")],
+    ids=["unknown", "twice", "more-than-the-goal", "unknown-alone", "idle"],
+)
+def test_reports_that_are_not_wanted_are_refused_together_as_alone(devices: str, refused: str) -> None:
+    engine, tasks = started("abcd", SETTINGS._replace(goal=2, cohort=3, minimum=2))
+    leased = sorted(tasks)  # whoever they are: a, b, c stand for them, d for the one that is idle
+    (idle,) = engine.idle
+    names = dict(zip("abcdx", [*leased, idle, "x"], strict=True))
+    reports = [(names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices]
+    with pytest.raises(ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"):
+        engine.accept_many(reports, 10.0)
+
+
+def test_a_report_is_of_the_devices_own_task() -> None:
+    engine, tasks = started()
+    for other in ("t0-1", tasks["b"].task):
+        for reports in ([("a", other)], [("c", tasks["c"].task), ("a", other)]):
+            with pytest.raises(ValueError, match=f"task {other} of a is not wanted in round 1"):
+                deepcopy(engine).accept_many(reports, 10.0)
+
+
+def test_no_report_is_wanted_of_a_round_that_is_closed() -> None:
+    engine, tasks = started()
+    engine.accept_many([(device, tasks[device].task) for device in "ab"], 10.0)
+    with pytest.raises(ValueError, match=r"not wanted in round 1 \(committing\)"):
+        engine.accept_many([("c", tasks["c"].task)], 11.0)
+
+
+@pytest.mark.parametrize("connected", [40, 400])
+def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, connected: int
+) -> None:
+    """From a list that is short, or long, for how many are taken from it, or come back to it."""
+    devices = [f"d{number:03}" for number in range(connected)]
+    rules = SETTINGS._replace(goal=20, cohort=25, minimum=20, rounds=None)
+
+    def told(short: int, few: int) -> tuple[list[Command], Engine]:
+        monkeypatch.setattr(engine_module, "SHORT", short)
+        monkeypatch.setattr(engine_module, "FEW", few)
+        engine, said = Engine(rules), []
+        for device in devices:
+            said += engine.check_in(device, None, 0.0)
+        for number in range(6):
+            now = 10.0 * number + 5
+            gone, *failed = sorted(engine.leases)[:3]
+            said += engine.disconnect(gone, now)
+            said += engine.tick(now := now + rules.grace)
+            for device in failed:  # its slot is another's
+                said += engine.end(device, engine.leases[device].task, "failed: diverged", now)
+            assert len(engine.leases) == rules.cohort
+            reports = [(lease.device, lease.task) for lease in engine.leases.values()][: rules.goal]
+            said += engine.accept_many(reports, now)
+            before = sorted([*engine.idle, *engine.resting])
+            said += engine.committed(now, change=1.0, metrics={})
+            assert sorted([*engine.idle, *engine.leases]) == before, "nobody is lost on the way"
+            assert list(engine.idle) == sorted(engine.idle)
+        return said, engine
+
+    expected = told(0, 10**9)
+    assert len(of_type(expected[0], Commit)) == 6
+    for short, few in ((10**9, 10**9), (0, 0), (10**9, 0), (10**9, 1), (100, 3), (engine_module.SHORT, 32)):
+        said, engine = told(short, few)
+        assert said == expected[0]
+        assert engine == expected[1]
+        # It goes on as a sorted list.
+        for device in devices[::7]:
+            engine.disconnect(device, 100.0)
+            assert device not in engine.idle
+            engine.check_in(device, None, 100.0)
+        assert list(engine.idle) == sorted(engine.idle)
+
+
+def test_picks_do_not_depend_on_how_many_are_made_at_a_time() -> None:
+    """One device after the other takes the place that it would have had of several; each is another's draw."""
+    alone = [engine_module._picks(7, 3, serial, 1)[0] for serial in range(1, 60)]
+    assert len({*alone}) == 59
+    for first, count in ((1, 59), (1, 7), (7, 1), (8, 8), (7, 10), (16, 16), (9, 0)):
+        assert [*engine_module._picks(7, 3, first, count)] == alone[first - 1 : first - 1 + count]
+    assert all(0 <= number < 2**64 for number in alone)
+    assert not {*alone} & {*engine_module._picks(7, 4, 1, 59)}
+    assert not {*alone} & {*engine_module._picks(8, 3, 1, 59)}
 
 
 def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:

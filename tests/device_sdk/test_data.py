@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_device.checks import DataError
-from fleetlearn_device.data import ArrayData, BatchData, as_data, load_npz, permutation
+from fleetlearn_device.data import ArrayData, BatchData, as_data, load_npz
 from fleetlearn_protocol.manifest import Input, Manifest, read_manifest
 
 INPUTS = (Input("x", "float32", (2,)), Input("y", "int64", ()))
@@ -42,34 +41,6 @@ def test_seed_and_epoch_decide_the_order() -> None:
     assert labels(data, 7, 5, 1) == labels(ArrayData((X, Y)), 7, 5, 1)
     assert labels(data, 7, 5, 1) != labels(data, 7, 5, 2)
     assert labels(data, 7, 5, 1) != labels(data, 7, 6, 1)
-
-
-def test_the_order_is_the_same_for_ever_and_everywhere() -> None:
-    # Philox4x64-10 with key (3, 1): numpy's stream begins at counter 1. The first four numbers, from the reference
-    # algorithm written out in Python's integers.
-    def philox(counter: list[int], key: list[int]) -> list[int]:
-        mask = 2**64 - 1
-        for _ in range(10):
-            first, second = 0xD2E7470EE14C6C93 * counter[0], 0xCA5A826395121157 * counter[2]
-            counter = [
-                (second >> 64) ^ counter[1] ^ key[0],
-                second & mask,
-                (first >> 64) ^ counter[3] ^ key[1],
-                first & mask,
-            ]
-            key = [(key[0] + 0x9E3779B97F4A7C15) & mask, (key[1] + 0xBB67AE8584CAA73B) & mask]
-        return counter
-
-    numbers = philox([1, 0, 0, 0], [3, 1]) + philox([2, 0, 0, 0], [3, 1])
-    expected = sorted(range(8), key=numbers.__getitem__)
-    assert permutation(8, 3, 1).tolist() == expected
-
-
-def test_orders_are_uniform() -> None:
-    counts = Counter(tuple(permutation(3, seed, 0).tolist()) for seed in range(3000))
-    assert len(counts) == 6
-    # 500 expected of each; five standard deviations of a binomial with p = 1/6.
-    assert all(abs(count - 500) < 5 * (3000 * 5 / 36) ** 0.5 for count in counts.values())
 
 
 def test_arrays_that_fit_are_not_copied_and_others_cast_once() -> None:

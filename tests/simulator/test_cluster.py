@@ -22,11 +22,12 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, cluster, simulate
 from fleetlearn_simulator.cluster import DEATHS, LOCAL, OnRay, connect
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.outcomes import whole
 from fleetlearn_simulator.record import EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY
 from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import Backend, Job, Result
-from virtual import MODULE, make_scenario, write_scenario
+from fleetlearn_simulator.training import Backend, Job
+from virtual import MODULE, bits, make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
 MESSY: dict[str, Any] = {
@@ -83,10 +84,6 @@ def on_ray(scenario: Scenario, model: Vector, workers: int | None = 2) -> OnRay:
     return OnRay(partial(make_backend, scenario, "bundle"), ones, model, workers)
 
 
-def bits(results: list[Result]) -> list[tuple[Any, ...]]:
-    return [(row.update.tobytes(), *row[1:]) for row in results]
-
-
 def run(scenario: Scenario, folder: Path, options: Options) -> dict[str, bytes]:
     outcome = simulate(scenario, folder, options)
     assert outcome is not None
@@ -119,11 +116,11 @@ def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, mode
     for given in (model, model + np.float32(0.5)):
         found = two.train(given, JOBS)
         assert bits(found) == bits(one.train(given, JOBS))
-        assert all(row.update.flags.writeable for row in found)
+        assert found.updates.flags.writeable
         assert bits(two.train(given, JOBS[:1])) == bits(one.train(given, JOBS[:1]))
         for devices in ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], [4], []):
             assert two.evaluate(given, devices) == one.evaluate(given, devices)
-    assert two.train(model, []) == []
+    assert len(two.train(model, [])) == 0
     two.close()
     two.close()
 
@@ -135,8 +132,9 @@ def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> No
     dropped = two.begin(model - np.float32(0.5), JOBS)
     other = two.begin(model + np.float32(0.5), JOBS)
     del dropped
-    assert bits([other(place) for place in range(7)]) == bits(one.train(model + np.float32(0.5), JOBS))
-    assert bits([first(place) for place in reversed(range(7))]) == bits(one.train(model, JOBS)[::-1])
+    assert bits(whole(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    last_first = [bits(first([place])) for place in reversed(range(7))]
+    assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
     assert len(two.waiting) == 0
     two.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import fleet as fleet_module
 from fleetlearn_simulator.fleet import BACK_OFF, RETRY, device_of, name_of
+from fleetlearn_simulator.outcomes import Outcomes, Pending, Take
+from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.training import Job, PerDevice
+from fleetlearn_simulator.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual import Driven, by_lines, drive, make_fleet, make_scenario
@@ -147,6 +152,17 @@ def test_a_slow_upload_is_late(tmp_path: Path, line: Path) -> None:
     assert run.rounds[0]["device_seconds"] == pytest.approx({"useful": 0.0, "wasted": 50.0})
 
 
+def test_the_deadline_comes_between_reports_that_are_trained_together(tmp_path: Path, line: Path) -> None:
+    """Devices 0 and 1 train for 10 and 20 seconds and upload for 20; the round is over after 35."""
+    tiers = {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0}}
+    run = drive(make_scenario(tmp_path, line, 2, tiers=tiers, plan__round__deadline=35.0), backend=AtOnce)
+    assert run.told("accepted", "lost", "committed") == [
+        (30.0, "accepted", 0, None),
+        (35.0, "lost", 1, "late"),
+        (35.0, "committed", None, None),
+    ]
+
+
 def test_stragglers_hand_in_what_they_have_done(tmp_path: Path, line: Path) -> None:
     """1 to 4 of 5 epochs, each a step: their updates are those of so many steps."""
     scenario = make_scenario(tmp_path, line, 6, failures__stragglers=1.0, plan__local__epochs=5, **FULL)
@@ -227,6 +243,89 @@ def test_updates_that_overflow_are_rejected(tmp_path: Path, line: Path) -> None:
     assert list(run.rounds[0]["dropped"]) == ["rejected: not-finite"]
 
 
+CLASSES = """
+import numpy as np
+
+def examples(device, seed):
+    return 10 * (device + 1)
+
+def make(device, seed):
+    random = np.random.default_rng([seed, device])
+    x = random.standard_normal((10 * (device + 1), 60), np.float32)
+    if device == DIVERGES:
+        x[:] = 1e38
+    if device == TOO_LARGE:
+        x *= np.float32(1e12)
+    return {"x": x, "y": random.integers(10, size=len(x))}
+"""
+
+
+@pytest.mark.parametrize(("diverges", "too_large"), [(2, 5), (0, 1), (7, 6), (15, 8), (14, 15)])
+def test_one_that_fails_amid_others_is_lost_alone(tmp_path: Path, softmax: Path, diverges: int, too_large: int) -> None:
+    """Blocks of eight devices, whose reports come one after the other with nothing between them. Whether eight are
+    there at a time, one, or three, those before and those after are accepted, each at its own time."""
+    scenario = make_scenario(tmp_path, softmax, 16, plan__local={"batch_size": 10, "lr": 0.01, "evaluate": False})
+    module = CLASSES.replace("DIVERGES", str(diverges)).replace("TOO_LARGE", str(too_large))
+    (tmp_path / "lines.py").write_text(module)
+    one = drive(scenario)
+    causes = {diverges: "failed: diverged", too_large: "rejected: out-of-range"}
+    assert one.told("accepted", "lost") == [
+        (10.0 * (device + 1), "lost" if device in causes else "accepted", device, causes.get(device))
+        for device in range(16)
+    ]
+    (row,) = one.rounds
+    assert (row["how"], row["reports"]) == ("committed", 14)
+    assert row["causes"] == row["dropped"] == dict.fromkeys(causes.values(), 1)
+    lost = sum(10.0 * (device + 1) for device in causes)
+    assert row["device_seconds"] == pytest.approx({"useful": 10 * 136 - lost, "wasted": lost})
+    assert row["bytes"]["up"] == 16 * one.model.nbytes, "all were sent"
+    check(one)
+    assert in_words(drive(scenario, backend=ByThrees)) == in_words(one)
+    lengths = []
+
+    class Noted(Vectorized):
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+            take = super().begin(model, jobs)
+
+            def noted(places: Sequence[int]) -> Outcomes:
+                found = take(places)
+                lengths.append(len(found))
+                return found
+
+            return noted
+
+    many = drive(scenario, backend=Noted)
+    assert lengths == [8, 8], "as many as there were"
+    assert many.told("opened", *TASKS, "committed") == one.told("opened", *TASKS, "committed")
+    for key in row.keys() - {"train", "metrics", "change"}:
+        assert many.rounds[0][key] == row[key], key
+    np.testing.assert_allclose(many.model, one.model, rtol=0, atol=1e-5)
+
+
+class ByThrees(PerDevice):
+    """Trains as that does, and has what comes of it for three jobs at a time, the last of them first."""
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        def bring(pending: Pending, place: int) -> None:
+            first = place - place % 3
+            places = [place for place in range(first, first + 3) if place < len(jobs)][::-1]
+            pending.put(places, self.train(model, [jobs[row] for row in places]))
+
+        return Pending(bring).take
+
+
+class AtOnce(PerDevice):
+    """The same for all that are begun together."""
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        return self.train(model, jobs).take
+
+
+def in_words(run: Driven) -> tuple[Any, ...]:
+    """All that a run tells, to the last bit."""
+    return run.events, run.rounds, run.model.tobytes(), run.fleet.finished, run.fleet.now
+
+
 def test_garbage_has_the_length_of_the_update(tmp_path: Path, line: Path) -> None:
     def update(run: Driven) -> Vector:
         return run.model - initial(line)
@@ -294,6 +393,34 @@ def test_the_coordinators_crash_loses_no_accepted_update(tmp_path: Path, line: P
     while_down = [time for time, *_ in calm.told("accepted") if crash < time <= crash + 10]
     late = [time for time, *_ in run.told("accepted")[len(before) :]][: len(while_down)]
     assert all(crash + 10 <= time <= crash + 10 + BACK_OFF for time in late)
+
+
+def report_times(scenario: Scenario) -> dict[int, float]:
+    """When each device reports, none of them while it is not connected again."""
+    times: dict[int, float] = {}
+
+    def heard(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["event"] == "accepted":
+                times[row["device"]] = row["time"]
+                assert fleet.away.get(row["device"], 0.0) <= row["time"]
+
+    fleet = make_fleet(scenario, heard)
+    while fleet.advance():
+        pass
+    return times
+
+
+def test_nobody_reports_before_being_back(tmp_path: Path, line: Path) -> None:
+    """Devices 1 and 2 are done after 20 and 30 seconds, the coordinator is there again after 25: device 1 reports as it
+    is back, often before the 30th, with nothing else until then; and device 2 is often back only later."""
+    both = 0
+    for seed in range(30):
+        crash = {"crashes": [15.0], "restart": 10.0}
+        times = report_times(make_scenario(tmp_path, line, 3, seed=seed, coordinator=crash))
+        assert sorted(times) == [0, 1, 2]
+        both += times[1] < 30 < times[2]
+    assert both > 2
 
 
 def test_a_crash_in_the_midst_of_recovery(tmp_path: Path, line: Path) -> None:
@@ -486,11 +613,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deadline=st.sampled_from([15.0, 60.0, 1000.0]),
     latency=st.sampled_from([0.0, 2.0]),
     crashes=st.lists(st.floats(0, 300), max_size=3),
+    backend=st.sampled_from([ByThrees, AtOnce]),
     data=st.data(),
 )
 def test_whatever_happens(
     line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any], over: float,
-    deadline: float, latency: float, crashes: list[float], data: st.DataObject,
+    deadline: float, latency: float, crashes: list[float], backend: type[PerDevice], data: st.DataObject,
 ) -> None:  # fmt: skip
     goal = data.draw(st.integers(1, size))
     minimum = data.draw(st.integers(1, goal))
@@ -503,7 +631,9 @@ def test_whatever_happens(
             plan__stop__rounds=4, coordinator={"crashes": crashes, "restart": 7.0},
         )  # fmt: skip
         run = drive(scenario, most=3000)
-    check(run)
+        check(run)
+        if run.handled < 3000:  # reports that are there together are handled together
+            assert in_words(drive(scenario, backend=backend)) == in_words(run)
 
 
 def check(run: Driven) -> None:

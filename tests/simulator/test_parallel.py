@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import parallel as parallel_module
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.outcomes import NONE, Outcomes, Pending, columns_of, whole
 from fleetlearn_simulator.parallel import Parallel
 from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import Job, PerDevice, Result
-from virtual import make_scenario
+from fleetlearn_simulator.training import Job, PerDevice
+from virtual import bits, make_scenario
 
 JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 0, 3, 4, 1, 2, 3)]
 """One device twice, as no round has it, but nothing forbids it."""
@@ -51,18 +57,14 @@ def two(scenario: Scenario) -> Iterator[Parallel]:
     backend.close()
 
 
-def bits(results: list[Result]) -> list[tuple[Any, ...]]:
-    return [(row.update.tobytes(), *row[1:]) for row in results]
-
-
 def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     expected = one.train(model, JOBS)
-    assert [row.examples for row in expected] == [60, 10, 40, 50, 20, 30, 40]
-    assert [row.steps for row in expected] == [1, 2, 1, 10, 1, 6, 1]
+    assert expected.examples.tolist() == [60, 10, 40, 50, 20, 30, 40]
+    assert expected.steps.tolist() == [1, 2, 1, 10, 1, 6, 1]
     assert bits(two.train(model, JOBS)) == bits(expected)
-    assert bits(two.train(model, JOBS[:1])) == bits(expected[:1])
-    assert two.train(model, []) == []
+    assert bits(two.train(model, JOBS[:1])) == bits(expected)[:1]
+    assert len(two.train(model, [])) == 0
 
 
 def test_two_processes_evaluate_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
@@ -94,28 +96,85 @@ def test_several_calls_may_be_under_way(
     dropped = two.begin(model - np.float32(0.5), JOBS)
     assert len(two.waiting) == 8
     del dropped
-    assert bits([other(place) for place in range(7)]) == bits(one.train(model + np.float32(0.5), JOBS))
-    assert bits([first(place) for place in reversed(range(7))]) == bits(one.train(model, JOBS)[::-1])
+    assert bits(whole(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    last_first = [bits(first([place])) for place in reversed(range(7))]
+    assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
     assert taken == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
     assert len(two.waiting) == 0
 
 
 def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
     """Else both ends would wait until the other one reads."""
-    jobs = [Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(parallel_module.SMALL)]
-    assert len(pickle.dumps(("train", None, jobs))) < 8192
+    jobs = [Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(parallel_module.SMALL + 1)]
+    model, pending = np.zeros(5, np.float32), Pending(lambda pending, place: None)
+
+    def block(count: int, model: Vector) -> Any:
+        return parallel_module._Block(ref(pending), "train", model, jobs[:count], list(range(count)))
+
+    worker = object.__new__(parallel_module._Worker)  # without its process
+    worker.pipe, there = multiprocessing.Pipe()
+    worker.model, worker.blocks = model, deque()
+    worker.take(block(parallel_module.SMALL, model))
+    assert len(there.recv_bytes()) < 8192
+    assert worker.may_take(block(parallel_module.SMALL, model))
+    assert not worker.may_take(block(parallel_module.SMALL + 1, model))
+    assert not worker.may_take(block(1, model + 1)), "which would have to be sent"
 
 
-def test_large_updates_come_one_by_one(scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
-    lengths = [len(result.update) for result in results]
-    assert list(parallel_module._parcels(lengths)) == [(0, 7)]
-    monkeypatch.setattr(parallel_module, "PARCEL", 12)
-    assert list(parallel_module._parcels(lengths)) == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    for rows in (results, results[:1], [], [results[0]._replace(update=np.empty(0, np.float32), failed="x"), *results]):
+def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDevice) -> None:
+    found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
+    odd = found.rows()[0]._replace(loss=np.nan, metrics={}, largest=np.inf, diverged=True)
+    wide = replace(found, updates=np.arange(7 * 3 * 10**5, dtype=np.float32).reshape(7, -1))
+    assert wide.updates.nbytes > 8 * 2**20, "more than a pipe or a socket holds"
+    for outcomes in (
+        found,
+        found.take([3]),
+        found.take([]),
+        NONE,
+        columns_of([odd, *found.rows()], 5, ["error", "none"]),
+        replace(found, updates=np.empty((7, 0), np.float32)),
+        wide,
+        wide.take([6, 0]),
+        replace(wide, updates=wide.updates[:, ::3]),
+    ):
         here, there = multiprocessing.Pipe()
-        parallel_module._send(here, rows)
-        assert bits(parallel_module._receive(there)) == bits(rows)
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(parallel_module._send, here, outcomes)
+            received = parallel_module._receive(there)
+            sent.result()
+        assert isinstance(received, Outcomes)
+        assert bits(received) == bits(outcomes)
+        assert received.updates.shape == outcomes.updates.shape
+        assert received.updates.flags.writeable
+        assert not there.poll(), "nothing is left over"
+
+
+def test_values_and_exceptions_arrive_as_they_are() -> None:
+    for value in ([Evaluation(2, 3.0, {"a": 2.0})], [], SimulatorError("no such data")):
+        here, there = multiprocessing.Pipe()
+        parallel_module._send(here, value)
+        received = parallel_module._receive(there)
+        assert type(received) is type(value)
+        assert repr(received) == repr(value)
+        assert not there.poll()
+
+
+def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> None:
+    """Not a result whose last elements are whatever was in memory."""
+    found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
+    here, there = multiprocessing.Pipe()
+    parallel_module._send(here, found)
+    sent = os.read(there.fileno(), 10**6)
+    assert sent.endswith(found.updates.tobytes())
+    for length in (0, 3, len(sent) // 4, len(sent) // 2, len(sent) - found.updates.nbytes, len(sent) - 1, len(sent)):
+        here, there = multiprocessing.Pipe()
+        os.write(here.fileno(), sent[:length])
+        here.close()
+        if length == len(sent):
+            assert bits(parallel_module._receive(there)) == bits(found)
+        else:
+            with pytest.raises((EOFError, OSError)):  # as the connection itself says it
+                parallel_module._receive(there)
 
 
 def test_a_process_that_is_killed_costs_time_alone(scenario: Scenario, one: PerDevice) -> None:
@@ -127,7 +186,7 @@ def test_a_process_that_is_killed_costs_time_alone(scenario: Scenario, one: PerD
             victim = next(worker for worker in backend.workers if worker.blocks)
             assert victim.process.pid is not None
             os.kill(victim.process.pid, signal.SIGKILL)
-            results = [pending(place) for place in range(7)]
+            results = whole(pending, 7)
         assert bits(results) == bits(one.train(model + np.float32(1), JOBS))
     finally:
         backend.close()

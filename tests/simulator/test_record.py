@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fleetlearn_simulator import record as record_module
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.record import (
     CHECKPOINT,
@@ -24,10 +26,10 @@ from safetensors.numpy import load_file, save_file
 
 def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.event({"time": 0.1 + 0.2, "event": "opened"})
+    record.note([{"time": 0.1 + 0.2, "event": "opened"}])
     record.round({"round": 1})
     record.checkpoint({"model": np.arange(3, dtype=np.float32)}, {"now": 0.1 + 0.2, "none": None})
-    record.event({"time": 7.0, "event": "lost to the cut"})
+    record.note([{"time": 7.0, "event": "lost to the cut"}])
     record.round({"round": 2})
     record.close()
     found = read_checkpoint(tmp_path)
@@ -37,7 +39,7 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert (state["now"], state["none"]) == (0.1 + 0.2, None), "numbers come back to the last bit"
 
     again = Record(tmp_path, at=state["logs"])
-    again.event({"time": 8.0, "event": "closed"})
+    again.note([{"time": 8.0, "event": "closed"}])
     again.close()
     assert read_rows(tmp_path, EVENTS) == [
         {"time": 0.1 + 0.2, "event": "opened"},
@@ -49,7 +51,7 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     """Else a resumed run could go on from the checkpoint of another."""
     record = Record(tmp_path)
-    record.event({"event": "old"})
+    record.note([{"event": "old"}])
     record.checkpoint({"model": np.zeros(1, np.float32)}, {})
     record.close()
     save_model(tmp_path, [("w", np.zeros((2, 1), np.float32))])
@@ -64,17 +66,35 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
 
 def test_without_events_the_log_is_empty(tmp_path: Path) -> None:
     record = Record(tmp_path, events=False)
-    record.event({"event": "opened"})
+    record.note([{"event": "opened"}, {"event": "assigned"}])
     record.round({"round": 1})
     record.close()
     assert read_rows(tmp_path, EVENTS) == []
     assert read_rows(tmp_path, ROUNDS) == [{"round": 1}]
 
 
+def test_events_are_in_the_log_in_their_order_however_many_come_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_module, "WRITTEN", 3)
+    rows = [{"time": float(number), "event": "accepted", "device": number} for number in range(8)]
+    found = set()
+    for counts in ([1] * 8, [8], [2, 0, 5, 1], [3, 3, 2]):
+        record, given = Record(tmp_path), iter(rows)
+        for count in counts:
+            noted = [*islice(given, count)]
+            record.note(noted)
+            noted.clear()  # what is done with the list afterwards does not matter
+        record.close()
+        assert read_rows(tmp_path, EVENTS) == rows
+        found.add((tmp_path / EVENTS).read_bytes())
+    assert len(found) == 1
+
+
 def test_a_log_that_lost_its_end_is_refused(tmp_path: Path) -> None:
     """Cutting it to a greater length would fill it with zeros."""
     record = Record(tmp_path)
-    record.event({"event": "opened"})
+    record.note([{"event": "opened"}])
     record.checkpoint({"model": np.zeros(1, np.float32)}, {})
     record.close()
     found = read_checkpoint(tmp_path)

@@ -16,11 +16,13 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.generators import Arrays
+from fleetlearn_simulator.outcomes import Outcomes, joined
 from fleetlearn_simulator.sources import Source
-from fleetlearn_simulator.training import Job, PerDevice, Result, Task, means, steps_of
-from fleetlearn_simulator.vectorized import Vectorized, blocks_of
+from fleetlearn_simulator.training import Job, PerDevice, Task, means, steps_of
+from fleetlearn_simulator.vectorized import Vectorized, divide, loads_of
 from numpy.typing import NDArray
 from torch import nn
+from virtual import bits
 
 SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 """Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
@@ -61,8 +63,9 @@ def both(path: Path, task: Task, source: Source) -> tuple[PerDevice, Vectorized]
     return PerDevice(bundle, task, source), Vectorized(bundle, task, source)
 
 
-def check_alike(first: list[Result], second: list[Result], tolerance: float) -> None:
-    for one, other in zip(first, second, strict=True):
+def check_alike(first: Outcomes, second: Outcomes, tolerance: float) -> None:
+    assert first.updates.dtype == second.updates.dtype == np.float32
+    for one, other in zip(first.rows(), second.rows(), strict=True):
         assert (one.examples, one.steps, one.seen, one.complete) == (
             other.examples,
             other.steps,
@@ -74,8 +77,8 @@ def check_alike(first: list[Result], second: list[Result], tolerance: float) -> 
         assert other.metrics == pytest.approx(one.metrics, rel=1e-5, abs=1e-6)
         assert one.largest == np.abs(one.update).max()
         assert other.largest == np.abs(other.update).max()
-        assert one.failed is None
-        assert other.failed is None
+        assert not one.diverged
+        assert not other.diverged
 
 
 @pytest.mark.parametrize("batch_size", [10, 0, 4])
@@ -86,8 +89,8 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
     first, second = one.train(model, jobs), many.train(model, jobs)
-    assert max(np.abs(row.update).max() for row in first) > 0.1
-    assert len({row.steps for row in first}) > (1 if batch_size == 0 else 5)
+    assert np.abs(first.updates).max() > 0.1
+    assert len({*first.steps.tolist()}) > (1 if batch_size == 0 else 5)
     check_alike(first, second, 2e-6)
 
 
@@ -97,8 +100,8 @@ def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
     _, many = both(softmax, Task({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
-    check_alike(many.train(model, jobs), [many.train(model, [job])[0] for job in jobs], 1e-6)
-    check_alike(many.train(model, jobs), many.train(model, jobs[::-1])[::-1], 1e-6)
+    check_alike(many.train(model, jobs), joined([many.train(model, [job]) for job in jobs]), 1e-6)
+    check_alike(many.train(model, jobs), many.train(model, jobs[::-1]).take(range(len(jobs))[::-1]), 1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
@@ -123,7 +126,8 @@ def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int 
         runtime, as_data(source.arrays(0)), hyper=task.hyper, epochs=3, batch_size=10, seed=job.seed, on_step=look
     )  # fmt: skip
     expected = steps or 9
-    for found, tolerance in ((one.train(model, jobs)[0], 0.0), (many.train(model, jobs)[0], 1e-6)):
+    for outcomes, tolerance in ((one.train(model, jobs), 0.0), (many.train(model, jobs), 1e-6)):
+        (found,) = outcomes.rows()
         assert (found.steps, found.seen, found.complete) == (expected, 10 * expected, expected == 9)
         np.testing.assert_allclose(found.update, updates[expected - 1], rtol=0, atol=tolerance)
         assert found.loss == pytest.approx(np.mean(done[:expected]), rel=1e-6)
@@ -138,11 +142,9 @@ def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
     jobs = [Job(device, device, None) for device in range(6)]
     for backend, plain in zip(both(softmax, task, source), both(softmax, task, calm), strict=True):
         found = backend.train(model, jobs)
-        assert [row.failed for row in found] == [None, None, "failed: diverged", None, None, None]
-        others = [row for device, row in enumerate(found) if device != 2]
-        expected = [row for device, row in enumerate(plain.train(model, jobs)) if device != 2]
-        for one, other in zip(others, expected, strict=True):
-            assert one.update.tobytes() == other.update.tobytes()
+        assert found.diverged.tolist() == [False, False, True, False, False, False]
+        others = [0, 1, 3, 4, 5]
+        assert bits(found.take(others)) == bits(plain.train(model, jobs).take(others))
 
 
 @pytest.mark.parametrize("size", [30, 5, 25])
@@ -153,7 +155,7 @@ def test_a_loss_beyond_what_the_protocol_has_is_divergence(softmax: Path, size: 
     jobs = [Job(device, device, None) for device in range(4)]
     for backend in both(softmax, task, source):
         found = backend.train(open_bundle(softmax).parameters(), jobs)
-        assert [row.failed for row in found] == [None, "failed: diverged", None, None]
+        assert found.diverged.tolist() == [False, True, False, False]
 
 
 def test_nobody_is_trained_in_vain(softmax: Path) -> None:
@@ -164,11 +166,15 @@ def test_nobody_is_trained_in_vain(softmax: Path) -> None:
     one, many = both(softmax, Task({"lr": 0.05, "mu": 0.0}, 1, 0), source)
     begun = one.begin(model, jobs), many.begin(model, jobs)
     assert source.asked == []
-    first, second = begun[0](2), begun[1](2)
+    first, second = begun[0]([2, 1, 0, 3]), begun[1]([2, 0, 3])
     assert {*source.asked[:1]} == {0}
     assert {*source.asked[1:]} == {0, 1}
-    check_alike([first], [second], 1e-6)
-    assert first.update.tobytes() == one.train(model, jobs)[2].update.tobytes()
+    check_alike(first, second, 1e-6)
+    assert bits(first) == bits(one.train(model, jobs).take([2]))
+    # Device 1 is there already.
+    source.asked.clear()
+    check_alike(begun[0]([1, 0]), begun[1]([1, 0]), 1e-6)
+    assert source.asked == [1]
 
 
 def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
@@ -179,8 +185,7 @@ def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
         first = backend.train(model, jobs)
         backend.train(model + 1, jobs[:5])
         again = backend.train(model, jobs)
-        assert [row.update.tobytes() for row in first] == [row.update.tobytes() for row in again]
-        assert [row.loss for row in first] == [row.loss for row in again]
+        assert bits(first) == bits(again)
 
 
 def test_the_model_that_is_given_stays_as_it_is(softmax: Path) -> None:
@@ -223,7 +228,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
     # The largest seeds; and other seeds give other masks.
     late = [job._replace(seed=2**53 - 100) for job in jobs]
     check_alike(one.train(model, late), many.train(model, late), 2e-5)
-    assert not np.allclose(one.train(model, late)[0].update, first[0].update, atol=1e-3)
+    assert not np.allclose(one.train(model, late).updates[0], first.updates[0], atol=1e-3)
 
 
 @pytest.mark.slow
@@ -262,9 +267,15 @@ def test_blocks_hold_what_is_alike() -> None:
     task = Task({}, 2, 10)
     steps = [None, None, 1, None, 3, 99, 1]
     jobs = [Job(device, 0, count) for device, count in enumerate(steps)]
-    assert list(blocks_of(task, source, jobs, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
-    assert list(blocks_of(task, source, jobs, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
-    assert list(blocks_of(task._replace(batch_size=0), source, jobs, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
+    loads = loads_of(task, source, jobs)
+    assert loads.examples.tolist() == source.sizes.tolist()
+    assert loads.batch.tolist() == [10, 10, 10, 7, 10, 10, 7]
+    assert loads.steps.tolist() == [2, 4, 1, 2, 3, 2, 1]
+    assert list(divide(loads, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
+    assert list(divide(loads, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
+    at_once = loads_of(task._replace(batch_size=0), source, jobs)
+    assert at_once.batch.tolist() == source.sizes.tolist()
+    assert list(divide(at_once, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
 
 
 def test_means_are_over_all_examples() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_coordinator import aggregator
-from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_coordinator.run import pooled
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import work
-from fleetlearn_simulator.training import Job, Result
+from fleetlearn_simulator.outcomes import Outcome, Outcomes, Take, columns_of
+from fleetlearn_simulator.training import Job
 from fleetlearn_simulator.work import Flight, Tally, Training
+from virtual import bits
 
 MODEL, EARLIER = np.array([1, 2], np.float32), np.array([5, 7], np.float32)
 
@@ -23,24 +25,32 @@ def flight(device: int, ends: float, cause: str = "", corrupt: str = "", factor:
     return Flight(device, name, f"s-1-{device}", 3, 100 + device, 0.0, ends, cause, None, corrupt, factor, 0)
 
 
-def result(update: Sequence[float], examples: int = 10, **more: Any) -> Result:
+def outcome(update: Sequence[float], examples: int = 10, **more: Any) -> Outcome:
     vector = np.array(update, np.float32)
     largest = float(np.abs(vector).max(initial=0.0))
-    return Result(vector, examples, 1, examples, True, more.pop("loss", 0.5), more.pop("metrics", {}), largest, **more)
+    usual: dict[str, Any] = {"metrics": {}, "complete": True, "loss": 0.5}
+    return Outcome(update=vector, examples=examples, steps=1, seen=examples, largest=largest, **(usual | more))
+
+
+def outcomes(*rows: Outcome) -> Outcomes:
+    return columns_of(rows, len(rows[0].update), ["accuracy"])
 
 
 class Doubles:
-    """A back end whose updates are the model's; it remembers who was begun together."""
+    """A back end whose updates are the model's; it remembers who was begun together. Device ``wild`` diverges."""
 
-    def __init__(self) -> None:
+    def __init__(self, wild: int = -1) -> None:
+        self.wild = wild
         self.begun: list[tuple[list[float], list[int]]] = []
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> list[Result]:
-        return [result(model.tolist(), 10 + job.device) for job in jobs]
+    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
+        return outcomes(
+            *(outcome(model.tolist(), 10 + job.device, diverged=job.device == self.wild) for job in jobs)
+        )  # fmt: skip
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Callable[[int], Result]:
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
         self.begun.append((model.tolist(), [job.device for job in jobs]))
-        return self.train(model, jobs).__getitem__
+        return self.train(model, jobs).take
 
     def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
         raise AssertionError
@@ -55,15 +65,29 @@ def test_those_who_report_next_are_begun_together() -> None:
     assert not training.started
     training.begin(out, room=3)
     assert training.started
-    # Task s-1-2 before s-1-4, which comes at the same time; stale updates are of the model before.
-    assert backend.begun == [([1.0, 2.0], [2, 4]), ([5.0, 7.0], [5])]
-    assert training.result(out[4]).update.tolist() == [5.0, 7.0]
-    assert training.result(out[2]).examples == 14
+    # Device 4 before 2, which comes at the same time and went out later; stale updates are of the model before.
+    assert backend.begun == [([1.0, 2.0], [4, 2]), ([5.0, 7.0], [5])]
+    assert training.take([out[4]]).updates.tolist() == [[5.0, 7.0]]
+    assert training.take([out[2]]).examples.tolist() == [14]
     # Device 3 is due, then whoever is not begun yet.
     training.begin([out[0], flight(6, 1.0), flight(7, 2.0), out[3]], room=2, first=out[0])
     assert backend.begun[2:] == [([1.0, 2.0], [3, 6])]
     with pytest.raises(KeyError):
-        training.result(out[2])
+        training.take([out[2]])
+
+
+def test_what_was_begun_together_is_taken_together() -> None:
+    """And what was begun apart comes the next time."""
+    training = Training(Doubles(), MODEL, EARLIER, seed=1)
+    out = [flight(0, 1.0), flight(1, 2.0), flight(2, 3.0, corrupt="stale"), flight(3, 4.0), flight(4, 5.0)]
+    training.begin(out, room=5)
+    due, taken = out, []
+    while due:
+        taken.append(training.take(due))
+        due = due[len(taken[-1]) :]
+    assert [found.examples.tolist() for found in taken] == [[10, 11], [12], [13, 14]]
+    assert [found.updates[0].tolist() for found in taken] == [[1.0, 2.0], [5.0, 7.0], [1.0, 2.0]]
+    assert not training.begun
 
 
 def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +103,22 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])])
 def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: list[float]) -> None:
+    """And of no other that was trained with it."""
     training = Training(Doubles(), MODEL, EARLIER, seed=1)
-    sent = flight(0, 1.0, corrupt=corrupt, factor=3.0)
-    training.begin([sent], room=1)
-    found = training.result(sent)
-    assert found.update.tolist() == expected
-    assert found.largest == 6.0
+    out = [flight(0, 1.0), flight(1, 2.0, corrupt=corrupt, factor=3.0), flight(2, 3.0)]
+    training.begin(out, room=3)
+    found = training.take(out)
+    assert found.updates.tolist() == [[1.0, 2.0], expected, [1.0, 2.0]]
+    assert found.largest.tolist() == [2.0, 6.0, 2.0]
+
+
+def test_what_has_diverged_is_not_spoilt() -> None:
+    training = Training(Doubles(wild=0), MODEL, EARLIER, seed=1)
+    out = [flight(device, 1.0, corrupt="scaled", factor=3.0) for device in range(2)]
+    training.begin(out, room=2)
+    found = training.take(out)
+    assert found.largest.tolist() == [2.0, 6.0]
+    assert found.diverged.tolist() == [True, False]
 
 
 def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
@@ -93,49 +127,167 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
         training = Training(Doubles(), MODEL, EARLIER, seed=1)
         sent = flight(device, 1.0, corrupt="garbage", factor=4.0)
         training.begin([sent], room=1)
-        made.append(training.result(sent).update)
+        made.append(training.take([sent]).updates[0])
     np.testing.assert_allclose([np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6)
     assert made[0].tolist() == made[1].tolist()
     assert made[0].tolist() != made[2].tolist()
 
 
+def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
+    """What was spoilt is not spoilt twice."""
+    training = Training(Doubles(), MODEL, EARLIER, seed=1)
+    corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
+    out = [flight(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
+    training.begin(out, room=5)
+    found = training.take(out[:4])
+    before = bits(found)
+    assert found.updates[1].tolist() == [3.0, 6.0]
+    training.put_back(out[1:4], found.take(range(1, 4)))
+    with pytest.raises(KeyError):
+        training.take(out[:1])
+    again = training.take(out[1:3])
+    assert bits(again) == before[1:3]
+    training.put_back(out[2:3], again.take([1]))
+    training.put_back([], again.take([]))
+    # Device 2 was put back by itself, device 3 before, device 4 was not taken yet.
+    due, taken = out[2:], []
+    while due:
+        taken.append(training.take(due))
+        due = due[len(taken[-1]) :]
+    assert [bits(row) for row in taken[:2]] == [before[2:3], before[3:4]]
+    assert taken[2].updates.tolist() == [[1.0, 2.0]]
+    for sent in out:
+        with pytest.raises(KeyError):
+            training.take([sent])
+
+
 def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     updates = random.standard_normal((7, 5)).astype(np.float32)
-    rows = [result(update.tolist(), int(examples)) for update, examples in zip(updates, range(3, 10), strict=True)]
+    rows = [outcome(update.tolist(), int(examples)) for update, examples in zip(updates, range(3, 10), strict=True)]
     sums = []
-    for look_ahead, block, most in ((2**28, 32768, 7), (2 * 5 * 4, 32768, 2), (2**28, 5, 0)):
+    for look_ahead, block, parts, most in (
+        (2**28, 32768, [1] * 7, 7),
+        (2 * 5 * 4, 32768, [1] * 7, 2),
+        (2**28, 5, [1] * 7, 0),
+        (2**28, 32768, [7], 1),
+        (2**28, 32768, [3, 1, 3], 3),
+        (3 * 5 * 4, 32768, [3, 1, 3], 1),
+        (2**28, 5, [3, 4], 0),
+    ):
         monkeypatch.setattr(work, "LOOK_AHEAD", look_ahead)
         monkeypatch.setattr(aggregator, "BLOCK", block)
         tally = Tally(5, 8, 0.0)
-        held = []
-        for place, row in enumerate(rows):
-            tally.accept(flight(place, 1.0), row, 2.0)
+        held, done = [], 0
+        for count in parts:
+            places = range(done, done + count)
+            found = outcomes(*(rows[place] for place in places))
+            tally.accept([flight(place, 1.0) for place in places], found, [2.0] * count)
             held.append(len(tally.waiting))
+            done += count
         tally.add_up()
         tally.add_up()
         sums.append(aggregator.mean(tally.total).tobytes())
-        assert (max(held), tally.total.count, tally.useful) == (most, 7, 14.0)
+        assert (max(held), tally.total.count, tally.useful, tally.held) == (most, 7, 14.0, 0)
     assert len({*sums}) == 1
     # Weights are the examples, 8 at most.
     expected = np.average(updates.astype(np.float64), axis=0, weights=[3, 4, 5, 6, 7, 8, 8])
     np.testing.assert_allclose(np.frombuffer(sums[0]), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("update", "code"), [([np.nan, 0.0], "not-finite"), ([3e8, 0.0], "out-of-range")])
-def test_what_the_coordinator_would_refuse_is_refused(update: list[float], code: str) -> None:
+NOT_FINITE, OUT_OF_RANGE = "rejected: not-finite", "rejected: out-of-range"
+
+
+@pytest.mark.parametrize(
+    ("update", "why"),
+    [
+        ([np.nan, 0.0], NOT_FINITE),
+        ([0.0, -np.inf], NOT_FINITE),
+        ([3e8, 0.0], OUT_OF_RANGE),
+        ([0.0, -(2.0**28) / 10 * 1.001], OUT_OF_RANGE),
+        ([0.0, -(2.0**28) / 10 * 0.999], None),
+    ],
+)
+def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: str | None) -> None:
+    """The first of them is named, wherever it is."""
     tally = Tally(2, 100, 0.0)
-    with pytest.raises(ProtocolError) as caught:
-        tally.accept(flight(0, 1.0), result(update), 2.0)
-    assert caught.value.code == code
-    assert (tally.reports, tally.waiting, tally.useful) == ([], [], 0.0)
+    well = outcome([1.0, 2.0])
+    for place in range(3):
+        rows = [well] * 3 + [outcome([np.inf, 0.0])]
+        rows[place] = outcome(update)
+        assert tally.refuse(outcomes(*rows)) == ((3, NOT_FINITE) if why is None else (place, why))
+        assert tally.refuse(outcomes(*rows[:3])) == (None if why is None else (place, why))
+    assert (tally.flights, tally.reports, tally.waiting, tally.useful) == ([], [], [], 0.0)
+
+
+def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
+    tally = Tally(2, 100, 0.0)
+    for update in ([0.0, 0.0], [np.nan, 0.0], [3e8, 0.0]):
+        rows = outcomes(outcome([1.0, 2.0]), outcome(update, diverged=True, loss=np.nan), outcome([np.nan, 1.0]))
+        assert tally.refuse(rows) == (1, "failed: diverged")
+        assert tally.refuse(rows.take([2, 1])) == (0, NOT_FINITE)
+        assert tally.refuse(rows.take([0])) is None
+    assert tally.refuse(rows.take([])) is None
+
+
+def test_the_weight_that_counts_is_the_coordinators() -> None:
+    """Of 10^6 examples an update may be a thousandth as large, unless the weight ends before."""
+    row = outcomes(outcome([1e4, 0.0], 10**6))
+    assert Tally(2, 10**6, 0.0).refuse(row) == (0, OUT_OF_RANGE)
+    assert Tally(2, 20_000, 0.0).refuse(row) is None
 
 
 def test_means_are_weighted_as_the_updates_are() -> None:
     tally = Tally(2, 30, 0.0)
     assert tally.means() == {}
     for device, (examples, loss, metrics) in enumerate([(10, 1.0, {"accuracy": 0.5}), (90, 3.0, {})]):
-        tally.accept(flight(device, 1.0), result([1.0, 2.0], examples, loss=loss, metrics=metrics), 5.0)
+        found = outcomes(outcome([1.0, 2.0], examples, loss=loss, metrics=metrics))
+        tally.accept([flight(device, 1.0)], found, [5.0])
     assert tally.means() == {"loss": (10 * 1.0 + 30 * 3.0) / 40, "accuracy": 0.5}
     assert tally.summary()["accepted"] == {0: 2}
     assert tally.summary()["device_seconds"] == {"useful": 10.0, "wasted": 0.0}
+
+
+def test_a_mean_of_nothing_is_not_there() -> None:
+    tally = Tally(2, 30, 0.0)
+    tally.accept([flight(0, 1.0)], outcomes(outcome([1.0, 2.0], loss=2.0)), [5.0])
+    assert tally.means() == {"loss": 2.0}
+
+
+def test_reports_that_come_together_count_as_one_by_one() -> None:
+    """To the last bit: sums, means, and what the round says of itself. The means are those of the coordinator."""
+    random = np.random.default_rng(3)
+    rows = [
+        outcome(
+            random.standard_normal(5).tolist(),
+            int(random.integers(1, 60)),
+            loss=float(random.exponential()),
+            metrics={"accuracy": float(random.random())} if number % 3 else {},
+            complete=number % 4 > 0,
+        )
+        for number in range(20)
+    ]
+    flights = [flight(number, 1.0)._replace(began=0.1 * number, tier=number % 3) for number in range(20)]
+    times = (10 + random.random(20)).tolist()
+    found = []
+    for parts in ([1] * 20, [20], [3, 0, 10, 7]):
+        tally = Tally(5, 40, 0.0)
+        ends = np.cumsum(parts).tolist()
+        for start, end in zip([0, *ends], ends, strict=False):
+            if end > start:
+                tally.accept(flights[start:end], outcomes(*rows[start:end]), times[start:end])
+        tally.add_up()
+        total = tally.total
+        found.append(
+            (total.hi.tobytes(), total.lo.tobytes(), total.weight, total.count, tally.useful, tally.means(),
+             tally.complete(), tally.flights, tally.summary())
+        )  # fmt: skip
+    assert found[0] == found[1] == found[2]
+    weights = [min(row.examples, 40) for row in rows]
+    sums = [
+        (weight, {name: weight * value for name, value in {"loss": row.loss, **row.metrics}.items()})
+        for weight, row in zip(weights, rows, strict=True)
+    ]
+    assert tally.means() == pooled(sums)
+    assert tally.complete() == 15
+    assert tally.summary()["accepted"] == {0: 7, 1: 7, 2: 6}

@@ -7,6 +7,7 @@ k takes 10 (k + 1) seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import toml
 from fleetlearn_simulator.fleet import Fleet
+from fleetlearn_simulator.outcomes import Outcomes
 from fleetlearn_simulator.run import source_of
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import PerDevice, task_of
@@ -95,18 +97,20 @@ def make_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Sce
     return Scenario.load(write_scenario(folder, bundle, size, **settings))
 
 
-def make_fleet(scenario: Scenario, note: Callable[[Row], None] = lambda row: None) -> Fleet:
-    """A fleet that trains in this process, device after device."""
+def make_fleet(
+    scenario: Scenario, note: Callable[[list[Row]], None] = lambda rows: None, backend: type[PerDevice] = PerDevice
+) -> Fleet:
+    """A fleet that trains in this process, device after device unless another back end is given."""
     bundle: Bundle = open_bundle(scenario.plan.bundle)
     task = task_of(scenario.plan, bundle)
     source = source_of(scenario, bundle)
-    return Fleet(scenario, bundle, source, PerDevice(bundle, task, source), task, note)
+    return Fleet(scenario, bundle, source, backend(bundle, task, source), task, note)
 
 
-def drive(scenario: Scenario, most: int = 100_000) -> Driven:
+def drive(scenario: Scenario, most: int = 100_000, backend: type[PerDevice] = PerDevice) -> Driven:
     """Run it to its end, or for ``most`` events."""
     events: list[Row] = []
-    fleet = make_fleet(scenario, events.append)
+    fleet = make_fleet(scenario, events.extend, backend)
     handled = 1
     while handled < most and fleet.advance():
         handled += 1
@@ -119,3 +123,14 @@ def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> A
     for _ in range(steps):
         now, _, _ = line_step(now, {}, line_data(10 * (device + 1), seed=1000 * seed + device), lr)
     return np.array([*now["w"], now["seen"], now["h"]])
+
+
+def bits(found: Outcomes) -> list[Row]:
+    """Row by row, to the last bit; what is no number is there too."""
+    columns: Row = {column.name: getattr(found, column.name) for column in fields(found)}
+    columns |= {f"metrics.{name}": values for name, values in columns.pop("metrics").items()}
+    assert {len(values) for values in columns.values()} == {len(found)}
+    return [
+        {name: (values.dtype.str, values[row].tobytes()) for name, values in columns.items()}
+        for row in range(len(found))
+    ]
