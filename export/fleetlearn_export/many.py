@@ -31,8 +31,9 @@ SHARED = ("anchor", "hyper")
 KEPT = 2**26
 """Bytes of parameters and state, of all steps of a block together, up to which they are kept until the end of a call.
 Then what each device has is picked once, instead of in each step."""
-ROOM = 2**24
-"""Bytes that all steps of a block together may take for what need not be computed step after step."""
+ROOM = 2**22
+"""Bytes of all steps of a block together, up to which what need not be computed step after step is computed for all
+steps at once, with as many examples as the example has. Beyond it more memory is gone through than operators saved."""
 
 
 def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
@@ -95,14 +96,15 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
     tidy(plain)
     names = step.outputs()
     places = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
-    shared = {place for name, place in places.items() if name.startswith(SHARED)}
-    batch = {place for name, place in places.items() if name.startswith("batch.")}
+    shared = [place for name, place in places.items() if name.startswith(SHARED)]
+    batch = [place for name, place in places.items() if name.startswith("batch.")]
     carried = {name: places[name.removeprefix("next.")] for name in names if name.startswith("next.")}
     size, room = sizes(plain, single.values()), ROOM // (many.devices * many.steps)
     before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
     kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= KEPT
 
     def run(part: Part, values: Tensors) -> list[Tensor]:
+        """For so many devices, or steps of devices, as the values have."""
         if not part.outputs:
             return []
         over = tuple(None if place in shared else 0 for place in part.inputs)
@@ -115,7 +117,7 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
         # Of all steps together: the first step of all devices, then the second.
         whole = now | {place: now[place].transpose(0, 1).flatten(0, 1) for place in batch}
         made = dict(zip(before.outputs, run(before, whole), strict=True))
-        slices = {place: value.split(many.devices) for place, value in made.items()}
+        slices = {place: torch.split(value, many.devices) for place, value in made.items()}
         slices |= {place: now[place].unbind(1) for place in batch}
         crossing = []
         for number in range(many.steps):
@@ -133,12 +135,10 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
         joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
         measured = run(after, whole | made | dict(zip(core.outputs[len(carried) :], joined, strict=True)))
         done = given["steps"] > torch.arange(many.steps)[:, None]
-        return {
-            name: _own(versions[place], given["steps"]) if kept else now[place] for name, place in carried.items()
-        } | {
-            name: torch.where(done, value.view(many.steps, many.devices), 0.0).t()
-            for name, value in zip(names[len(carried) :], measured, strict=True)
-        }
+        values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
+        steps = given["steps"]
+        last = {name: _own(versions[place], steps) if kept else now[place] for name, place in carried.items()}
+        return last | dict(zip(names[len(carried) :], values, strict=True))
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
     try:

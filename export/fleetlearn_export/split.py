@@ -25,44 +25,28 @@ VIEWS = {
     aten.unsqueeze.default,
     aten.view.default,
 }
-"""What is hardly any work in the core, while its result may be larger, or no longer be seen as a view there."""
+"""Hardly any work where they are. Done before, their results would have to be made, and may be larger."""
 
 
 class Part(NamedTuple):
-    """Some nodes of a graph, and what those that it takes and gives are called there."""
+    """Some nodes of a graph, and the names there of the nodes that it takes and gives."""
 
     graph: Graph
     inputs: list[str]
     outputs: list[str]
 
 
-class _Room:
-    """For so many bytes of results."""
-
-    def __init__(self, size: Mapping[Node, int], left: int) -> None:
-        self._size = size
-        self._left = left
-        self._held = set[Node]()
-
-    def take(self, nodes: set[Node]) -> bool:
-        """Hold these results too, if they fit in."""
-        more = sum(self._size.get(node, 0) for node in nodes - self._held)
-        if more > self._left:
-            return False
-        self._left -= more
-        self._held |= nodes
-        return True
-
-
 class Parts(NamedTuple):
+    """``core`` gives the outputs for the next step, then what ``after`` takes of it; ``after`` the other outputs."""
+
     before: Part
     core: Part
     after: Part
 
 
 def tidy(module: GraphModule) -> None:
-    """Take out of a graph that changes nothing in place what is the same as its input, what only checks, and what takes
-    no more than a size from a value: the backward pass begins with a 1 that is made like the loss."""
+    """Take out of a graph that changes nothing in place what is the same as its input or only checks. The 1 that the
+    backward pass begins with has the loss's shape; that it is not made of the loss is said."""
     for node in list(module.graph.nodes):
         if node.target in COPIES and not node.kwargs:
             node.replace_all_uses_with(node.args[0])
@@ -97,8 +81,8 @@ def split(
     """The parts of a graph whose inputs ``shared`` are the same in all steps, and whose inputs ``batch`` are each
     step's own; the others come from the step before. The first ``handed`` outputs are for the next step.
 
-    Of one step, ``before`` and ``after`` each take and make at most ``room`` bytes. What is the same in all steps is in
-    each part that needs it.
+    ``before`` and ``after`` each take and make at most ``room`` bytes for a step; what is larger is in the core. What
+    is made of shared values alone is in each part that needs it.
     """
     *nodes, last = graph.nodes
     outputs: list[Any] = list(last.args[0])
@@ -111,7 +95,7 @@ def split(
             (same if node.name in shared else rows if node in rows else core).add(node)
         elif given[node] <= same or (node not in size and given[node] <= same | rows):  # the number of examples
             same.add(node)
-        elif given[node].isdisjoint(core) and fits({node} | given[node] - same):
+        elif given[node].isdisjoint(core) and (node.target in VIEWS or fits({node} | given[node] - same)):
             early.add(node)
         else:
             core.add(node)
@@ -119,7 +103,7 @@ def split(
     late, fits = core - inputs - _needed(outputs[:handed]), _Room(size, room).take
     for node in nodes:
         taken = given[node] - late - same
-        if node in late and not (taken <= size.keys() and fits({node} | taken - early)):
+        if node in late and not (taken <= size.keys() and fits({node} | taken)):
             late -= _needed([node])
     core -= late
     again = set[Node]()
@@ -132,6 +116,24 @@ def split(
     middle = _part(graph, core | same | again, [*outputs[:handed], *crossing])
     spread = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
     return Parts(_part(graph, early | same, spread), middle, after)
+
+
+class _Room:
+    """Room for so many bytes of results."""
+
+    def __init__(self, size: Mapping[Node, int], left: int) -> None:
+        self._size = size
+        self._left = left
+        self._held = set[Node]()
+
+    def take(self, nodes: set[Node]) -> bool:
+        """Hold these results too, if they fit in."""
+        more = sum(self._size.get(node, 0) for node in nodes - self._held)
+        if more > self._left:
+            return False
+        self._left -= more
+        self._held |= nodes
+        return True
 
 
 def _needed(nodes: Iterable[Node]) -> set[Node]:
