@@ -21,7 +21,7 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 def parts_of(step: Step, room: int = ROOMY) -> tuple[GraphModule, Parts]:
     module = make_fx(step)(W, X, Y, LR)
     tidy(module)
-    w, x, y, lr = (node.name for node in module.graph.find_nodes(op="placeholder"))
+    _, x, y, lr = (node.name for node in module.graph.find_nodes(op="placeholder"))
     return module, split(module.graph, [lr], [x, y], 1, sizes(module, (W, X, Y, LR)), room)
 
 
