@@ -17,6 +17,8 @@ from torch import Tensor
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
 """Of torch's reductions; 2 is the sum."""
+FEW = 128
+"""Classes up to which a one-hot row is copied from a table, as ONNX Runtime compares short rows slowly."""
 torch.library.define(
     "fleetlearn::cross_entropy_backward",
     "(Tensor grad, Tensor logp, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
@@ -81,11 +83,15 @@ def backward_one_hot(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    chosen = _chosen(logp, target, ignore_index)
-    weights = None
-    if weight is not None:
-        weights = torch.where(chosen, _by_class(weight, logp), 0.0).sum(_axis(logp), keepdim=True)
-    scale = _scale(grad, logp, _valid(logp, target, ignore_index), weights, reduction, total_weight)
+    chosen, valid = _chosen(logp, target, ignore_index), _valid(logp, target, ignore_index)
+    if weight is None and reduction == MEAN:
+        # The total is a number of examples. Where it is 0 nothing is valid.
+        scale = grad / total_weight.clamp(min=1) * valid.to(logp.dtype).unsqueeze(_axis(logp))
+    else:
+        weights = None
+        if weight is not None:
+            weights = torch.where(chosen, _by_class(weight, logp), 0.0).sum(_axis(logp), keepdim=True)
+        scale = _scale(grad, logp, valid, weights, reduction, total_weight)
     return (logp.exp() - chosen.to(logp.dtype)) * scale
 
 
@@ -117,9 +123,15 @@ def _by_class(values: Tensor, logp: Tensor) -> Tensor:
 
 
 def _chosen(logp: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Whether it is the target's class. A number that is none is not equal to any: it needs no mask."""
-    classes = torch.arange(logp.shape[_axis(logp)])
-    if 0 <= ignore_index < len(classes):
+    """Whether it is the target's class."""
+    count = int(logp.shape[_axis(logp)])
+    classes = torch.arange(count)
+    if count <= FEW:
+        table = torch.arange(count + 1).unsqueeze(1) == classes
+        rows = torch.where(_valid(logp, target, ignore_index), target, count)
+        return torch.embedding(table, rows).movedim(-1, _axis(logp))
+    # A number that is no class is not equal to any: it needs no mask.
+    if 0 <= ignore_index < count:
         classes = torch.where(classes == ignore_index, torch.iinfo(torch.int64).min, classes)
     return _by_class(classes, logp) == target.unsqueeze(_axis(logp))
 

@@ -20,6 +20,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.operators import Decompositions, plain_decompositions
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.source import Source
+from fleetlearn_export.split import Part, sizes, split, tidy
 from fleetlearn_export.steps import Tensors
 from fleetlearn_export.trace import Program, export_traced, trace
 from fleetlearn_export.train_step import TrainStep
@@ -27,36 +28,44 @@ from fleetlearn_export.train_step import TrainStep
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
 """Inputs that all devices of a block have in common."""
-ONE_HOT: Decompositions = {
-    cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
-    aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
-    aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
-}
 KEPT = 2**26
 """Bytes of parameters and state, of all steps of a block together, up to which they are kept until the end of a call.
 Then what each device has is picked once, instead of in each step."""
+ROOM = 2**22
+"""Bytes of all steps of a block together, up to which what need not be computed step after step is computed for all
+steps at once, with as many examples as the example has. Beyond it more memory is gone through than operators saved."""
 
 
-class Vectorizable(torch.fx.Interpreter):
-    """Runs a graph of plain operators in a form that vmap leaves the number of examples free in, where it can."""
+def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
+    return torch.where(_places(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is aten.sym_size.int:
-            return args[0].shape[args[1]]
-        if target in ONE_HOT:
-            return ONE_HOT[target](*args)
-        if target is aten.gather.default:
-            values, axis, index = args
-            return torch.where(_places(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
-        if target is aten.scatter.value:
-            values, axis, index, value = args
-            return torch.where(_places(values, axis) == index, value, values)
-        return super().call_function(target, args, kwargs)
+
+def scatter_value(values: Tensor, axis: int, index: Tensor, value: float) -> Tensor:
+    return torch.where(_places(values, axis) == index, value, values)
 
 
 def _places(values: Tensor, axis: int) -> Tensor:
     """The number of each element along the axis."""
     return torch.arange(values.shape[axis]).reshape(-1, *[1] * (values.dim() - 1 - axis % values.dim()))
+
+
+VECTORIZABLE: Decompositions = {
+    cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
+    aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
+    aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
+    aten.gather.default: gather,
+    aten.scatter.value: scatter_value,
+}
+"""Forms that vmap leaves the number of examples free in."""
+
+
+class Vectorizable(torch.fx.Interpreter):
+    """Runs a graph whose number of examples vmap leaves free, where it can."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is aten.sym_size.int:
+            return args[0].shape[args[1]]
+        return super().call_function(target, args, kwargs)
 
 
 def check_block(many: Many | None) -> None:
@@ -81,40 +90,55 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
 
     arguments = {name: spread(name, value) for name, value in single.items()}
     arguments["steps"] = torch.full((many.devices,), many.steps)
-    over = tuple(None if name.startswith(SHARED) else 0 for name in single)
     simplify(exported.graph)
-    table = {operator: as_ for operator, as_ in (plain_decompositions() | CHEAPER).items() if operator not in ONE_HOT}
     with quiet():
-        plain = Vectorizable(exported.run_decompositions(table).module())
-    block = vmap(lambda *values: tuple(plain.run(*values)), in_dims=over)
+        plain = exported.run_decompositions(plain_decompositions() | CHEAPER | VECTORIZABLE).module()
+    tidy(plain)
     names = step.outputs()
-    measured = [name for name in names if not name.startswith("next.")]
-    carried = {name: name.removeprefix("next.") for name in names if name.startswith("next.")}
-    kept = (many.steps + 1) * sum(arguments[name].nbytes for name in carried.values()) <= KEPT
+    places = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
+    shared = [place for name, place in places.items() if name.startswith(SHARED)]
+    batch = [place for name, place in places.items() if name.startswith("batch.")]
+    carried = {name: places[name.removeprefix("next.")] for name in names if name.startswith("next.")}
+    size, room = sizes(plain, single.values()), ROOM // (many.devices * many.steps)
+    before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
+    kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= KEPT
+
+    def run(part: Part, values: Tensors) -> list[Tensor]:
+        """For so many devices, or steps of devices, as the values have."""
+        if not part.outputs:
+            return []
+        over = tuple(None if place in shared else 0 for place in part.inputs)
+        block = vmap(Vectorizable(plain, graph=part.graph).run, in_dims=over)
+        return list(block(*(values[place] for place in part.inputs)))
 
     def function(given: Tensors) -> Tensors:
-        now, rows = dict(given), []
-        versions = {name: [given[name]] for name in carried.values()}
+        now = {place: given[name] for name, place in places.items()}
+        versions = {place: [now[place]] for place in carried.values()}
+        # Of all steps together: the first step of all devices, then the second.
+        whole = now | {place: now[place].transpose(0, 1).flatten(0, 1) for place in batch}
+        made = dict(zip(before.outputs, run(before, whole), strict=True))
+        slices = {place: torch.split(value, many.devices) for place, value in made.items()}
+        slices |= {place: now[place].unbind(1) for place in batch}
+        crossing = []
         for number in range(many.steps):
-            inputs = {name: now[name] for name in single}
-            inputs |= {name: now[name][:, number] for name in single if name.startswith("batch.")}
-            found = dict(zip(names, block(*inputs.values()), strict=True))
+            now |= {place: values[number] for place, values in slices.items()}
+            found = run(core, now)
+            crossing.append(found[len(carried) :])
             done = given["steps"] > number
-            for name, before in carried.items():
-                value = found[name]
+            for place, value in zip(carried.values(), found, strict=False):
                 if not kept:
-                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[before])
-                now[before] = value
-                versions[before].append(value)
-            rows.append([found[name] for name in measured])
-            if "seed" in now:
-                now["seed"] = now["seed"] + 1
-        after = {
-            name: _own(versions[before], given["steps"]) if kept else now[before] for name, before in carried.items()
-        }
-        values = {name: torch.stack(row, 1) for name, row in zip(measured, zip(*rows, strict=True), strict=True)}
-        done = given["steps"][:, None] > torch.arange(many.steps)
-        return after | {name: torch.where(done, value, 0.0) for name, value in values.items()}
+                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[place])
+                now[place] = value
+                versions[place].append(value)
+            if "seed" in places:
+                now[places["seed"]] = now[places["seed"]] + 1
+        joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
+        measured = run(after, whole | made | dict(zip(core.outputs[len(carried) :], joined, strict=True)))
+        done = given["steps"] > torch.arange(many.steps)[:, None]
+        values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
+        steps = given["steps"]
+        last = {name: _own(versions[place], steps) if kept else now[place] for name, place in carried.items()}
+        return last | dict(zip(names[len(carried) :], values, strict=True))
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
     try:

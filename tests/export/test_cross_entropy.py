@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fleetlearn_export import cross_entropy
 from fleetlearn_export.cross_entropy import (
     BACKWARD,
     backward_by_place,
@@ -61,6 +62,14 @@ def test_as_pytorch(shape: tuple[int, ...], weight: Tensor | None, ignored: int,
     if target.numel() > 1:
         target.view(-1)[::3] = ignored
     compare(outputs, target, weight, ignored, reduction)
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_many_classes_are_compared(monkeypatch: pytest.MonkeyPatch, ignored: int) -> None:
+    monkeypatch.setattr(cross_entropy, "FEW", 4)
+    outputs, target = torch.randn(6, 5), torch.tensor([ignored, 0, 4, ignored, 2, 1])
+    for weight in (None, WEIGHT):
+        compare(outputs, target, weight, ignored, "mean")
 
 
 def test_by_hand() -> None:
