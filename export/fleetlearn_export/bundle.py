@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fleetlearn_export.check import check_eval, check_infer, check_train
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
-from fleetlearn_export.many import check_block, check_many, many_program
+from fleetlearn_export.many import check_block, check_many, many_program, seldom_picked
 from fleetlearn_export.operators import decompositions, inference_decompositions
 from fleetlearn_export.ort_training import make_artifacts
 from fleetlearn_export.places import explained
@@ -129,7 +129,8 @@ def export_bundle(
         if many is not None:
             progress(f"the same for {many.devices} devices at once")
             block_program = many_program(made, program.exported, many, origin)
-            block[TRAIN_MANY] = serialised(to_onnx(block_program, decompositions(block_program.exported.graph)))
+            graph = to_onnx(block_program, decompositions(block_program.exported.graph))
+            block[TRAIN_MANY] = serialised(seldom_picked(graph, many))
             differences.append(check_many(source, made, block[TRAIN_MANY], many))
         progress("making ONNX Runtime's own training artifacts")
         artifacts = make_artifacts(source, made)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from fleetlearn_protocol.manifest import Many
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from fleetlearn_export import cross_entropy
 from fleetlearn_export.cheaper import CHEAPER, simplify
 from fleetlearn_export.check import Session, batches, compare, open_session, over_seeds, start
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graph import check_standard
 from fleetlearn_export.operators import Decompositions, plain_decompositions
 from fleetlearn_export.quiet import quiet
 from fleetlearn_export.source import Source
@@ -159,6 +161,39 @@ def _own(versions: list[Tensor], steps: Tensor) -> Tensor:
     return torch.cat(versions).index_select(0, places)
 
 
+def seldom_picked(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
+    """The graph, in which what a device has is picked only where some do not all the steps. PyTorch's own branches do
+    not come through what makes the graph."""
+    graph, helper = model.graph, onnx.helper
+    makers = {name: node for node in graph.node for name in node.output}
+    most, least, all_do = (f"picked.{name}" for name in ("most", "least", "by_none"))
+    branched = []
+    for row in graph.output:
+        pick = makers.get(row.name)
+        versions = makers.get(pick.input[0]) if pick is not None and pick.op_type == "Gather" else None
+        if pick is None or versions is None or versions.op_type != "Concat":
+            continue
+        last, picked = (onnx.ValueInfoProto.FromString(row.SerializeToString()) for _ in range(2))
+        last.name, picked.name = f"{row.name}.last", f"{row.name}.picked"
+        whole = helper.make_node("Identity", [versions.input[-1]], [last.name])
+        parts = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (versions, pick)]
+        parts[1].output[:] = [picked.name]
+        branches = (
+            helper.make_graph([whole], last.name, [], [last]),
+            helper.make_graph(parts, picked.name, [], [picked]),
+        )
+        pick.CopyFrom(helper.make_node("If", [all_do], [row.name], then_branch=branches[0], else_branch=branches[1]))
+        branched.append(versions)
+    if branched:
+        for node in branched:
+            graph.node.remove(node)
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(many.steps, np.int64), most))
+        graph.node.insert(0, helper.make_node("GreaterOrEqual", [least, most], [all_do]))
+        graph.node.insert(0, helper.make_node("ReduceMin", ["steps"], [least], keepdims=0))
+    check_standard(model)
+    return model
+
+
 def check_many(source: Source, step: TrainStep, content: bytes, many: Many) -> float:
     """The largest difference from the same steps in PyTorch, device after device. Raises ExportError."""
     session = open_session(content)
@@ -186,7 +221,7 @@ def _check(source: Source, step: TrainStep, session: Session, many: Many, seed: 
             feed[name] = np.broadcast_to(value.numpy(), (many.devices, *value.shape)).copy()
     if step.random:
         feed["seed"] = np.arange(many.devices, dtype=np.int64) * 1000
-    got = session.run(feed)
+    got, whole = session.run(feed), session.run(feed | {"steps": np.full_like(steps, many.steps)})
 
     worst = 0.0
     for device in watched:
@@ -203,5 +238,8 @@ def _check(source: Source, step: TrainStep, session: Session, many: Many, seed: 
         for label, value in expected.items():
             name, _, place = label.partition(" of step ")
             pairs[label] = (got[name][device, int(place)], value)
+        if device == 0:  # which does all the steps, here alone and there as all others do
+            last = {name: value for name, (_, value) in pairs.items() if name.startswith("next.")}
+            pairs |= {f"{name} where all do": (whole[name][device], value) for name, value in last.items()}
         worst = max(worst, compare(pairs, f"the block of devices, device {device},"))
     return worst
