@@ -15,23 +15,33 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
+from fleetlearn_coordinator import aggregator
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.outcomes import Outcomes, Pending, Take, from_table, whole
+from fleetlearn_simulator.shared import PLACE, Shared, make_shared
 from fleetlearn_simulator.training import Backend, Job
 
 Make = Callable[[], Backend]
 Blocks = Callable[[Sequence[Job]], list[list[int]]]
+Place = Callable[[tuple[int, ...]], NDArray[np.float32]]
+"""An array of that shape in shared memory."""
 AHEAD = 2
 """Blocks that a process is given before it has returned any, so that it need not wait for this one."""
+LARGE = aggregator.BLOCK
+"""Elements of a model from which on it and its updates go through shared memory: those are added up one by one, when
+they are due. Of smaller ones many are held at a time, and there are not so many places."""
+PLACES = 4
+"""For updates in the memory that is shared with a process: of those that it was given ahead, and of some that wait."""
 SMALL = 256
 """Jobs that surely fit into a pipe, though nobody reads it: one takes 8 KB on some systems."""
 ENVIRONMENT = {
@@ -124,6 +134,8 @@ class _Block:
     def __init__(self, pending: ReferenceType[Pending], kind: str, model: Vector, rows: list[Any], places: list[int]):
         self.pending, self.kind, self.model, self.rows, self.places = pending, kind, model, rows, places
         self.deaths = 0
+        self.place: int | None = None
+        """Of the process's memory, for the updates."""
 
     def done(self, results: Any) -> None:
         if (pending := self.pending()) is not None:
@@ -142,7 +154,11 @@ class _Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
-        self.process = context.Process(target=_work, args=(self.make, end), daemon=True)
+        self.memory = make_shared(1 + PLACES)
+        """The model, and what was trained from it, where these are large."""
+        self.free = deque(range(1, 1 + PLACES) if self.memory else ())
+        """Its places that hold nothing."""
+        self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
         with environment(ENVIRONMENT):
             self.process.start()
         end.close()  # so that the pipe breaks when the process dies
@@ -157,17 +173,25 @@ class _Worker:
 
     def take(self, block: _Block) -> None:
         self.blocks.append(block)
-        model = None if block.model is self.model else block.model
+        count, size = len(block.rows), len(block.model)
+        memory = self.memory if size >= LARGE and block.model.nbytes <= PLACE else None
+        model: Vector | int | None = None if block.model is self.model else block.model
+        if memory is not None and model is not None:  # it has nothing to do, and so does not use the one before
+            memory.array(0, (size,))[:] = block.model
+            model = size
         self.model = block.model
+        fits = memory is not None and block.kind == "train" and count * block.model.nbytes <= PLACE
+        block.place = self.free.popleft() if fits and self.free else None
         # Columns of jobs: pickling them one by one takes ten times as long.
         rows = tuple(zip(*block.rows, strict=True)) if block.kind == "train" else block.rows
         with suppress(OSError):  # it has died, as will be seen when its results are asked for
-            self.pipe.send((block.kind, model, rows))
+            self.pipe.send((block.kind, model, rows, block.place))
 
     def collect(self) -> list[_Block]:
         """Its next results; or of a process that died, the blocks to be done again, by another in its place."""
         try:
-            results = _receive(self.pipe)
+            place = self.blocks[0].place
+            results = _receive(self.pipe, None if place is None else partial(self._lend, place))
         except (EOFError, OSError):
             self.process.join()
             lost, self.blocks = list(self.blocks), deque()
@@ -179,8 +203,14 @@ class _Worker:
             self._start()
             return lost
         block = self.blocks.popleft()
+        if isinstance(results, Exception) and block.place is not None:
+            self.free.append(block.place)
         block.done(results)
         return []
+
+    def _lend(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        assert self.memory is not None
+        return self.memory.lend(place, shape, self.free.append)
 
     def _died(self) -> SimulatorError:
         return SimulatorError(
@@ -208,16 +238,19 @@ def environment(more: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _work(make: Make, pipe: Connection) -> None:
+def _work(make: Make, pipe: Connection, memory: Shared | None) -> None:
     """A process: it does what it is given, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the parent ends its processes
     backend: Backend | None = None
     model: Vector = np.empty(0, np.float32)
     while True:
         try:
-            kind, new, rows = pipe.recv()
+            kind, new, rows, place = pipe.recv()
         except (EOFError, OSError):
             return
+        if isinstance(new, int):
+            assert memory is not None
+            new = memory.array(0, (new,))
         model = model if new is None else new
         try:
             backend = backend or make()
@@ -229,29 +262,36 @@ def _work(make: Make, pipe: Connection) -> None:
             error.add_note(f"in another process:\n{traceback.format_exc()}")
             results = error
         try:
-            _send(pipe, results)
+            _send(pipe, results, None if memory is None or place is None else partial(memory.array, place))
         except OSError:
             return
 
 
-def _send(pipe: Connection, results: Any) -> None:
+def _send(pipe: Connection, results: Any, place: Place | None = None) -> None:
+    """``place``: memory for the updates that the other process sees too."""
     if not isinstance(results, Outcomes):
         pipe.send(_portable(results) if isinstance(results, Exception) else results)
         return
-    table = results.table()
-    pipe.send((results.updates.shape, table.shape, [*results.metrics]))
+    shape, table = results.updates.shape, results.table()
+    if place is not None:
+        place(shape)[:] = results.updates
+    pipe.send((shape, table.shape, [*results.metrics]))
     _write(pipe, table)
-    _write(pipe, results.updates)
+    if place is None:
+        _write(pipe, results.updates)
 
 
-def _receive(pipe: Any) -> Any:
-    """What ``_send`` sent: the columns of outcomes come as they lay in memory."""
+def _receive(pipe: Any, place: Place | None = None) -> Any:
+    """What ``_send`` sent: the columns of outcomes come as they lay in memory, or still lie there."""
     received = pipe.recv()
     if not isinstance(received, tuple):
         return received
-    *shapes, names = received
-    updates, table = np.empty(shapes[0], np.float32), np.empty(shapes[1])
+    shape, size, names = received
+    table = np.empty(size)
     _read(pipe, table)
+    if place is not None:
+        return from_table(place(shape), table, names)
+    updates = np.empty(shape, np.float32)
     _read(pipe, updates)
     return from_table(updates, table, names)
 

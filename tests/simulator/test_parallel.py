@@ -43,6 +43,10 @@ def scenario(line: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     return make_scenario(tmp_path_factory.mktemp("parallel"), line, 6, plan__local__epochs=2)
 
 
+def ones(jobs: Any) -> list[list[int]]:
+    return [[place] for place in range(len(jobs))]
+
+
 @pytest.fixture(scope="module")
 def one(scenario: Scenario) -> PerDevice:
     backend = make_backend(scenario, "bundle")
@@ -50,10 +54,87 @@ def one(scenario: Scenario) -> PerDevice:
     return backend
 
 
-@pytest.fixture(scope="module")
-def two(scenario: Scenario) -> Iterator[Parallel]:
+@pytest.fixture(scope="module", params=["pipe", "memory"])
+def two(scenario: Scenario, request: pytest.FixtureRequest) -> Iterator[Parallel]:
+    """Whose updates come through the pipes, or through shared memory as those of large models do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "memory":
+            patch.setattr(parallel_module, "LARGE", 1)
+        backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
+        yield backend
+        backend.close()
+
+
+def places(backend: Parallel) -> list[list[int]]:
+    """Of the shared memory, that hold nothing."""
+    return [sorted(worker.free) for worker in backend.workers]
+
+
+ALL = [1, 2, 3, 4]
+
+
+def test_updates_lie_in_shared_memory_as_long_as_somebody_has_them(
+    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than it has places for come through the pipe."""
+    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    jobs = JOBS * 3
+    model = open_bundle(scenario.plan.bundle).parameters()
+    backend = Parallel(partial(make_backend, scenario, "bundle"), 2, ones)
+    assert places(backend) == [ALL, ALL]
+    take = backend.begin(model, jobs)
+    held = [take([place]) for place in range(len(jobs))]
+    assert [row for each in held for row in bits(each)] == bits(one.train(model, jobs))
+    assert places(backend) == [[], []]
+    view = held[0].updates[0, :1]
+    del held
+    assert sum(map(len, places(backend))) == 2 * len(ALL) - 1
+    assert view[0] == one.train(model, jobs[:1]).updates[0, 0]
+    del view
+    assert places(backend) == [ALL, ALL]
+    backend.close()
+
+
+def test_a_place_comes_back_where_training_fails(
+    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    model = open_bundle(scenario.plan.bundle).parameters()
+    backend = Parallel(partial(make_backend, scenario, "bundle"), 1, twos)
+    for _ in range(9):
+        with pytest.raises(ValueError, match="seed is -1"):
+            backend.train(model, [Job(1, -1, None)])
+    assert places(backend) == [ALL]
+    assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
+    backend.close()
+
+
+def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
+    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    model = open_bundle(scenario.plan.bundle).parameters()
+    backend = Parallel(partial(make_backend, scenario, "bundle"), 1, twos)
+    before = backend.train(model, JOBS[:2])
+    process = backend.workers[0].process
+    process.kill()
+    process.join()
+    after = backend.train(model + np.float32(0.5), JOBS)
+    assert backend.workers[0].process is not process
+    assert bits(before) == bits(one.train(model, JOBS[:2]))
+    assert bits(after) == bits(one.train(model + np.float32(0.5), JOBS))
+    del after
+    assert places(backend) == [ALL]
+    backend.close()
+
+
+def test_where_there_is_no_memory_to_share(scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    monkeypatch.delattr(os, "memfd_create")
+    model = open_bundle(scenario.plan.bundle).parameters()
     backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
-    yield backend
+    assert places(backend) == [[], []]
+    assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
     backend.close()
 
 
@@ -113,7 +194,7 @@ def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
 
     worker = object.__new__(parallel_module._Worker)  # without its process
     worker.pipe, there = multiprocessing.Pipe()
-    worker.model, worker.blocks = model, deque()
+    worker.model, worker.blocks, worker.memory, worker.free = model, deque(), None, deque()
     worker.take(block(parallel_module.SMALL, model))
     assert len(there.recv_bytes()) < 8192
     assert worker.may_take(block(parallel_module.SMALL, model))
