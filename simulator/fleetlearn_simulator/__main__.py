@@ -46,7 +46,10 @@ BackendOption = Annotated[
     str, typer.Option("--backend", help="auto, bundle (device after device) or vectorized (many in one call).")
 ]
 Workers = Annotated[
-    int, typer.Option(help="Processes that train; 0: one for each core, with Ray the cluster's.", min=0)
+    int,
+    typer.Option(
+        help="Processes that train; 0: as many as are of use, with Ray one for each CPU of the cluster.", min=0
+    ),
 ]
 EngineOption = Annotated[
     str,

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_coordinator.engine import Phase
+from fleetlearn_coordinator.run import settings_of
 from fleetlearn_device.train import DivergedError, evaluate_data
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
@@ -60,7 +61,7 @@ class Options(NamedTuple):
 
     backend: Kind = "auto"
     workers: int | None = None
-    """Processes; None: one for each core."""
+    """Processes; None: one for each core, or where one call trains a whole round, this one alone."""
     events: bool = True
     """Whether the event log is written."""
     checkpoint: int = 10
@@ -356,7 +357,10 @@ def _backend(
 
         model = bundle.parameters()[: bundle.manifest.size]
         return OnRay(make, blocks, model, options.workers, options.ray_address)
-    workers = options.workers or os.cpu_count() or 1
+    many = bundle.manifest.many
+    # A round of one block is one process's: passing it on would only cost.
+    one = kind == "vectorized" and many is not None and settings_of(scenario.plan).cohort <= many.devices
+    workers = options.workers or (1 if one else os.cpu_count()) or 1
     return make() if workers == 1 else Parallel(make, workers, blocks)
 
 
