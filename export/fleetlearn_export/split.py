@@ -82,7 +82,7 @@ def split(
     step's own; the others come from the step before. The first ``handed`` outputs are for the next step.
 
     ``before`` and ``after`` each take and make at most ``room`` bytes for a step; what is larger is in the core. What
-    is made of shared values alone is in each part that needs it.
+    is made of shared values or sizes alone is in each part that needs it.
     """
     *nodes, last = graph.nodes
     outputs: list[Any] = list(last.args[0])
@@ -93,7 +93,7 @@ def split(
     for node in nodes:
         if node in inputs:
             (same if node.name in shared else rows if node in rows else core).add(node)
-        elif given[node] <= same or (node not in size and given[node] <= same | rows):  # the number of examples
+        elif given[node] <= same or (_of_sizes(node) and given[node] <= same | rows | early):
             same.add(node)
         elif given[node].isdisjoint(core) and (node.target in VIEWS or fits({node} | given[node] - same)):
             early.add(node)
@@ -116,6 +116,11 @@ def split(
     middle = _part(graph, core | same | again, [*outputs[:handed], *crossing])
     spread = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
     return Parts(_part(graph, early | same, spread), middle, after)
+
+
+def _of_sizes(node: Node) -> bool:
+    """Whether it needs no more of values than their sizes."""
+    return node.target is aten.full_like.default or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
 class _Room:

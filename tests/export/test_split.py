@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ W, X, Y, LR = torch.randn(4, 3), torch.randn(5, 4), torch.randint(3, (5,)), torc
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def parts_of(step: Step, room: int = ROOMY) -> tuple[GraphModule, Parts]:
-    module = make_fx(step)(W, X, Y, LR)
+def parts_of(step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = "real") -> tuple[GraphModule, Parts]:
+    module = make_fx(step, tracing_mode=mode)(W, X, Y, LR)
     tidy(module)
     _, x, y, lr = (node.name for node in module.graph.find_nodes(op="placeholder"))
     return module, split(module.graph, [lr], [x, y], 1, sizes(module, (W, X, Y, LR)), room)
@@ -104,8 +104,21 @@ def test_results_of_one_operator_stay_together() -> None:
         highest, where = x.max(1)
         return w - lr * values.sum() - highest.sum(), places.float().mean(), where.float().mean()
 
+    assert operators(parts_of(step)[1].before) == ["max", "getitem", "getitem", "sum", "_to_copy", "mean"]
     for room in (ROOMY, 70, 0):
         check(step, parts_of(step, room))
+
+
+def test_what_is_made_of_sizes_is_no_matter_of_steps() -> None:
+    def step(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> tuple[Tensor, ...]:
+        ones = torch.full_like(x.permute(1, 0), 1.0).sum()
+        return w - lr * ones * (x @ w).sum(), ones
+
+    made = parts_of(step, mode="symbolic")
+    assert operators(made[1].before) == ["permute"]
+    assert "full_like" in operators(made[1].core)
+    assert operators(made[1].after) == ["full_like", "sum"]
+    check(step, made)
 
 
 def test_measures_of_the_parameters_of_the_batch_and_of_constants() -> None:
