@@ -128,17 +128,6 @@ SHORT, FEW = 4096, 32
 
 
 @dataclass(slots=True)
-class Lease:
-    """A device's hold on one slot of the open round."""
-
-    task: str
-    device: str
-    connected: bool = True
-    expires: float | None = None
-    """While disconnected: when the slot comes back."""
-
-
-@dataclass(slots=True)
 class Engine:
     """The state of one training run. ``version`` counts committed rounds; ``round`` numbers all of them from 1."""
 
@@ -149,8 +138,10 @@ class Engine:
     round: int = 0
     phase: Phase = Phase.GATHERING
     deadline: float = 0.0
-    leases: dict[str, Lease] = field(default_factory=dict)
-    """Device -> its running lease."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """Device -> its running task: its hold on one slot of the open round."""
+    absent: dict[str, float] = field(default_factory=dict)
+    """Device with a lease that is not connected -> when its slot comes back."""
     accepted: dict[str, str] = field(default_factory=dict)
     """Task -> device, of this round's accepted reports."""
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -197,7 +188,7 @@ class Engine:
         self.dropped = {task: (device, cause) for task, device, cause in dropped}
         expires = now + max(self.settings.grace, RESTART_GRACE)
         for task, device in leases:
-            self.leases[device] = Lease(task, device, connected=False, expires=expires)
+            self.leases[device], self.absent[device] = task, expires
             self._graces.append((expires, device, task))
         self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
         self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
@@ -207,10 +198,10 @@ class Engine:
         """The device is connected; ``held`` is the task whose finished update it still has."""
         if self.phase is Phase.FINISHED:
             return []
-        lease = self.leases.get(device)
-        if lease is not None:
-            lease.connected, lease.expires = True, None
-            return [] if held == lease.task else [*self._assign([device], [lease.task], again=True)]
+        task = self.leases.get(device)
+        if task is not None:
+            self.absent.pop(device, None)
+            return [] if held == task else [*self._assign([device], [task], again=True)]
         if held is not None and self._revive(device, held):
             return []
         if device in self._turns and self.phase is Phase.OPEN:
@@ -223,10 +214,8 @@ class Engine:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.idle.discard(device)
         self.resting.discard(device)
-        lease = self.leases.get(device)
-        if lease is not None and lease.connected:
-            lease.connected, lease.expires = False, now + self.settings.grace
-            self._await_return(lease)
+        if device in self.leases and device not in self.absent:
+            self._await_return(device, now + self.settings.grace)
         return self._advance(now)
 
     def announce(self, device: str, task: str, round: int) -> bool:
@@ -238,13 +227,12 @@ class Engine:
             return False
         if device not in self.leases:  # it trained on while it was away for too long
             self._revive(device, task)
-        self._lease(device, task, round)
+        self._check(device, task, round)
         return True
 
     def wanted(self, device: str, task: str) -> bool:
         """Whether an update that is on its way would still be accepted."""
-        lease = self.leases.get(device)
-        return self.phase is Phase.OPEN and lease is not None and lease.task == task
+        return self.phase is Phase.OPEN and self.leases.get(device) == task
 
     def accept(self, device: str, task: str, now: float) -> list[Command]:
         """The device's update is safe. Call only where ``wanted``."""
@@ -255,10 +243,9 @@ class Engine:
         no more than the round has yet to get; with what ``accept`` would do of one after the other."""
         room = self.settings.goal - len(self.accepted)
         for place, (device, task) in enumerate(reports):
-            lease = self.leases.get(device)
-            if lease is None or lease.task != task or place >= room or self.phase is not Phase.OPEN:
+            if self.leases.get(device) != task or place >= room or self.phase is not Phase.OPEN:
                 raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-            self._release(lease)
+            self._release(device)
             self.accepted[task] = device
         if len(self.accepted) < self.settings.goal and self.leases:
             return []  # their slots stay taken, and the round goes on
@@ -266,10 +253,9 @@ class Engine:
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
         """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
-        lease = self.leases.get(device)
-        if lease is None or lease.task != task:
+        if self.leases.get(device) != task:
             return []
-        return [self._drop(lease, cause), *self._advance(now)]
+        return [self._drop(device, cause), *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's."""
@@ -288,12 +274,12 @@ class Engine:
         commands: list[Command] = []
         while self._graces and self._graces[0][0] <= now:
             _, device, task = self._graces.popleft()
-            lease = self.leases.get(device)
-            if lease is not None and lease.task == task and lease.expires is not None:
-                if lease.expires <= now:
-                    commands.append(self._drop(lease, LOST))
+            expires = self.absent.get(device)
+            if expires is not None and self.leases[device] == task:
+                if expires <= now:
+                    commands.append(self._drop(device, LOST))
                 else:  # it came back and left again meanwhile
-                    self._await_return(lease)
+                    self._await_return(device, expires)
         if self.phase is Phase.OPEN and now >= self.deadline:
             return commands + self._close(now, by_deadline=True)
         return commands + self._advance(now)
@@ -340,7 +326,7 @@ class Engine:
             self.idle = SortedList(idle)
         begin = f"{self.prefix}{self.round}-"
         tasks = [f"{begin}{serial}" for serial in range(self._serial + 1, self._serial + 1 + count)]
-        self.leases.update(zip(devices, map(Lease, tasks, devices), strict=True))
+        self.leases.update(zip(devices, tasks, strict=True))
         self._turns.update(devices)
         self._serial += count
         return self._assign(devices, tasks, again=False)
@@ -358,13 +344,13 @@ class Engine:
             return False
         del self.dropped[task]
         self.resting.discard(device)
-        self.leases[device] = Lease(task, device)
+        self.leases[device] = task
         return True
 
-    def _lease(self, device: str, task: str, round: int) -> Lease:
-        lease = self.leases.get(device)
-        if lease is not None and lease.task == task:
-            return lease
+    def _check(self, device: str, task: str, round: int) -> None:
+        """Raise ProtocolError where the device does not hold the task, with the reason."""
+        if self.leases.get(device) == task:
+            return
         if task in self.dropped and self.dropped[task][0] == device:
             raise ProtocolError(
                 Code.NOT_WANTED, f"task {task} ended ({self.dropped[task][1]}); its slot was given back"
@@ -374,32 +360,33 @@ class Engine:
             raise ProtocolError(Code.STALE_ROUND, f"task {task} is of round {round}; {at}")
         raise ProtocolError(Code.UNKNOWN_TASK, f"task {task} was not given to device {device} in round {round}")
 
-    def _await_return(self, lease: Lease) -> None:
-        assert lease.expires is not None
-        entry = (lease.expires, lease.device, lease.task)
+    def _await_return(self, device: str, expires: float) -> None:
+        self.absent[device] = expires
+        entry = (expires, device, self.leases[device])
         if self._graces and entry < self._graces[-1]:  # only beside the longer graces of a restart
             self._graces = deque(sorted([*self._graces, entry]))
         else:
             self._graces.append(entry)
 
-    def _release(self, lease: Lease) -> None:
-        del self.leases[lease.device]
-        if lease.connected:
-            self.resting.add(lease.device)
+    def _release(self, device: str) -> str:
+        if self.absent.pop(device, None) is None:
+            self.resting.add(device)
+        return self.leases.pop(device)
 
-    def _drop(self, lease: Lease, cause: str) -> Ended:
-        self._release(lease)
-        self.dropped[lease.task] = (lease.device, cause)
-        return Ended(lease.device, lease.task, self.round, cause)
+    def _drop(self, device: str, cause: str) -> Ended:
+        task = self._release(device)
+        self.dropped[task] = (device, cause)
+        return Ended(device, task, self.round, cause)
 
     def _close(self, now: float, *, by_deadline: bool) -> list[Command]:
         commands: list[Command] = []
         what = "its deadline has passed" if by_deadline else f"it has its {len(self.accepted)} reports"
-        for lease in list(self.leases.values()):
-            commands.append(self._drop(lease, LOST if not lease.connected else LATE if by_deadline else SURPLUS))
-            if lease.connected:
+        for device, task in list(self.leases.items()):
+            connected = device not in self.absent
+            commands.append(self._drop(device, LOST if not connected else LATE if by_deadline else SURPLUS))
+            if connected:
                 text = f"round {self.round} is over: {what}"
-                commands.append(Cancel(lease.device, lease.task, Code.ROUND_OVER, text))
+                commands.append(Cancel(device, task, Code.ROUND_OVER, text))
         if len(self.accepted) >= self.settings.minimum:
             self.phase = Phase.COMMITTING
             return [*commands, Commit(self.round, self.causes())]

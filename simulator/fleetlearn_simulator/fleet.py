@@ -225,7 +225,8 @@ class Fleet:
     # Tasks
 
     def _assign(self, assigned: Sequence[Assign]) -> None:
-        devices = np.array([device_of(row.device) for row in assigned], np.int64)
+        names, tasks = [row.device for row in assigned], [row.task for row in assigned]
+        devices = np.array([device_of(name) for name in names], np.int64)
         examples = self.source.examples(devices)
         steps = steps_of(self.task, examples)
         new = np.array([device not in self.has_bundle for device in devices.tolist()])
@@ -244,7 +245,6 @@ class Fleet:
         self.tally.down += int(down.sum())
         self.tally.assigned.update(found.tier.tolist())
         seconds, cause, done, corrupt, factor, tier = (column.tolist() for column in found[:6])
-        names, tasks = [row.device for row in assigned], [row.task for row in assigned]
         flights = rows_of(
             Flight,
             devices.tolist(),
@@ -325,13 +325,11 @@ class Fleet:
             self.training.begin(self.holds.values(), room, flight)
         due = [(self.now, event, flight)]
         while len(due) < room and heap:
-            event = heap[0]
-            flight = self.holds.get(event.device)
-            if flight is None or flight.task != event.task or event.task not in begun or event.device in self.away:
+            time, _, _, device, task, _ = heap[0]
+            flight = self.holds.get(device)
+            if flight is None or flight.task != task or task not in begun or device in self.away or time > self.until:
                 break
-            if event.time > self.until:
-                break
-            due.append((max(self.now, event.time), heapq.heappop(heap), flight))
+            due.append((max(self.now, time), heapq.heappop(heap), flight))
         return due
 
     def _accept(self, arrived: Sequence[tuple[float, Event, Flight]], found: Outcomes) -> list[Command]:
@@ -459,7 +457,7 @@ class Fleet:
         for later in waiting:
             self._expect(self.away.get(later.device, self.now), later.kind, later.device, later.task, later.cause)
         if old.phase is Phase.OPEN:
-            leases = [(lease.task, lease.device) for lease in old.leases.values()]
+            leases = [(task, device) for device, task in old.leases.items()]
             dropped = [(task, device, cause) for task, (device, cause) in old.dropped.items()]
             self.carry_out(self.engine.restore(old.round, leases, old.accepted.items(), dropped, self.now))
 

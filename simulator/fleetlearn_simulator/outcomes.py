@@ -134,9 +134,6 @@ def whole(take: Take, count: int) -> Outcomes:
     return joined(parts) if parts else NONE
 
 
-MISSING = None, 0
-
-
 class Pending:
     """What comes of the jobs of one call, by their places. Nobody waits for it any more when this is gone."""
 
@@ -165,13 +162,19 @@ class Pending:
             self.bring(self, places[0])
         if isinstance(self.found[places[0]][0], BaseException):
             self.value(places[0])
-        there = []
+        there: list[tuple[Outcomes, int]] = []
         for place in places:
-            if not isinstance(self.found.get(place, MISSING)[0], Outcomes):
+            found = self.found.get(place)
+            if found is None or not isinstance(found[0], Outcomes):
                 break
-            there.append(self.found.pop(place))
+            there.append(found)
+        for place in places[: len(there)]:
+            del self.found[place]
+        first = there[0][0]
+        if all(outcomes is first for outcomes, _ in there):
+            return first.take([row for _, row in there])
         parts: dict[int, list[int]] = {}
-        for number, (values, _) in enumerate(there):
-            parts.setdefault(id(values), []).append(number)
-        found = joined([there[rows[0]][0].take([there[row][1] for row in rows]) for rows in parts.values()])
-        return found if len(parts) == 1 else found.take(np.argsort([*chain.from_iterable(parts.values())]).tolist())
+        for number, (outcomes, _) in enumerate(there):
+            parts.setdefault(id(outcomes), []).append(number)
+        taken = joined([there[rows[0]][0].take([there[row][1] for row in rows]) for rows in parts.values()])
+        return taken.take(np.argsort([*chain.from_iterable(parts.values())]).tolist())

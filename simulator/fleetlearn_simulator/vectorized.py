@@ -89,10 +89,10 @@ class Vectorized(PerDevice):
 
     def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
         loads = loads_of(self.task, self.source, jobs)
-        block_of = {place: places for places in divide(loads, self.many.devices) for place in places}
+        blocks = list(divide(loads, self.many.devices))
 
         def bring(pending: Pending, place: int) -> None:
-            places = block_of[place]
+            (places,) = (block for block in blocks if place in block)
             mine = Loads(*(column[places] for column in loads))
             pending.put(places, self._block(model, [jobs[row] for row in places], mine))
 
