@@ -11,7 +11,7 @@ A device's task is a lease: it ends by an accepted report, a failure, the device
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -334,8 +334,8 @@ class Engine:
     def _assign(self, devices: Sequence[str], tasks: Sequence[str], *, again: bool) -> list[Assign]:
         # Not of the task: a device trains the same way in a round whichever slot it was given.
         seeds = _seeds(self.settings.seed, self.round, devices)
-        rest = repeat(self.round), seeds, repeat(self.deadline), repeat(again)
-        return list(map(Assign, devices, tasks, *rest))
+        rows = zip(devices, tasks, repeat(self.round), seeds, repeat(self.deadline), repeat(again), strict=False)
+        return [tuple.__new__(Assign, row) for row in rows]  # half the cost of calling the type
 
     def _revive(self, device: str, task: str) -> bool:
         """A lost device returns with its work done: it may have a slot back while one is free."""
@@ -423,14 +423,15 @@ def _start(seed: int, round: int, what: str, size: int) -> blake2b:
     return blake2b(f"{seed}/{round}/{what} ".encode(), digest_size=size)
 
 
-def _seeds(seed: int, round: int, devices: Iterable[str]) -> Iterator[int]:
-    """53 random bits (a browser's integers) that follow from the run's seed, the round and the device alone, so that
-    nothing needs to be stored to repeat them."""
-    start = _start(seed, round, "device", 8)
+def _seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
+    """53 random bits (a browser's integers) for each device that follow from the run's seed, the round and the device
+    alone, so that nothing needs to be stored to repeat them."""
+    start, found = _start(seed, round, "device", 8), []
     for device in devices:
         drawn = start.copy()  # half the cost of hashing all of it
         drawn.update(device.encode())
-        yield int.from_bytes(drawn.digest(), "little") >> 11
+        found.append(int.from_bytes(drawn.digest(), "little") >> 11)
+    return found
 
 
 def _picks(seed: int, round: int, first: int, count: int) -> Sequence[int]:

@@ -36,7 +36,9 @@ class Loads(NamedTuple):
 
 def loads_of(task: Task, source: Source, jobs: Sequence[Job]) -> Loads:
     examples = source.examples(np.array([job.device for job in jobs], np.int64))
-    steps = np.minimum(steps_of(task, examples), [MANY if job.steps is None else job.steps for job in jobs])
+    steps, given = steps_of(task, examples), [job.steps for job in jobs]
+    if given.count(None) < len(given):
+        steps = np.minimum(steps, [MANY if most is None else most for most in given])
     return Loads(examples, np.minimum(task.batch_size or examples, examples), steps)
 
 
