@@ -173,9 +173,12 @@ def simulate(
             fleet.history = read_rows(folder, ROUNDS)
             written = found[1]["version"]
             restore(fleet, *found)
-        while fleet.advance():
-            if should_stop() and written == fleet.engine.version:
-                return None
+        try:
+            while fleet.advance():
+                if should_stop() and written == fleet.engine.version:
+                    return None
+        finally:  # or they and the fleet would hold each other, and the data, until Python looks for cycles
+            fleet.round_ended, fleet.before_commit = lambda summary: None, lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
@@ -184,16 +187,14 @@ def simulate(
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """A round makes thousands of small objects that live until its end, and hardly a cycle: Python need not look for
-    cycles among them every 700, nor ever again among what is there before the first."""
+    """A round makes thousands of small objects that live until its end, and no cycles: Python need not look for these
+    every 700."""
     before = gc.get_threshold()
-    gc.freeze()
     gc.set_threshold(SELDOM, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def prepare(scenario: Scenario, folder: Path, options: Options) -> None:
