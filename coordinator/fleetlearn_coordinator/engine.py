@@ -240,7 +240,8 @@ class Engine:
 
     def accept_many(self, reports: Sequence[tuple[str, str]], now: float) -> list[Command]:
         """The updates of these (device, task) are safe, the last of them now. Call only where each is ``wanted``, for
-        no more than the round has yet to get; with what ``accept`` would do of one after the other."""
+        no more than the round has yet to get; with what ``accept`` would do of one after the other. At one that is not
+        wanted it raises ValueError, and those before it are accepted."""
         room = self.settings.goal - len(self.accepted)
         for place, (device, task) in enumerate(reports):
             if self.leases.get(device) != task or place >= room or self.phase is not Phase.OPEN:

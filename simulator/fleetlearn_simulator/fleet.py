@@ -311,6 +311,7 @@ class Fleet:
                 self._lost(flight, refused[1])
                 commands = self.engine.end(flight.name, flight.task, refused[1], self.now)
                 due = []
+            del found  # or it would keep its memory while the next round begins
             self.carry_out(commands)
             due = due[good:]
 
@@ -327,9 +328,14 @@ class Fleet:
         while len(due) < room and heap:
             time, _, _, device, task, _ = heap[0]
             flight = self.holds.get(device)
-            if flight is None or flight.task != task or task not in begun or device in self.away or time > self.until:
+            if time > self.until or not task:
                 break
-            due.append((max(self.now, time), heapq.heappop(heap), flight))
+            if flight is None or flight.task != task:
+                heapq.heappop(heap)  # of a task that has ended otherwise
+            elif task not in begun or device in self.away:
+                break
+            else:
+                due.append((max(self.now, time), heapq.heappop(heap), flight))
         return due
 
     def _accept(self, arrived: Sequence[tuple[float, Event, Flight]], found: Outcomes) -> list[Command]:

@@ -8,6 +8,7 @@ from itertools import chain, count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_coordinator import aggregator
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -31,6 +32,8 @@ class Outcome(NamedTuple):
     diverged: bool = False
 
 
+LARGE = aggregator.BLOCK
+"""Elements of an update that is handed on where it is, and not copied to be beside others."""
 COLUMNS: dict[str, Any] = {
     "examples": np.int64,
     "steps": np.int64,
@@ -74,19 +77,6 @@ class Outcomes:
         """All columns but the updates, as rows of one array, for ``from_table``."""
         # Exact: no count reaches 2^53.
         return np.array([*(getattr(self, name) for name in COLUMNS), *self.metrics.values()], np.float64)
-
-    def rows(self) -> list[Outcome]:
-        """One by one."""
-        columns = {name: getattr(self, name).tolist() for name in COLUMNS}
-        metrics = {name: column.tolist() for name, column in self.metrics.items()}
-        return [
-            Outcome(
-                self.updates[row],
-                {name: values[row] for name, values in metrics.items() if np.isfinite(values[row])},
-                **{name: values[row] for name, values in columns.items()},
-            )
-            for row in range(len(self))
-        ]
 
 
 Take = Callable[[Sequence[int]], Outcomes]
@@ -166,6 +156,8 @@ class Pending:
         for place in places:
             found = self.found.get(place)
             if found is None or not isinstance(found[0], Outcomes):
+                break
+            if there and found[0] is not there[0][0] and found[0].updates.shape[1] >= LARGE:
                 break
             there.append(found)
         for place in places[: len(there)]:

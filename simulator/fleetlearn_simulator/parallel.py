@@ -21,13 +21,12 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
-from fleetlearn_coordinator import aggregator
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.outcomes import Outcomes, Pending, Take, from_table, whole
+from fleetlearn_simulator.outcomes import LARGE, Outcomes, Pending, Take, from_table, whole
 from fleetlearn_simulator.shared import PLACE, Shared, make_shared
 from fleetlearn_simulator.training import Backend, Job
 
@@ -37,11 +36,9 @@ Place = Callable[[tuple[int, ...]], NDArray[np.float32]]
 """An array of that shape in shared memory."""
 AHEAD = 2
 """Blocks that a process is given before it has returned any, so that it need not wait for this one."""
-LARGE = aggregator.BLOCK
-"""Elements of a model from which on it and its updates go through shared memory: those are added up one by one, when
-they are due. Of smaller ones many are held at a time, and there are not so many places."""
 PLACES = 4
-"""For updates in the memory that is shared with a process: of those that it was given ahead, and of some that wait."""
+"""For large updates in the memory that is shared with a process: of those that it was given ahead, and of some that
+wait until they are due. Of small ones many more wait."""
 SMALL = 256
 """Jobs that surely fit into a pipe, though nobody reads it: one takes 8 KB on some systems."""
 ENVIRONMENT = {

@@ -50,6 +50,8 @@ Kind = Literal["auto", "bundle", "vectorized"]
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
 KEPT = ("leave", "crash", "fill", "back")
 """Events that outlive a round."""
+LOOKED_AT = 100
+"""Devices, of whose sizes it is judged whether all are alike."""
 SELDOM = 20_000
 """New objects after which Python looks for cycles among them."""
 TRIAL = 0.3
@@ -143,7 +145,7 @@ def simulate(
         held.enter_context(threadpool_limits(1))  # what ``make_backend`` does ends with the run
         kind, why = (found[1]["backend"], found[1]["why"]) if found else choose(scenario, bundle, options.backend)
         scenario = with_measured_step(scenario, bundle)
-        backend = _backend(scenario, bundle, kind, _blocks(bundle, task, source, kind), options)
+        backend = _backend(scenario, bundle, source, kind, _blocks(bundle, task, source, kind), options)
         held.callback(backend.close)
         prepare(scenario, folder, options)
         record = Record(folder, events=options.events, at=found[1]["logs"] if found else None)
@@ -190,7 +192,7 @@ def seldom_collected() -> Iterator[None]:
     """A round makes thousands of small objects that live until its end, and no cycles: Python need not look for these
     every 700."""
     before = gc.get_threshold()
-    gc.set_threshold(SELDOM, *before[1:])
+    gc.set_threshold(max(SELDOM, before[0]) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
@@ -349,7 +351,12 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
 
 
 def _backend(
-    scenario: Scenario, bundle: Bundle, kind: Literal["bundle", "vectorized"], blocks: Blocks, options: Options
+    scenario: Scenario,
+    bundle: Bundle,
+    source: Source,
+    kind: Literal["bundle", "vectorized"],
+    blocks: Blocks,
+    options: Options,
 ) -> Backend:
     """Back ends of ``kind``, where the options have them."""
     make = partial(make_backend, scenario, kind)
@@ -359,8 +366,9 @@ def _backend(
         model = bundle.parameters()[: bundle.manifest.size]
         return OnRay(make, blocks, model, options.workers, options.ray_address)
     many = bundle.manifest.many
-    # A round of one block is one process's: passing it on would only cost.
+    # A round of one block is one process's: passing it on would only cost. Devices of other sizes are other blocks.
     one = kind == "vectorized" and many is not None and settings_of(scenario.plan).cohort <= many.devices
+    one = one and len({*source.examples(np.arange(min(scenario.population.size, LOOKED_AT))).tolist()}) == 1
     workers = options.workers or (1 if one else os.cpu_count()) or 1
     return make() if workers == 1 else Parallel(make, workers, blocks)
 

@@ -202,8 +202,8 @@ class Kept(Source):
     def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
         if devices == self._large[0]:
             return _taken(self._large[1], places)
+        self._large = [], []
         if not self._at.keys() >= set(devices):
-            self._large = [], []
             for device in devices:
                 if device not in self._at:
                     self._make(device)

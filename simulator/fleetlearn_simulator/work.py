@@ -28,8 +28,6 @@ from fleetlearn_simulator.training import Backend, Job
 
 LOOK_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due, and of those that wait to be added up."""
-
-
 SPOILT = ("scaled", "flipped", "garbage")
 """Updates that are not what training made."""
 NEXT = attrgetter("ends")
@@ -84,7 +82,7 @@ class Training:
                 continue
             take = self.backend.begin(model, rows_of(Job, *(map(attrgetter(name), chosen) for name in Job._fields)))
             if any(flight.corrupt in SPOILT for flight in chosen):
-                take = partial(self._sent, take, chosen)
+                take = partial(sent, self.seed, take, chosen)
             self.begun.update(zip((flight.task for flight in chosen), zip(repeat(take), count()), strict=False))
 
     def take(self, flights: Sequence[Flight]) -> Outcomes:
@@ -105,29 +103,31 @@ class Training:
         """To be taken another time: what was found of these."""
         self.begun.update(zip((flight.task for flight in flights), zip(repeat(found.take), count()), strict=False))
 
-    def _sent(self, take: Take, flights: Sequence[Flight], places: Sequence[int]) -> Outcomes:
-        """What these send, some of whom spoil what came of it."""
-        found = take(places)
-        for row, flight in enumerate(flights[place] for place in places[: len(found)]):
-            if flight.corrupt in SPOILT and not found.diverged[row]:
-                with np.errstate(over="ignore"):  # what overflows is refused as it arrives
-                    found.updates[row] = update = self._corrupted(flight, found.updates[row])
-                found.largest[row] = np.abs(update).max()
-        return found
 
-    def _corrupted(self, flight: Flight, update: Vector) -> Vector:
-        factor = np.float32(flight.factor)
-        match flight.corrupt:
-            case "scaled":
-                return factor * update
-            case "flipped":
-                return -factor * update
-            case "garbage":
-                noise = draw.generator(self.seed, "garbage", flight.device, flight.round)
-                length = float(np.linalg.norm(update)) * float(factor)
-                made = noise.standard_normal(update.size, np.float32)
-                return made * np.float32(length / max(float(np.linalg.norm(made)), 1e-30))
-        raise ValueError(f"corruption {flight.corrupt!r} is not known")
+def sent(seed: int, take: Take, flights: Sequence[Flight], places: Sequence[int]) -> Outcomes:
+    """What these send, some of whom spoil what came of it."""
+    found = take(places)
+    for row, flight in enumerate(flights[place] for place in places[: len(found)]):
+        if flight.corrupt in SPOILT and not found.diverged[row]:
+            with np.errstate(over="ignore"):  # what overflows is refused as it arrives
+                found.updates[row] = update = corrupted(seed, flight, found.updates[row])
+            found.largest[row] = np.abs(update).max()
+    return found
+
+
+def corrupted(seed: int, flight: Flight, update: Vector) -> Vector:
+    factor = np.float32(flight.factor)
+    match flight.corrupt:
+        case "scaled":
+            return factor * update
+        case "flipped":
+            return -factor * update
+        case "garbage":
+            noise = draw.generator(seed, "garbage", flight.device, flight.round)
+            length = float(np.linalg.norm(update)) * float(factor)
+            made = noise.standard_normal(update.size, np.float32)
+            return made * np.float32(length / max(float(np.linalg.norm(made)), 1e-30))
+    raise ValueError(f"corruption {flight.corrupt!r} is not known")
 
 
 class Tally:

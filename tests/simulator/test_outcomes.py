@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_simulator import outcomes as outcomes_module
 from fleetlearn_simulator.outcomes import NONE, Outcome, Outcomes, Pending, columns_of, from_table, joined, whole
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import bits
+from virtual import bits, one_by_one
 
 NAMES = ("accuracy", "error")
 TYPES = {
@@ -68,8 +69,8 @@ def test_rows_become_columns_and_rows_again(count: int) -> None:
     dtypes = {name: np.dtype(kind) for name, kind in TYPES.items()}
     assert {name: values.dtype for name, values in arrays(found).items()} == dtypes
     assert {len(values) for values in arrays(found).values()} == {count}
-    assert same(found.rows(), rows)
-    for row in found.rows():
+    assert same(one_by_one(found), rows)
+    for row in one_by_one(found):
         kinds = {name: type(value) for name, value in row._asdict().items()}
         assert kinds == {
             "update": np.ndarray,
@@ -90,16 +91,16 @@ def test_a_metric_that_a_device_has_not() -> None:
     ]
     found = columns_of(rows, 3, NAMES)
     assert np.isnan(found.metrics["accuracy"]).tolist() == [True, True, False, False]
-    assert [row.metrics for row in found.rows()] == [{"error": 1.0}, {}, row_of(2).metrics, {"error": 2.0}]
-    assert found.rows()[3].loss == np.inf
+    assert [row.metrics for row in one_by_one(found)] == [{"error": 1.0}, {}, row_of(2).metrics, {"error": 2.0}]
+    assert one_by_one(found)[3].loss == np.inf
 
 
 def test_without_metrics() -> None:
     rows = [row_of(number)._replace(metrics={}) for number in range(3)]
     found = columns_of(rows, 3, [])
     assert found.metrics == {}
-    assert same(found.rows(), rows)
-    assert columns_of([], 3, []).rows() == []
+    assert same(one_by_one(found), rows)
+    assert one_by_one(columns_of([], 3, [])) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -123,7 +124,7 @@ def test_a_table_is_all_but_the_updates(count: int, names: tuple[str, ...]) -> N
 
 def test_none_is_of_no_devices() -> None:
     assert len(NONE) == 0
-    assert NONE.rows() == []
+    assert one_by_one(NONE) == []
     assert NONE.updates.shape == (0, 0)
 
 
@@ -276,3 +277,14 @@ def test_every_way_of_asking_gives_each_row_once(data: st.DataObject, count: int
         wanted = wanted[len(found) :]
     assert sorted(given) == list(range(count))
     assert not pending.found
+
+
+def test_large_updates_are_not_copied_to_be_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one block at a time."""
+    monkeypatch.setattr(outcomes_module, "LARGE", 3)
+    blocks = [of(0), of(1), of(2, 3)]
+    pending = Pending(lambda pending, place: None)
+    for places, block in zip(([0], [1], [2, 3]), blocks, strict=True):
+        pending.put(places, block)
+    taken = [pending.take(range(start, 4)) for start in (0, 1, 2)]
+    assert all(each is block for each, block in zip(taken, blocks, strict=True))

@@ -22,7 +22,7 @@ from fleetlearn_simulator.training import Job, PerDevice, Task, means, steps_of
 from fleetlearn_simulator.vectorized import Vectorized, divide, loads_of
 from numpy.typing import NDArray
 from torch import nn
-from virtual import bits
+from virtual import bits, one_by_one
 
 SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 """Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
@@ -65,7 +65,7 @@ def both(path: Path, task: Task, source: Source) -> tuple[PerDevice, Vectorized]
 
 def check_alike(first: Outcomes, second: Outcomes, tolerance: float) -> None:
     assert first.updates.dtype == second.updates.dtype == np.float32
-    for one, other in zip(first.rows(), second.rows(), strict=True):
+    for one, other in zip(one_by_one(first), one_by_one(second), strict=True):
         assert (one.examples, one.steps, one.seen, one.complete) == (
             other.examples,
             other.steps,
@@ -127,7 +127,7 @@ def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int 
     )  # fmt: skip
     expected = steps or 9
     for outcomes, tolerance in ((one.train(model, jobs), 0.0), (many.train(model, jobs), 1e-6)):
-        (found,) = outcomes.rows()
+        (found,) = one_by_one(outcomes)
         assert (found.steps, found.seen, found.complete) == (expected, 10 * expected, expected == 9)
         np.testing.assert_allclose(found.update, updates[expected - 1], rtol=0, atol=tolerance)
         assert found.loss == pytest.approx(np.mean(done[:expected]), rel=1e-6)

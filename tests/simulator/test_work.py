@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from fleetlearn_coordinator.run import pooled
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import work
-from fleetlearn_simulator.outcomes import Outcome, Outcomes, Take, columns_of
+from fleetlearn_simulator.outcomes import Outcome, Outcomes, Pending, Take, columns_of
 from fleetlearn_simulator.training import Job
 from fleetlearn_simulator.work import Flight, Tally, Training
 from virtual import bits
@@ -291,3 +293,27 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
     assert tally.means() == pooled(sums)
     assert tally.complete() == 15
     assert tally.summary()["accepted"] == {0: 7, 1: 7, 2: 6}
+
+
+@pytest.mark.parametrize("corrupt", ["", "scaled"])
+def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
+    """At once, and not when Python looks for cycles: its updates would wait for that, and its blocks still be done."""
+
+    class Kept(Doubles):
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+            pending = Pending(lambda pending, place: pending.put(range(len(jobs)), self.train(model, jobs)))
+            left.append(ref(pending))
+            return pending.take
+
+    left: list[Any] = []
+    training = Training(Kept(), MODEL, EARLIER, seed=1)
+    out = [flight(device, float(device), corrupt=corrupt) for device in range(3)]
+    training.begin(out, room=3)
+    training.take(out[:1])
+    gc.disable()
+    try:
+        assert left[0]() is not None
+        del training
+        assert left[0]() is None
+    finally:
+        gc.enable()

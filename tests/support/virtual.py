@@ -16,7 +16,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import toml
 from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.outcomes import Outcomes
+from fleetlearn_simulator.outcomes import COLUMNS, Outcome, Outcomes
 from fleetlearn_simulator.run import source_of
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import PerDevice, task_of
@@ -133,4 +133,17 @@ def bits(found: Outcomes) -> list[Row]:
     return [
         {name: (values.dtype.str, values[row].tobytes()) for name, values in columns.items()}
         for row in range(len(found))
+    ]
+
+
+def one_by_one(outcomes: Outcomes) -> list[Outcome]:
+    columns = {name: getattr(outcomes, name).tolist() for name in COLUMNS}
+    metrics = {name: column.tolist() for name, column in outcomes.metrics.items()}
+    return [
+        Outcome(
+            outcomes.updates[row],
+            {name: values[row] for name, values in metrics.items() if np.isfinite(values[row])},
+            **{name: values[row] for name, values in columns.items()},
+        )
+        for row in range(len(outcomes))
     ]
