@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -87,6 +89,9 @@ def test_softmax_regression_with_any_number_of_examples(tmp_path: Path) -> None:
     assert exported.bundle.manifest.many == Many(4, 3)
     for rows in (5, 2, 1):
         check(exported.bundle, rows, [3, 0, 1, 2])
+    check(exported.bundle, 2, [3, 3, 3, 3])  # nothing is picked then
+    graph = onnx.load_model_from_string(exported.bundle.read(TRAIN_MANY)).graph
+    assert Counter(node.op_type for node in graph.node)["If"] == 2, "for the weights and for the biases"
 
 
 def test_state_and_randomness_are_each_devices_own(tmp_path: Path) -> None:

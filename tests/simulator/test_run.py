@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import virtual
@@ -21,6 +23,8 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.fleet import Fleet
+from fleetlearn_simulator.parallel import Parallel
 from fleetlearn_simulator.record import (
     CHECKPOINT,
     EVENTS,
@@ -396,3 +400,58 @@ def test_auto_says_what_it_took_and_why(softmax: Path, tmp_path: Path) -> None:
     assert found is not None
     assert found[1]["why"] == outcome.summary["why"], "a resumed run takes the same, whatever is faster then"
     assert (outcome.folder / CHECKPOINT).exists()
+
+
+def test_python_looks_for_cycles_as_before_when_a_run_is_over(line: Path, tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    seen = []
+
+    def progress(fleet: Fleet) -> None:
+        seen.append(gc.get_threshold()[0])
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        simulate(make_scenario(tmp_path, line, 6), tmp_path / "run", ONE, progress=progress)
+    assert seen == [run_module.SELDOM]
+    assert gc.get_threshold() == before
+
+
+def test_a_run_that_is_over_lets_go_of_its_fleet(line: Path, tmp_path: Path) -> None:
+    left: list[Any] = []
+    gc.disable()
+    try:
+        simulate(
+            make_scenario(tmp_path, line, 6), tmp_path / "run", ONE, progress=lambda fleet: left.append(ref(fleet))
+        )
+        assert [fleet() for fleet in left] == [None]
+    finally:
+        gc.enable()
+
+
+ALIKE = {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes"),
+    [({"data": ALIKE}, 0), ({"data": ALIKE, "plan__round__goal": 9}, 2), ({}, 2)],
+    ids=["one block", "more devices than a block has", "of other sizes"],
+)
+def test_a_round_of_one_block_is_trained_here(
+    softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int
+) -> None:
+    """Unless so many processes are asked for."""
+    made: list[int] = []
+
+    class Counted(Parallel):
+        def __init__(self, make: Any, workers: int, blocks: Any) -> None:
+            made.append(workers)
+            super().__init__(make, workers, blocks)
+
+    monkeypatch.setattr(run_module, "Parallel", Counted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    scenario = make_scenario(tmp_path, softmax, 30, **(virtual.SOFTMAX | {"plan__round__goal": 8} | changes))
+    first = done(simulate(scenario, tmp_path / "run", Options("vectorized")))
+    assert sum(made) == processes
+    second = done(simulate(scenario, tmp_path / "two", Options("vectorized", workers=2)))
+    assert sum(made) == processes + 2
+    assert first.summary == second.summary
