@@ -226,11 +226,13 @@ class Fleet:
 
     def _assign(self, assigned: Sequence[Assign]) -> None:
         names, tasks = [row.device for row in assigned], [row.task for row in assigned]
-        devices = np.array([device_of(name) for name in names], np.int64)
-        examples = self.source.examples(devices)
-        steps = steps_of(self.task, examples)
-        new = np.array([device not in self.has_bundle for device in devices.tolist()])
-        down = self.model.nbytes + new * self.bundle_bytes
+        numbers = list(map(device_of, names))
+        devices = np.array(numbers, np.int64)
+        steps = steps_of(self.task, self.source.examples(devices))
+        down = np.full(len(devices), self.model.nbytes)
+        if not self.has_bundle.issuperset(numbers):
+            down += self.bundle_bytes * np.array([device not in self.has_bundle for device in numbers])
+            self.has_bundle.update(numbers)
         found = fates(
             self.scenario,
             devices,
@@ -241,37 +243,37 @@ class Fleet:
             down=down,
             up=np.full(len(devices), self.model.nbytes),
         )
-        self.has_bundle.update(devices.tolist())
         self.tally.down += int(down.sum())
         self.tally.assigned.update(found.tier.tolist())
-        seconds, cause, done, corrupt, factor, tier = (column.tolist() for column in found[:6])
+        seconds, codes, done, corrupt, factor, tier = (column.tolist() for column in found[:6])
+        ends, causes = [self.now + length for length in seconds], [CAUSES[code] for code in codes]
         flights = rows_of(
             Flight,
-            devices.tolist(),
+            numbers,
             names,
             tasks,
             repeat(self.engine.round),
             [row.seed for row in assigned],
             repeat(self.now),
-            [self.now + length for length in seconds],
-            [CAUSES[code] for code in cause],
-            [None if steps >= most else steps for steps, most in zip(done, steps.tolist(), strict=True)],
+            ends,
+            causes,
+            [None if own >= most else own for own, most in zip(done, steps.tolist(), strict=True)],
             [CORRUPTIONS[code] for code in corrupt],
             factor,
             tier,
         )
         if not self.training.started:  # those that come later, one by one, train together when one of them is due
             self.training.begin(flights, self._room())
+        now = self.now
         self._note(
             [
-                {"time": self.now, "event": "assigned", "device": flight.device, "task": flight.task}
-                for flight in flights
+                {"time": now, "event": "assigned", "device": device, "task": task}
+                for device, task in zip(numbers, tasks, strict=True)
             ]
         )
-        self.holds.update(zip(devices.tolist(), flights, strict=True))
-        causes = [flight.cause for flight in flights]
-        ends, kinds = [flight.ends for flight in flights], [KINDS[cause] for cause in causes]
-        for event in rows_of(Event, ends, count(self.serial + 1), kinds, devices.tolist(), tasks, causes):
+        self.holds.update(zip(numbers, flights, strict=True))
+        kinds = [KINDS[cause] for cause in causes]
+        for event in rows_of(Event, ends, count(self.serial + 1), kinds, numbers, tasks, causes):
             if event.time < inf:
                 heapq.heappush(self.heap, event)
         self.serial += len(flights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, repeat
+from itertools import chain, count, repeat, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +124,9 @@ def whole(take: Take, count: int) -> Outcomes:
     return joined(parts) if parts else NONE
 
 
+MISSING: tuple[Any, int] = None, 0
+
+
 class Pending:
     """What comes of the jobs of one call, by their places. Nobody waits for it any more when this is gone."""
 
@@ -152,19 +155,16 @@ class Pending:
             self.bring(self, places[0])
         if isinstance(self.found[places[0]][0], BaseException):
             self.value(places[0])
-        there: list[tuple[Outcomes, int]] = []
-        for place in places:
-            found = self.found.get(place)
-            if found is None or not isinstance(found[0], Outcomes):
-                break
-            if there and found[0] is not there[0][0] and found[0].updates.shape[1] >= LARGE:
-                break
-            there.append(found)
-        for place in places[: len(there)]:
-            del self.found[place]
-        first = there[0][0]
-        if all(outcomes is first for outcomes, _ in there):
-            return first.take([row for _, row in there])
+        first = self.found[places[0]][0]
+        found = [self.found.pop(place, MISSING) for place in places]
+        if all(values is first for values, _ in found):
+            together: Outcomes = first.take([row for _, row in found])
+            return together
+        # As many as are there; of large updates those alone that are where the first is.
+        large = first.updates.shape[1] >= LARGE
+        there = list(takewhile(lambda row: row[0] is first or (isinstance(row[0], Outcomes) and not large), found))
+        back = zip(places[len(there) :], found[len(there) :], strict=True)
+        self.found.update((place, row) for place, row in back if row is not MISSING)
         parts: dict[int, list[int]] = {}
         for number, (outcomes, _) in enumerate(there):
             parts.setdefault(id(outcomes), []).append(number)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, repeat
+from itertools import count, repeat, takewhile
 from math import fsum
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -87,16 +87,12 @@ class Training:
 
     def take(self, flights: Sequence[Flight]) -> Outcomes:
         """What the first of these devices sends, and as many after it as is there. Once only."""
-        first, _ = self.begun[flights[0].task]
-        places = []
-        for flight in flights:
-            take, place = self.begun[flight.task]
-            if take is not first:
-                break
-            places.append(place)
-        found = first(places)
-        for flight in flights[: len(found)]:
-            del self.begun[flight.task]
+        begun = [self.begun.pop(flight.task) for flight in flights]
+        first = begun[0][0]
+        found = first([place for take, place in takewhile(lambda row: row[0] is first, begun)])
+        if len(found) < len(flights):
+            rest = slice(len(found), None)
+            self.begun.update(zip((flight.task for flight in flights[rest]), begun[rest], strict=True))
         return found
 
     def put_back(self, flights: Sequence[Flight], found: Outcomes) -> None:
