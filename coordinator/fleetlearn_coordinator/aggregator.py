@@ -25,15 +25,16 @@ Cost, beside 0.39 ms of CPU for a plain float64 multiply-add of 2^20 elements on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.vector import Vector, check_finite
 from numpy.typing import NDArray
 
+Floats: TypeAlias = NDArray[Any]
 MAX_UPDATES = 2**17
 """Updates that one sum can hold."""
 MAX_WEIGHT = 2**29 - 1
@@ -83,6 +84,11 @@ def check(largest: float, weight: int) -> None:
         )
 
 
+def fits(largest: NDArray[np.float64], weights: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of several updates pass ``check``, by their largest elements and weights, (n,)."""
+    return (weights >= 1) & (weights <= MAX_WEIGHT) & (largest * weights <= MAX_WEIGHTED)
+
+
 def add(total: Sum, update: Vector, weight: int, largest: float | None = None) -> None:
     """Add ``weight`` times ``update`` to ``total``, in place.
 
@@ -116,15 +122,8 @@ def add_parts(total: Sum, parts: Iterable[Vector], weight: int, largest: float) 
             block = part[start : start + BLOCK]
             t, cut = product[: len(block)], rounded[: len(block)]
             hi, lo = total.hi[place : place + len(block)], total.lo[place : place + len(block)]
-            np.copyto(t, block)  # then multiply, in float64; in one call it costs more
-            np.multiply(t, weight, out=t)
-            np.add(t, HIGH, out=cut)
-            np.subtract(cut, HIGH, out=cut)
-            np.add(hi, cut, out=hi)
-            np.subtract(t, cut, out=t)
-            np.add(t, LOW, out=cut)
-            np.subtract(cut, LOW, out=cut)
-            np.add(lo, cut, out=lo)
+            for into in _cuts(block, weight, t, cut, hi, lo):
+                np.add(into, cut, out=into)
             place += len(block)
     if place != size:
         raise ValueError(f"the update's parts have {place} elements; expected {size}")
@@ -157,18 +156,24 @@ def add_many(total: Sum, parts: Sequence[NDArray[np.float32]], weights: NDArray[
             for place in range(0, size, BLOCK):
                 block = given[:, place : place + BLOCK]
                 t, cut = (array[: block.shape[0], : block.shape[1]] for array in (products, rounded))
-                np.copyto(t, block)
-                np.multiply(t, weight, out=t)
-                np.add(t, HIGH, out=cut)
-                np.subtract(cut, HIGH, out=cut)
-                # Multiples of one grid: exact in whatever order they are added, so by the quickest way.
-                total.hi[place : place + BLOCK] += ones[: len(cut)] @ cut
-                np.subtract(t, cut, out=t)
-                np.add(t, LOW, out=cut)
-                np.subtract(cut, LOW, out=cut)
-                total.lo[place : place + BLOCK] += ones[: len(cut)] @ cut
+                hi, lo = (array[place : place + BLOCK] for array in (total.hi, total.lo))
+                for into in _cuts(block, weight, t, cut, hi, lo):
+                    # Multiples of one grid: exact in whatever order they are added, so by the quickest way.
+                    np.add(into, ones[: len(cut)] @ cut, out=into)
     total.weight += int(weights.sum())
     total.count += count
+
+
+def _cuts(block: Floats, weight: Any, t: Floats, cut: Floats, hi: Floats, lo: Floats) -> Iterator[Floats]:
+    """Yields ``hi``, then ``lo``: ``cut`` then holds what of weight times ``block`` belongs to it. ``t`` is room."""
+    np.copyto(t, block)  # then multiply, in float64; in one call it costs more
+    np.multiply(t, weight, out=t)
+    for grid, into in ((HIGH, hi), (LOW, lo)):
+        np.add(t, grid, out=cut)
+        np.subtract(cut, grid, out=cut)
+        yield into
+        if into is hi:
+            np.subtract(t, cut, out=t)
 
 
 def mean(total: Sum) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from fleetlearn_device.session import UPLOAD_MARGIN
@@ -78,7 +78,7 @@ def fates(
     failures, local, count = scenario.failures, scenario.plan.local, len(ids)
     known = traits(scenario, ids)
     hazards = [_rates(scenario, phase) for phase in PHASES]
-    crash = [failures.crash if row.failures.crash is None else row.failures.crash for row in scenario.tiers.values()]
+    crash = _by_tier(scenario, "crash")
     chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
     luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7]) if chance else np.zeros((7, count))
     download = known.latency + down / known.download
@@ -152,11 +152,16 @@ def _training(
     return done, before + done * step, left <= 0
 
 
+def _by_tier(scenario: Scenario, key: str) -> list[Any]:
+    """What [failures] says, or the tier's own."""
+    usual = getattr(scenario.failures, key)
+    given = [getattr(row.failures, key) for row in scenario.tiers.values()]
+    return [usual if own is None else own for own in given]
+
+
 def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
     """The rates and the shapes of a phase's hazard, by tier."""
-    usual = getattr(scenario.failures, phase)
-    given = [getattr(row.failures, phase) for row in scenario.tiers.values()]
-    given = [usual if own is None else own for own in given]
+    given = _by_tier(scenario, phase)
     rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
     return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
 

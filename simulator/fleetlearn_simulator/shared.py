@@ -34,13 +34,17 @@ class Shared:
 
     def array(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """What is in a place."""
-        return np.frombuffer(self._memory, np.float32, prod(shape), place * PLACE).reshape(shape)
+        return self._flat(place, shape).reshape(shape)
 
     def lend(self, place: int, shape: tuple[int, ...], back: Callable[[int], None]) -> NDArray[np.float32]:
         """The same; ``back`` is called with the place when nobody has it or a part of it any more."""
-        whole = np.frombuffer(self._memory, np.float32, prod(shape), place * PLACE)
+        whole = self._flat(place, shape)
         finalize(whole, back, place).atexit = False
         return whole.reshape(shape)
+
+    def _flat(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        # What is made of this array holds it, and not merely the memory.
+        return np.frombuffer(self._memory, np.float32, prod(shape), place * PLACE)
 
 
 def make_shared(places: int) -> Shared | None:

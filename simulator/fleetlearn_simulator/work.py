@@ -153,8 +153,7 @@ class Tally:
     def refuse(self, found: Outcomes) -> tuple[int, str] | None:
         """The first row that the coordinator does not take, and why; None: it takes them all."""
         weights, largest = np.minimum(found.examples, self.max_weight), found.largest
-        well = ~found.diverged & np.isfinite(largest) & (largest * weights <= aggregator.MAX_WEIGHTED)
-        well &= (weights >= 1) & (weights <= aggregator.MAX_WEIGHT)
+        well = ~found.diverged & aggregator.fits(largest, weights)
         if well.all():
             return None
         row = int(well.argmin())

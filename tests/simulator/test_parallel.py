@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import parallel as parallel_module
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.outcomes import NONE, Outcomes, Pending, columns_of, whole
-from fleetlearn_simulator.parallel import Parallel
+from fleetlearn_simulator.parallel import Blocks, Parallel
 from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Job, PerDevice
@@ -73,14 +74,30 @@ def places(backend: Parallel) -> list[list[int]]:
 ALL = [1, 2, 3, 4]
 
 
+InMemory = Callable[[int, Blocks], Parallel]
+
+
+@pytest.fixture
+def in_memory(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemory]:
+    """Makes back ends, on so many processes, whose updates come through shared memory."""
+    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    with ExitStack() as held:
+
+        def make(workers: int, blocks: Blocks) -> Parallel:
+            backend = Parallel(partial(make_backend, scenario, "bundle"), workers, blocks)
+            held.callback(backend.close)
+            return backend
+
+        yield make
+
+
 def test_updates_lie_in_shared_memory_as_long_as_somebody_has_them(
-    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, one: PerDevice, in_memory: InMemory
 ) -> None:
     """More than it has places for come through the pipe."""
-    monkeypatch.setattr(parallel_module, "LARGE", 1)
     jobs = JOBS * 3
     model = open_bundle(scenario.plan.bundle).parameters()
-    backend = Parallel(partial(make_backend, scenario, "bundle"), 1, ones)
+    backend = in_memory(1, ones)
     assert places(backend) == [ALL]
     take = backend.begin(model, jobs)
     held = [take([place]) for place in range(len(jobs))]
@@ -92,29 +109,23 @@ def test_updates_lie_in_shared_memory_as_long_as_somebody_has_them(
     assert view[0] == one.train(model, jobs[:1]).updates[0, 0]
     del view
     assert places(backend) == [ALL]
-    backend.close()
 
 
-def test_a_place_comes_back_where_training_fails(
-    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parallel_module, "LARGE", 1)
+def test_a_place_comes_back_where_training_fails(scenario: Scenario, one: PerDevice, in_memory: InMemory) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
-    backend = Parallel(partial(make_backend, scenario, "bundle"), 1, twos)
+    backend = in_memory(1, twos)
     for _ in range(9):
         with pytest.raises(ValueError, match="seed is -1"):
             backend.train(model, [Job(1, -1, None)])
     assert places(backend) == [ALL]
     assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
-    backend.close()
 
 
 def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
-    scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, one: PerDevice, in_memory: InMemory
 ) -> None:
-    monkeypatch.setattr(parallel_module, "LARGE", 1)
     model = open_bundle(scenario.plan.bundle).parameters()
-    backend = Parallel(partial(make_backend, scenario, "bundle"), 1, twos)
+    backend = in_memory(1, twos)
     before = backend.train(model, JOBS[:2])
     process = backend.workers[0].process
     process.kill()
@@ -125,17 +136,16 @@ def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
     assert bits(after) == bits(one.train(model + np.float32(0.5), JOBS))
     del after
     assert places(backend) == [ALL]
-    backend.close()
 
 
-def test_where_there_is_no_memory_to_share(scenario: Scenario, one: PerDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_module, "LARGE", 1)
+def test_where_there_is_no_memory_to_share(
+    scenario: Scenario, one: PerDevice, in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "memfd_create")
     model = open_bundle(scenario.plan.bundle).parameters()
-    backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
+    backend = in_memory(2, twos)
     assert places(backend) == [[], []]
     assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
-    backend.close()
 
 
 def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
