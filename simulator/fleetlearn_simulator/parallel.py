@@ -89,6 +89,8 @@ class Parallel(Spread):
         self.waiting: deque[_Block] = deque()
         """Blocks that no process has yet."""
         self.workers = [_Worker(make) for _ in range(workers)]
+        self.turns = 0
+        """Large updates that came."""
 
     def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
         pending = Pending(lambda pending, place: self.collect())
@@ -117,6 +119,9 @@ class Parallel(Spread):
         for place in busy:
             poll.register(place, select.POLLIN)
         for place, _ in poll.poll():
+            if busy[place].blocks[0].place is not None:  # adding it up takes a while
+                self.turns += 1
+                take_turns(self.turns, len(self.workers))
             self.waiting.extendleft(reversed(busy[place].collect()))
         self.hand_out()
 
@@ -221,6 +226,18 @@ class _Worker:
             self.process.terminate()
         self.process.join()
         self.process.close()
+
+
+def take_turns(turn: int, workers: int) -> None:
+    """Move this thread to the next core, where there are no more of them than workers. Linux leaves it where it was, so
+    that what it does is always at the cost of the same worker, for which the others wait at the end of a round."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    if 1 < len(allowed) <= workers:
+        with suppress(OSError):  # a core that is gone meanwhile
+            os.sched_setaffinity(0, {allowed[turn % len(allowed)]})
+            os.sched_setaffinity(0, allowed)  # where it is now, it stays for a while
 
 
 @contextmanager

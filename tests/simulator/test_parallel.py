@@ -148,6 +148,29 @@ def test_where_there_is_no_memory_to_share(
     assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a thread cannot choose its core here")
+def test_the_cores_are_taken_in_turns_where_each_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, choose = os.sched_getaffinity(0), os.sched_setaffinity
+    cores = sorted(before)
+    if len(cores) < 2:
+        pytest.skip("there is one core only")
+    been: list[int] = []
+
+    def watched(thread: int, allowed: Any) -> None:
+        choose(thread, allowed)
+        if len(set(allowed)) == 1:
+            stat = Path("/proc/thread-self/stat").read_text()
+            been.append(int(stat.rpartition(")")[2].split()[36]))  # "processor", the 39th
+
+    monkeypatch.setattr(os, "sched_setaffinity", watched)
+    for turn in range(3):
+        parallel_module.take_turns(turn, len(cores))
+        assert os.sched_getaffinity(0) == before
+    assert been == [cores[0], cores[1], cores[2 % len(cores)]]
+    parallel_module.take_turns(0, len(cores) - 1)  # the kernel finds the core that is free
+    assert been[3:] == []
+
+
 def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     expected = one.train(model, JOBS)
