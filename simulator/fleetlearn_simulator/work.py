@@ -137,8 +137,8 @@ class Tally:
         self.reports: list[tuple[NDArray[np.int64], Outcomes]] = []
         """Their weights, and what they sent but for their updates."""
         self.total = aggregator.init(size)
-        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
-        """Weights and updates of the last reports, that are not in the sum yet."""
+        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]] = []
+        """Weights, largest elements and updates of the last reports, that are not in the sum yet."""
         self.held = 0
         """Bytes of these updates."""
         self.causes: Counter[str] = Counter()
@@ -172,7 +172,7 @@ class Tally:
             for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
                 aggregator.add(self.total, update, weight, largest)
             return
-        self.waiting.append((weights, found.updates))
+        self.waiting.append((weights, found.largest, found.updates))
         self.held += found.updates.nbytes
         if self.held > LOOK_AHEAD:
             self.add_up()
@@ -180,8 +180,8 @@ class Tally:
     def add_up(self) -> None:
         """Put the updates that wait for it into the sum."""
         if self.waiting:
-            weights, updates = zip(*self.waiting, strict=True)
-            aggregator.add_many(self.total, updates, np.concatenate(weights))
+            weights, largest, updates = zip(*self.waiting, strict=True)
+            aggregator.add_many(self.total, updates, np.concatenate(weights), np.concatenate(largest))
         self.waiting, self.held = [], 0
 
     def complete(self) -> int:

@@ -40,6 +40,32 @@ def bits(total: Sum) -> tuple[bytes, bytes, int, int]:
     return total.hi.tobytes(), total.lo.tobytes(), total.weight, total.count
 
 
+def whole(total: Sum) -> tuple[list[int], int, int]:
+    """The sum in units of 2^-44, however ``hi`` and ``lo`` share it: exact, as they are multiples of 2^-8, 2^-44."""
+    parts = zip((total.hi * 2.0**8).tolist(), (total.lo * 2.0**44).tolist(), strict=True)
+    return [(int(hi) << 36) + int(lo) for hi, lo in parts], total.weight, total.count
+
+
+def rounded(updates: Updates, element: int) -> int:
+    """The sum of the products, each rounded to units of 2^-44, halves to even: in whole numbers."""
+    return sum(round(Fraction(float(vector[element])) * weight * 2**44) for vector, weight in updates)
+
+
+def columns(updates: Updates) -> tuple[Vector, np.ndarray, np.ndarray]:
+    """Updates, weights, largest elements."""
+    rows = np.stack([vector for vector, _ in updates])
+    weights = np.array([weight for _, weight in updates], np.int64)
+    return rows, weights, np.abs(rows).max(axis=1).astype(np.float64)
+
+
+def kinds(size: int, count: int) -> list[Updates]:
+    """Those that need both grids, those of which one rounding is enough, and those about where these part."""
+    far = some_updates(size, count)
+    near = [(vector * np.float32(2.0**-20 / max(np.abs(vector).max(), 1.0)), 1 + weight % 50) for vector, weight in far]
+    edge = [(np.clip(vector, -2, 2), (64, 63, 65, 1, 9)[place % 5]) for place, (vector, _) in enumerate(far)]
+    return [far, near, edge, [*near[: count // 2], *far[count // 2 :]]]
+
+
 def exact_mean(updates: Updates, element: int) -> Fraction:
     weighted = sum((Fraction(float(vector[element])) * weight for vector, weight in updates), Fraction())
     return weighted / sum(weight for _, weight in updates)
@@ -47,13 +73,14 @@ def exact_mean(updates: Updates, element: int) -> Fraction:
 
 @pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (1000, 25), (BLOCK + 3, 12)])
 def test_a_hundred_random_orders_give_the_same_bits(size: int, count: int) -> None:
-    updates = some_updates(size, count)
     random = np.random.default_rng(1)
-    expected = added(size, updates)
-    for _ in range(100):
-        total = added(size, [updates[place] for place in random.permutation(count)])
-        assert bits(total) == bits(expected)
-        assert aggregator.mean(total).tobytes() == aggregator.mean(expected).tobytes()
+    for updates in kinds(size, count):
+        expected = added(size, updates)
+        exactly, mean = whole(expected), aggregator.mean(expected).tobytes()
+        for turn in range(100):
+            total = added(size, [updates[place] for place in random.permutation(count)])
+            assert turn % 10 or whole(total) == exactly
+            assert aggregator.mean(total).tobytes() == mean
 
 
 def test_a_plain_float64_sum_does_depend_on_order() -> None:
@@ -100,10 +127,22 @@ def test_the_mean_agrees_with_fsum_on_ordinary_updates() -> None:
 def test_any_updates_in_any_order_and_over_a_restart(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 5))
     element = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**20), max_value=2.0**20)
-    update = st.tuples(st.lists(element, min_size=size, max_size=size), st.integers(1, 256))
+    update = st.tuples(
+        st.lists(element, min_size=size, max_size=size),
+        st.integers(1, 2**28),
+        st.integers(0, 48).map(lambda by: 2.0**-by),
+    )
     drawn = data.draw(st.lists(update, min_size=1, max_size=12))
-    updates = [(np.array(values, np.float32), weight) for values, weight in drawn]
+    updates = []
+    for values, weight, scale in drawn:
+        vector = np.array(values, np.float32) * np.float32(scale)
+        updates.append((vector, min(weight, int(MAX_WEIGHTED / max(1.0, float(np.abs(vector).max()))))))
     expected = added(size, updates)
+    assert whole(expected)[0] == [rounded(updates, place) for place in range(size)]
+    many = aggregator.init(size)
+    rows, *others = columns(updates)
+    aggregator.add_many(many, [rows], *others)
+    assert whole(many) == whole(expected)
 
     shuffled = data.draw(st.permutations(updates))
     cut = data.draw(st.integers(0, len(shuffled)))
@@ -112,7 +151,8 @@ def test_any_updates_in_any_order_and_over_a_restart(data: st.DataObject) -> Non
     for vector, weight in shuffled[cut:]:
         aggregator.add(total, vector, weight)
 
-    assert bits(total) == bits(expected)
+    assert whole(total) == whole(expected)
+    assert aggregator.mean(total).tobytes() == aggregator.mean(expected).tobytes()
     for place, value in enumerate(aggregator.mean(total)):
         exact = exact_mean(updates, place)
         assert abs(Fraction(float(value)) - exact) <= Fraction(1, 2**45) + abs(exact) * Fraction(1, 2**51)
@@ -127,7 +167,7 @@ def test_a_restored_sum_goes_on_to_the_same_bits_and_shares_no_memory() -> None:
     assert not np.shares_memory(restored.hi, tensors["hi"])
     for vector, weight in updates[4:]:
         aggregator.add(restored, vector, weight)
-    assert bits(restored) == bits(added(BLOCK + 1, updates))
+    assert whole(restored) == whole(added(BLOCK + 1, updates))
 
 
 def test_the_last_of_the_most_updates_of_the_greatest_magnitude_is_added_exactly() -> None:
@@ -216,23 +256,24 @@ def test_parts_of_another_length_are_refused(size: int) -> None:
 @pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (610, 100), (BLOCK // 3, 7), (BLOCK + 3, 5)])
 def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
     """In any division, and on top of what was added before."""
-    updates = some_updates(size, count)
-    expected = added(size, updates)
-    rows, weights = np.stack([vector for vector, _ in updates]), np.array([weight for _, weight in updates], np.int64)
-    for cuts in ([], [1], [count // 2, count // 2 + 1], [0, 1, 1, count]):
-        total = aggregator.init(size)
-        for vectors, parts in zip(np.split(rows, cuts), np.split(weights, cuts), strict=True):
-            aggregator.add_many(total, [vectors], parts)
-        assert bits(total) == bits(expected)
-        total = aggregator.init(size)
-        aggregator.add_many(total, np.split(rows, cuts), weights)
-        assert bits(total) == bits(expected)
-    total = added(size, updates[: count // 2])
-    aggregator.add_many(total, [rows[count // 2 :]], weights[count // 2 :])
-    assert bits(total) == bits(expected)
-    for nothing in ([], [rows[:0]], [rows[:0], rows[:0]]):
-        aggregator.add_many(total, nothing, weights[:0])
-        assert bits(total) == bits(expected)
+    for updates in kinds(size, count):
+        expected = added(size, updates)
+        given = columns(updates)
+        for cuts in ([], [1], [count // 2, count // 2 + 1], [0, 1, 1, count]):
+            total = aggregator.init(size)
+            for part in zip(*(np.split(column, cuts) for column in given), strict=True):
+                aggregator.add_many(total, part[:1], *part[1:])
+            assert whole(total) == whole(expected)
+            assert aggregator.mean(total).tobytes() == aggregator.mean(expected).tobytes()
+            total = aggregator.init(size)
+            aggregator.add_many(total, np.split(given[0], cuts), *given[1:])
+            assert whole(total) == whole(expected)
+        total = added(size, updates[: count // 2])
+        aggregator.add_many(total, [given[0][count // 2 :]], *(column[count // 2 :] for column in given[1:]))
+        assert whole(total) == whole(expected)
+        for nothing in ([], [given[0][:0]], [given[0][:0], given[0][:0]]):
+            aggregator.add_many(total, nothing, *(column[:0] for column in given[1:]))
+            assert whole(total) == whole(expected)
 
 
 @pytest.mark.parametrize("block", [1, 4, 6, 7, 20, 21, 1000])
@@ -241,16 +282,53 @@ def test_blocks_of_rows_and_of_elements_change_nothing(
     monkeypatch: pytest.MonkeyPatch, block: int, size: int, count: int
 ) -> None:
     """Whole ones and what is left over: of updates, and of an update's elements."""
-    updates = some_updates(size, count)
-    expected = added(size, updates)
-    monkeypatch.setattr(aggregator, "BLOCK", block)
-    rows, weights = np.stack([vector for vector, _ in updates]), np.array([weight for _, weight in updates], np.int64)
-    spread = np.repeat(rows, 2, axis=1)[:, ::2]
-    for parts in ([rows], [rows[:1], rows[1:3], rows[3:]], [np.asfortranarray(rows)], [spread]):
-        total = aggregator.init(size)
-        aggregator.add_many(total, parts, weights)
-        assert bits(total) == bits(expected)
-    assert bits(added(size, updates)) == bits(expected)
+    for updates in kinds(size, count):
+        monkeypatch.undo()
+        expected = added(size, updates)
+        monkeypatch.setattr(aggregator, "BLOCK", block)
+        rows, *others = columns(updates)
+        spread = np.repeat(rows, 2, axis=1)[:, ::2]
+        for parts in ([rows], [rows[:1], rows[1:3], rows[3:]], [np.asfortranarray(rows)], [spread]):
+            total = aggregator.init(size)
+            aggregator.add_many(total, parts, *others)
+            assert whole(total) == whole(expected)
+        assert bits(added(size, updates)) == bits(expected)
+
+
+def test_one_rounding_is_enough_up_to_its_bounds() -> None:
+    """Products about 2^7 with bits below 2^-44, some halfway between its multiples; as many as reach 2^8 and more."""
+    most = (2**24 - 1) * 2.0**-46
+    for largest, weight in ((most, 2**29 - 1), (2 * most, 2**29 - 1), (most, 2**29 - 4), (2.0**-22, 2**29 - 1)):
+        x = np.array([largest, -largest, 2.0**-45 / weight, 3 * 2.0**-74, 2.0**-73, 0.3 * largest], np.float32)
+        for count in (1, 2, 3, 5, 9, 20):
+            updates = [(x, weight)] * count
+            one, many = added(len(x), updates), aggregator.init(len(x))
+            rows, *others = columns(updates)
+            aggregator.add_many(many, [rows], *others)
+            assert whole(one) == whole(many)
+            assert whole(one)[0] == [rounded(updates, place) for place in range(len(x))]
+
+
+def test_small_updates_leave_room_for_the_low_parts_of_all_others() -> None:
+    """Those that are in the second sum whole come to just below 2^8; then as many others as a round may have."""
+    small = np.array([127.99999, -127.99999, 2.0**-20], np.float32)
+    others = np.array([(2**24 - 1) * 2.0**-25, 511 * 2.0**-9, 2.0**-9], np.float32)
+    weight = 2**20 + 1
+    total, one = added(3, [(small, 1), (small, 1)]), added(3, [(others, weight)])
+    assert not total.hi.any()
+    assert 255.9 < total.small < 2**8
+    rest = MAX_UPDATES - 3
+    total.hi += one.hi * rest
+    total.lo += one.lo * rest
+    total.weight, total.count = total.weight + weight * rest, total.count + rest
+    aggregator.add(total, small, 1)  # there is no room for it in the second sum alone
+    assert total.small < 2**8
+    assert np.abs(total.lo).max() <= 2**9
+    updates = [(small, 1)] * 3 + [(others, weight)]
+    expected = [rounded(updates[:3], place) + rest * rounded(updates[3:], place) for place in range(3)]
+    assert whole(total) == (expected, 3 + rest * weight, MAX_UPDATES)
+    restored = aggregator.from_tensors(aggregator.to_tensors(total))
+    assert restored.small == np.abs(total.lo).max()
 
 
 def test_many_at_once_at_the_bounds_are_exact() -> None:
@@ -259,7 +337,7 @@ def test_many_at_once_at_the_bounds_are_exact() -> None:
     weight, count = 2**29 - 1, 4096
     one, many = added(3, [(x, weight)]), aggregator.init(3)
     for _ in range(MAX_UPDATES // count):
-        aggregator.add_many(many, [np.tile(x, (count, 1))], np.full(count, weight, np.int64))
+        aggregator.add_many(many, [np.tile(x, (count, 1))], np.full(count, weight, np.int64), np.full(count, 0.5))
     for part, single in ((many.hi, one.hi), (many.lo, one.lo)):
         assert [Fraction(value) for value in part] == [Fraction(value) * MAX_UPDATES for value in single]
     assert (many.count, many.weight) == (MAX_UPDATES, MAX_UPDATES * weight)
@@ -267,7 +345,7 @@ def test_many_at_once_at_the_bounds_are_exact() -> None:
     with pytest.raises(
         ProtocolError, match=f"has {MAX_UPDATES + 2} updates; its sum can hold {MAX_UPDATES}"
     ) as refused:
-        aggregator.add_many(many, [x[None], x[None]], np.ones(2, np.int64))
+        aggregator.add_many(many, [x[None], x[None]], np.ones(2, np.int64), np.ones(2))
     assert refused.value.code is Code.OUT_OF_RANGE
     assert bits(many) == before
 
