@@ -14,14 +14,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from itertools import chain, repeat
+from itertools import repeat
 from struct import unpack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from sortedcontainers import SortedList
+
+from fleetlearn_coordinator.idle import Idle
 
 
 class Settings(NamedTuple):
@@ -123,8 +124,6 @@ LOST, LATE, SURPLUS = "lost", "late", "surplus"
 """Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it."""
 RESTART_GRACE = 90.0
 """Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
-SHORT, FEW = 4096, 32
-"""Idle devices of which a list is made to take many; and up to how many for each that is taken, or comes back."""
 
 
 @dataclass(slots=True)
@@ -146,7 +145,7 @@ class Engine:
     """Task -> device, of this round's accepted reports."""
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Task -> (device, cause), of this round's leases that ended otherwise."""
-    idle: SortedList[str] = field(default_factory=SortedList)
+    idle: Idle = field(default_factory=Idle)
     """Connected devices that may be given a task. Sorted, so that who is picked does not depend on who came first."""
     resting: set[str] = field(default_factory=set)
     """Connected devices that had their turn in this round."""
@@ -236,18 +235,26 @@ class Engine:
 
     def accept(self, device: str, task: str, now: float) -> list[Command]:
         """The device's update is safe. Call only where ``wanted``."""
-        return self.accept_many([(device, task)], now)
+        return self.accept_many([device], [task], now)
 
-    def accept_many(self, reports: Sequence[tuple[str, str]], now: float) -> list[Command]:
-        """The updates of these (device, task) are safe, the last of them now. Call only where each is ``wanted``, for
+    def accept_many(self, devices: Sequence[str], tasks: Sequence[str], now: float) -> list[Command]:
+        """The updates of these devices' tasks are safe, the last of them now. Call only where each is ``wanted``, for
         no more than the round has yet to get; with what ``accept`` would do of one after the other. At one that is not
         wanted it raises ValueError, and those before it are accepted."""
-        room = self.settings.goal - len(self.accepted)
-        for place, (device, task) in enumerate(reports):
-            if self.leases.get(device) != task or place >= room or self.phase is not Phase.OPEN:
-                raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-            self._release(device)
-            self.accepted[task] = device
+        good = min(len(tasks), self.settings.goal - len(self.accepted)) if self.phase is Phase.OPEN else 0
+        held = list(map(self.leases.get, devices))
+        if held != list(tasks) or len({*devices}) < len(devices):
+            rows = enumerate(zip(devices, tasks, held, strict=True))
+            good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
+        arrived = devices[:good]
+        for device in arrived:
+            del self.leases[device]
+        self.accepted.update(zip(tasks, arrived, strict=False))
+        there = [device for device in arrived if self.absent.pop(device, None) is None] if self.absent else arrived
+        self.resting.update(there)
+        if good < len(tasks):
+            task, device = tasks[good], devices[good]
+            raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
         if len(self.accepted) < self.settings.goal and self.leases:
             return []  # their slots stay taken, and the round goes on
         return self._advance(now)
@@ -318,13 +325,7 @@ class Engine:
 
     def _lease_out(self, count: int) -> list[Assign]:
         """Pick idle devices. Which ones follows from the seed, the round and the idle devices alone."""
-        # Of a short list many are taken sooner than of one that stays sorted in parts.
-        short = len(self.idle) <= min(SHORT, FEW * count)
-        idle: Any = list(self.idle) if short else self.idle
-        drawn = _picks(self.settings.seed, self.round, self._serial + 1, count)
-        devices = [idle.pop(number % len(idle)) for number in drawn]
-        if short:
-            self.idle = SortedList(idle)
+        devices = self.idle.take(_picks(self.settings.seed, self.round, self._serial + 1, count))
         begin = f"{self.prefix}{self.round}-"
         tasks = [f"{begin}{serial}" for serial in range(self._serial + 1, self._serial + 1 + count)]
         self.leases.update(zip(devices, tasks, strict=True))
@@ -336,7 +337,7 @@ class Engine:
         # Not of the task: a device trains the same way in a round whichever slot it was given.
         seeds = _seeds(self.settings.seed, self.round, devices)
         rows = zip(devices, tasks, repeat(self.round), seeds, repeat(self.deadline), repeat(again), strict=False)
-        return [tuple.__new__(Assign, row) for row in rows]  # half the cost of calling the type
+        return list(map(partial(tuple.__new__, Assign), rows))  # a third of the cost of calling the type
 
     def _revive(self, device: str, task: str) -> bool:
         """A lost device returns with its work done: it may have a slot back while one is free."""
@@ -398,10 +399,7 @@ class Engine:
 
     def _next_round(self) -> None:
         self.phase = Phase.GATHERING
-        if FEW * len(self.resting) < len(self.idle):
-            self.idle.update(self.resting)
-        else:
-            self.idle = SortedList(chain(self.idle, self.resting))  # runs in order are cheap to sort
+        self.idle.update(self.resting)
         for remembered in (self.resting, self._turns, self.accepted, self.dropped, self._graces):
             remembered.clear()
         self._serial = 0
@@ -427,12 +425,12 @@ def _start(seed: int, round: int, what: str, size: int) -> blake2b:
 def _seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     """53 random bits (a browser's integers) for each device that follow from the run's seed, the round and the device
     alone, so that nothing needs to be stored to repeat them."""
-    start, found = _start(seed, round, "device", 8), []
+    start, digests = _start(seed, round, "device", 8), []
     for device in devices:
         drawn = start.copy()  # half the cost of hashing all of it
         drawn.update(device.encode())
-        found.append(int.from_bytes(drawn.digest(), "little") >> 11)
-    return found
+        digests.append(drawn.digest())
+    return [number >> 11 for number in unpack(f"<{len(digests)}Q", b"".join(digests))]
 
 
 def _picks(seed: int, round: int, first: int, count: int) -> Sequence[int]:

@@ -11,11 +11,13 @@ cost follows its cohort, however large the population is.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, repeat
 from math import inf
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened, Phase
@@ -31,10 +33,9 @@ from fleetlearn_simulator.availability import online, until
 from fleetlearn_simulator.data import Source
 from fleetlearn_simulator.failures import CAUSES, CORRUPTIONS, fates
 from fleetlearn_simulator.outcomes import Outcomes
-from fleetlearn_simulator.rows import rows_of
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Task, means, steps_of
-from fleetlearn_simulator.work import Flight, Tally, Training
+from fleetlearn_simulator.work import Flights, Tally, Training, flights_of
 
 RETRY, MAX_RETRY = 60.0, 3600.0
 """Seconds after which free places among the connected devices are filled again, at least and at most: a tenth of the
@@ -49,20 +50,38 @@ TRIES = 64
 """Draws for each device that comes, at most; where few are online and not connected, some places stay free."""
 GIVEN_UP = ("straggler", "out-of-time")
 """Causes of which the device tells the coordinator; else it is gone without a word."""
-KINDS = {cause: "give up" if cause in GIVEN_UP else "vanish" if cause else "report" for cause in CAUSES}
-"""What happens at the end of a task."""
-Note = Callable[[list[dict[str, Any]]], None]
+Note = Callable[[Sequence[Any]], None]
 
 
 class Event(NamedTuple):
-    """Something that comes true at its time. Those of a task do only while it is out."""
+    """Something that comes true at its time."""
 
     time: float
     serial: int
     kind: str
     device: int = -1
-    task: str = ""
-    cause: str = ""
+    flights: Flights | None = None
+    """Of which the task in ``row`` ends, if its device has it then."""
+    row: int = -1
+
+
+class Assigned(msgspec.Struct, frozen=True, gc=False):
+    """A line of the event log."""
+
+    time: float
+    event: str
+    device: int
+    task: str
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False):
+    """A line of the event log."""
+
+    time: float
+    event: str
+    device: int
+    task: str
+    steps: int
 
 
 class Fleet:
@@ -91,8 +110,10 @@ class Fleet:
         self.away: dict[int, float] = {}
         """Device -> when it is back, after the coordinator's restart."""
         self.heap: list[Event] = []
-        self.holds: dict[int, Flight] = {}
-        """Device -> its task, while that is out."""
+        self.numbers: dict[str, int] = {}
+        """Of the connected devices, by their names in the engine."""
+        self.holds: dict[int, tuple[Flights, int]] = {}
+        """Device -> its task, while that is out, and its row."""
         self._begin_round()
         self.down = False
         self.history: list[dict[str, Any]] = []
@@ -140,10 +161,10 @@ class Fleet:
         self.tally = Tally(len(self.model), self.plan.round.max_weight, self.now)
         self.training = Training(self.backend, self.model, self.earlier, self.scenario.seed)
 
-    def _expect(self, time: float, kind: str, device: int = -1, task: str = "", cause: str = "") -> None:
+    def _expect(self, time: float, kind: str, device: int = -1, flights: Flights | None = None, row: int = -1) -> None:
         if time < inf:
             self.serial += 1
-            heapq.heappush(self.heap, Event(time, self.serial, kind, device, task, cause))
+            heapq.heappush(self.heap, Event(time, self.serial, kind, device, flights, row))
 
     # Devices that come and go
 
@@ -152,9 +173,10 @@ class Fleet:
         room = self.scenario.population.connected - len(self.connected)
         if room > 0 and not self.down:
             for device, end in self._arriving(room):
-                self.connected[device] = end
+                name = name_of(device)
+                self.connected[device], self.numbers[name] = end, device
                 self._expect(end, "leave", device)
-                self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+                self.carry_out(self.engine.check_in(name, None, self.now))
         self.filling = False
         self._fill_later()
 
@@ -199,37 +221,37 @@ class Fleet:
         """The device's time online is over."""
         if self.connected.get(event.device) != event.time:
             return
-        flight = self.holds.get(event.device)
-        self._vanish(event._replace(task=flight.task if flight else "", cause="offline"))
+        self._vanish(event.device, "offline")
 
-    def _vanish(self, event: Event) -> None:
-        """The device is gone, without a word."""
-        flight = self._out(event)
-        if event.task and flight is None:
-            return  # the round ended before it came to that
-        if flight is not None:
-            self._lost(flight, event.cause)
-        self.connected.pop(event.device, None)
-        self.away.pop(event.device, None)
+    def _vanish(self, device: int, cause: str) -> None:
+        """The device is gone, without a word, and its task with it."""
+        if device in self.holds:
+            self._lost(*self.holds[device], cause)
+        name = name_of(device)
+        self.connected.pop(device, None)
+        self.numbers.pop(name, None)
+        self.away.pop(device, None)
         self._fill_later()
         if not self.down:
-            self.carry_out(self.engine.disconnect(name_of(event.device), self.now))
+            self.carry_out(self.engine.disconnect(name, self.now))
 
-    def _lost(self, flight: Flight, cause: str) -> None:
+    def _lost(self, flights: Flights, row: int, cause: str) -> None:
         """A task came to nothing on its device; the engine finds out by itself."""
-        self.holds.pop(flight.device, None)
+        device, task = flights.device[row], flights.task[row]
+        del self.holds[device]
+        self.training.drop(task)
         self.tally.causes[cause] += 1
-        self.tally.wasted += self.now - flight.began
-        self.note("lost", device=flight.device, task=flight.task, cause=cause)
+        self.tally.wasted += self.now - flights.began[row]
+        self.note("lost", device=device, task=task, cause=cause)
 
     # Tasks
 
     def _assign(self, assigned: Sequence[Assign]) -> None:
-        names, tasks = [row.device for row in assigned], [row.task for row in assigned]
-        numbers = list(map(device_of, names))
+        names, tasks, _, seeds, *_ = map(list, zip(*assigned, strict=True))
+        numbers, size, now = [self.numbers[name] for name in names], len(assigned), self.now
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.task, self.source.examples(devices))
-        down = np.full(len(devices), self.model.nbytes)
+        down = np.full(size, self.model.nbytes)
         if not self.has_bundle.issuperset(numbers):
             down += self.bundle_bytes * np.array([device not in self.has_bundle for device in numbers])
             self.has_bundle.update(numbers)
@@ -237,126 +259,138 @@ class Fleet:
             self.scenario,
             devices,
             self.engine.round,
-            now=self.now,
+            now=now,
             deadline=self.engine.deadline,
             steps=steps,
             down=down,
-            up=np.full(len(devices), self.model.nbytes),
+            up=np.full(size, self.model.nbytes),
         )
         self.tally.down += int(down.sum())
         self.tally.assigned.update(found.tier.tolist())
-        seconds, codes, done, corrupt, factor, tier = (column.tolist() for column in found[:6])
-        ends, causes = [self.now + length for length in seconds], [CAUSES[code] for code in codes]
-        flights = rows_of(
-            Flight,
+        self._note(list(map(Assigned, repeat(now), repeat("assigned"), numbers, tasks)))
+        flights = Flights(
+            (now + found.seconds).tolist(),
+            [*range(self.serial + 1, self.serial + 1 + size)],
             numbers,
             names,
             tasks,
-            repeat(self.engine.round),
-            [row.seed for row in assigned],
-            repeat(self.now),
-            ends,
-            causes,
-            [None if own >= most else own for own, most in zip(done, steps.tolist(), strict=True)],
-            [CORRUPTIONS[code] for code in corrupt],
-            factor,
-            tier,
+            [self.engine.round] * size,
+            seeds,
+            [now] * size,
+            [CAUSES[code] for code in found.cause.tolist()],
+            [None if own >= most else own for own, most in zip(found.steps.tolist(), steps.tolist(), strict=True)],
+            [CORRUPTIONS[code] for code in found.corrupt.tolist()],
+            found.factor.tolist(),
+            found.tier.tolist(),
         )
+        self.serial += size
+        flights = flights.take(sorted(range(size), key=flights.ends.__getitem__))
+        self.holds.update(zip(flights.device, zip(repeat(flights), count()), strict=False))
         if not self.training.started:  # those that come later, one by one, train together when one of them is due
             self.training.begin(flights, self._room())
-        now = self.now
-        self._note(
-            [
-                {"time": now, "event": "assigned", "device": device, "task": task}
-                for device, task in zip(numbers, tasks, strict=True)
-            ]
-        )
-        self.holds.update(zip(numbers, flights, strict=True))
-        kinds = [KINDS[cause] for cause in causes]
-        for event in rows_of(Event, ends, count(self.serial + 1), kinds, numbers, tasks, causes):
-            if event.time < inf:
-                heapq.heappush(self.heap, event)
-        self.serial += len(flights)
+        self._expect_tasks(flights, 0)
 
     def _room(self) -> int:
         """How many reports the round still takes."""
         return self.engine.settings.goal - len(self.engine.accepted)
 
-    def _out(self, event: Event) -> Flight | None:
-        """The event's task, if the device still has it."""
-        flight = self.holds.get(event.device)
-        return flight if flight is not None and flight.task == event.task else None
+    def _expect_tasks(self, flights: Flights, row: int) -> None:
+        """The end of the task in that row, or of the next that is out. Those after it are expected when it is over."""
+        while row < len(flights.task) and not self._out(flights, row):
+            row += 1
+        if row < len(flights.task) and flights.ends[row] < inf:
+            event = Event(flights.ends[row], flights.serial[row], "tasks", flights.device[row], flights, row)
+            heapq.heappush(self.heap, event)
 
-    def _give_up(self, event: Event) -> None:
+    def _out(self, flights: Flights, row: int) -> bool:
+        """Whether the device still has that task."""
+        return self.holds.get(flights.device[row], (None, 0))[0] is flights
+
+    def _tasks(self, event: Event) -> None:
+        """The end of a task on its device, unless its round ended first; and of those with it that come next."""
+        flights, row, after = event.flights, event.row, event.row + 1
+        assert flights is not None
+        if self._out(flights, row):
+            cause = flights.cause[row]
+            if cause and cause not in GIVEN_UP:
+                self._vanish(event.device, cause)
+            elif not self._not_now(event):
+                after = self._give_up(flights, row) if cause else self._report(flights, row, self._due(event))
+        if event.kind == "tasks":
+            self._expect_tasks(flights, after)
+
+    def _give_up(self, flights: Flights, row: int) -> int:
         """The device is still there, and says that it cannot do its task."""
-        flight = self._out(event)
-        if flight is None or self._not_now(event):
-            return
-        self._lost(flight, event.cause)
-        self.carry_out(self.engine.end(flight.name, event.task, f"failed: {event.cause}", self.now))
+        cause = flights.cause[row]
+        self._lost(flights, row, cause)
+        self.carry_out(self.engine.end(flights.name[row], flights.task[row], f"failed: {cause}", self.now))
+        return row + 1
 
-    def _report(self, event: Event) -> None:
-        """The update is at the coordinator; and so are others that come before anything else can happen."""
-        due = self._due(event)
-        while due:
-            found = self.training.take([flight for _, _, flight in due])
+    def _report(self, flights: Flights, row: int, end: int) -> int:
+        """The updates from that row to before ``end`` are at the coordinator. Returns the first row yet to come: after
+        one that is refused, other things may happen first."""
+        while row < end:
+            found = self.training.take(flights.task[row:end])
             refused = self.tally.refuse(found)
             good = len(found) if refused is None else refused[0]
-            commands = self._accept(due[:good], found.take(range(good)))
+            commands = self._accept(flights, slice(row, row + good), found.take(range(good)))
             if refused is not None:
-                self.now, _, flight = due[good]
-                for _, later, _ in due[good + 1 :]:
-                    heapq.heappush(self.heap, later)
-                rest = range(good + 1, len(found))
-                self.training.put_back([flight for _, _, flight in due[good + 1 : len(found)]], found.take(rest))
+                last, row = row + len(found), row + good
+                self.now = max(self.now, flights.ends[row])
+                self.training.put_back(flights.task[row + 1 : last], found.take(range(good + 1, len(found))))
                 self.tally.up += self.model.nbytes
-                self._lost(flight, refused[1])
-                commands = self.engine.end(flight.name, flight.task, refused[1], self.now)
-                due = []
+                self._lost(flights, row, refused[1])
+                commands = self.engine.end(flights.name[row], flights.task[row], refused[1], self.now)
+                good, end = 1, row + 1
             del found  # or it would keep its memory while the next round begins
             self.carry_out(commands)
-            due = due[good:]
+            row += good
+        return row
 
-    def _due(self, event: Event) -> list[tuple[float, Event, Flight]]:
-        """The reports that come before anything else can happen, with their times: this one, and those after it whose
+    def _due(self, event: Event) -> int:
+        """The row behind those whose reports are there before anything else can happen: the event's, and the next whose
         devices are trained. Who else is trained depends on who reported by then."""
-        flight = self._out(event)
-        if flight is None or self._not_now(event):
-            return []
-        begun, room, heap = self.training.begun, self._room(), self.heap
-        if event.task not in begun:
-            self.training.begin(self.holds.values(), room, flight)
-        due = [(self.now, event, flight)]
-        while len(due) < room and heap:
-            time, _, _, device, task, _ = heap[0]
-            flight = self.holds.get(device)
-            if time > self.until or not task:
-                break
-            if flight is None or flight.task != task:
-                heapq.heappop(heap)  # of a task that has ended otherwise
-            elif task not in begun or device in self.away:
-                break
-            else:
-                due.append((max(self.now, time), heapq.heappop(heap), flight))
-        return due
+        flights, begin, begun = event.flights, event.row + 1, self.training.begun
+        assert flights is not None
+        if flights.task[event.row] not in begun:
+            self._train(flights, event.row)
+        if event.kind != "tasks":
+            return begin
+        while self.heap and (held := self.heap[0].flights) is not None and not self._out(held, self.heap[0].row):
+            over = heapq.heappop(self.heap)  # of a task that has ended otherwise
+            if over.kind == "tasks":
+                self._expect_tasks(held, over.row)
+        end = bisect_right(flights.ends, self.until, begin, min(event.row + self._room(), len(flights.task)))
+        if self.heap:
+            end = bisect_left(flights.ends, self.heap[0].time, begin, end)
+        tasks, devices = flights.task[begin:end], flights.device[begin:end]
+        if all(map(begun.__contains__, tasks)) and self.away.keys().isdisjoint(devices):
+            return end
+        rows = zip(count(begin), tasks, devices, strict=False)
+        return next(row for row, task, device in rows if task not in begun or device in self.away)
 
-    def _accept(self, arrived: Sequence[tuple[float, Event, Flight]], found: Outcomes) -> list[Command]:
-        if not arrived:
+    def _train(self, flights: Flights, row: int) -> None:
+        """Begin with the task in that row, and with others that are out whose reports are due next."""
+        first, begun, room = (flights, row), self.training.begun, self._room()
+        out = [hold for hold in self.holds.values() if hold[0].task[hold[1]] not in begun and hold != first]
+        out.sort(key=lambda hold: hold[0].ends[hold[1]])
+        due = [hold for hold in out if not hold[0].cause[hold[1]]][: self.training.most(room) - 1]
+        self.training.begin(flights_of(held.row(place) for held, place in [first, *due]), room)
+
+    def _accept(self, flights: Flights, rows: slice, found: Outcomes) -> list[Command]:
+        times = flights.ends[rows]
+        if not times:
             return []
-        times, _, flights = zip(*arrived, strict=True)
+        if times[0] < self.now:
+            times = [max(self.now, time) for time in times]
         self.now = times[-1]
-        self.tally.up += self.model.nbytes * len(flights)
-        self.tally.accept(flights, found, times)
-        rows = zip(times, flights, found.steps.tolist(), strict=True)
-        self._note(
-            [
-                {"time": time, "event": "accepted", "device": flight.device, "task": flight.task, "steps": steps}
-                for time, flight, steps in rows
-            ]
-        )
-        for flight in flights:
-            del self.holds[flight.device]
-        return self.engine.accept_many([(flight.name, flight.task) for flight in flights], self.now)
+        self.tally.up += self.model.nbytes * len(times)
+        self.tally.accept(flights, rows, found, times)
+        devices, tasks = flights.device[rows], flights.task[rows]
+        self._note(list(map(Accepted, times, repeat("accepted"), devices, tasks, found.steps.tolist())))
+        for device in devices:
+            del self.holds[device]
+        return self.engine.accept_many(flights.name[rows], tasks, self.now)
 
     def _not_now(self, event: Event) -> bool:
         """Whether the coordinator cannot hear it yet: it is down, or the device is not connected to it again."""
@@ -365,7 +399,7 @@ class Fleet:
             return True
         back = self.away.get(event.device)
         if back is not None and back > self.now:
-            self._expect(back, event.kind, event.device, event.task, event.cause)
+            self._expect(back, "task", event.device, event.flights, event.row)
             return True
         return False
 
@@ -400,9 +434,9 @@ class Fleet:
                 self._assign(assigned)
 
     def _ended(self, device: int, task: str, cause: str) -> None:
-        flight = self.holds.get(device)
-        if flight is not None and flight.task == task:  # it is late, or one too many: the device stays
-            self._lost(flight, cause)
+        flights, row = self.holds.get(device, (None, 0))
+        if flights is not None and flights.task[row] == task:  # it is late, or one too many: the device stays
+            self._lost(flights, row, cause)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
         self.tally.add_up()
@@ -418,14 +452,14 @@ class Fleet:
     def _close(self, how: str, number: int, dropped: dict[str, int], change: float) -> dict[str, Any]:
         metrics = self.tally.means()
         summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
-        if self.plan.local.evaluate and self.tally.flights and how == "committed":
+        if self.plan.local.evaluate and self.tally.devices and how == "committed":
             evaluation = self._evaluated()
             summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
         summary |= {
             "round": number,
             "how": how,
-            "reports": len(self.tally.flights),
-            "partial": len(self.tally.flights) - self.tally.complete(),
+            "reports": len(self.tally.devices),
+            "partial": len(self.tally.devices) - self.tally.complete(),
             "time": self.now,
             "seconds": self.now - self.tally.opened,
             "connected": len(self.connected),
@@ -440,7 +474,7 @@ class Fleet:
 
     def _evaluated(self) -> dict[str, float]:
         """The round's model, before training, on the data of those whose reports were accepted."""
-        return means(self.backend.evaluate(self.earlier, sorted(flight.device for flight in self.tally.flights)))
+        return means(self.backend.evaluate(self.earlier, sorted(self.tally.devices)))
 
     # The coordinator's own failures
 
@@ -463,7 +497,7 @@ class Fleet:
             self._expect(self.now + delay, "back", device)
         waiting, self._waiting = self._waiting, []
         for later in waiting:
-            self._expect(self.away.get(later.device, self.now), later.kind, later.device, later.task, later.cause)
+            self._expect(self.away.get(later.device, self.now), "task", later.device, later.flights, later.row)
         if old.phase is Phase.OPEN:
             leases = [(task, device) for device, task in old.leases.items()]
             dropped = [(task, device, cause) for task, (device, cause) in old.dropped.items()]
@@ -478,9 +512,8 @@ class Fleet:
 HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
     "fill": Fleet._fill,
     "leave": Fleet._leave,
-    "vanish": Fleet._vanish,
-    "give up": Fleet._give_up,
-    "report": Fleet._report,
+    "tasks": Fleet._tasks,
+    "task": Fleet._tasks,
     "crash": Fleet._crash,
     "restart": Fleet._restart,
     "back": Fleet._back,

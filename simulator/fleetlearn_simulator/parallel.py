@@ -90,7 +90,7 @@ class Parallel(Spread):
         """Blocks that no process has yet."""
         self.workers = [_Worker(make) for _ in range(workers)]
         self.turns = 0
-        """Large updates that came."""
+        """Blocks of large updates that were waited for."""
 
     def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
         pending = Pending(lambda pending, place: self.collect())
@@ -233,11 +233,13 @@ def take_turns(turn: int, workers: int) -> None:
     that what it does is always at the cost of the same worker, for which the others wait at the end of a round."""
     if not hasattr(os, "sched_setaffinity"):
         return
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
     if 1 < len(allowed) <= workers:
-        with suppress(OSError):  # a core that is gone meanwhile
-            os.sched_setaffinity(0, {allowed[turn % len(allowed)]})
-            os.sched_setaffinity(0, allowed)  # where it is now, it stays for a while
+        try:
+            with suppress(OSError):  # a core that is gone meanwhile
+                os.sched_setaffinity(0, {sorted(allowed)[turn % len(allowed)]})
+        finally:  # where it is now, it stays for a while
+            os.sched_setaffinity(0, allowed)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ that was never stopped.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,11 @@ class Record:
             file.truncate((at or {}).get(name, 0))
             file.seek(0, os.SEEK_END)
         self._encoder = msgspec.json.Encoder()
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Any] = []
         """Events that are not written yet: many lines at once cost a third of line after line."""
 
-    def note(self, rows: list[dict[str, Any]]) -> None:
-        """Events."""
+    def note(self, rows: Sequence[Any]) -> None:
+        """Events: mappings, or msgspec's structs."""
         if self.events:
             self._rows += rows
             if len(self._rows) >= WRITTEN:

@@ -300,7 +300,7 @@ def snapshot(fleet: Fleet, more: dict[str, Any]) -> tuple[dict[str, Any], dict[s
         "metrics": fleet.history[-1]["metrics"],
         "connected": [[device, None if end == inf else end] for device, end in fleet.connected.items()],
         "away": list(fleet.away.items()),
-        "heap": sorted(event for event in fleet.heap if event.kind in KEPT),
+        "heap": sorted(event[:4] for event in fleet.heap if event.kind in KEPT),
         "serial": fleet.serial,
         "filling": fleet.filling,
         "arrivals": fleet.arrivals,
@@ -316,8 +316,9 @@ def restore(fleet: Fleet, tensors: dict[str, Any], state: dict[str, Any]) -> Non
     fleet.state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     fleet.now = fleet.last = state["now"]
     fleet.connected = {device: inf if end is None else end for device, end in state["connected"]}
+    fleet.numbers = {name_of(device): device for device in fleet.connected}
     fleet.away = dict(map(tuple, state["away"]))
-    fleet.heap = [Event(*row) for row in state["heap"]]
+    fleet.heap = [Event(*row[:4]) for row in state["heap"]]
     heapq.heapify(fleet.heap)
     fleet.serial, fleet.arrivals, fleet.filling = state["serial"], state["arrivals"], state["filling"]
     engine = fleet.engine

@@ -187,31 +187,35 @@ class Kept(Source):
         self._held: list[NDArray[Any]] = []
         self._filled = self._bytes = 0
         """How many of their examples are somebody's, and the bytes of those."""
-        self._at: dict[int, tuple[int, int]] = {}
-        """Device -> where its examples begin and end."""
+        self._begins: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        """Device -> where its examples begin, and end."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         return self._source.examples(ids)
 
     def arrays(self, device: int) -> Arrays:
-        if device not in self._at:
+        if device not in self._begins:
             return self._make(device)
-        begin, end = self._at[device]
+        begin, end = self._begins[device], self._ends[device]
         return tuple(array[begin:end] for array in self._held)
 
     def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
         if devices == self._large[0]:
             return _taken(self._large[1], places)
         self._large = [], []
-        if not self._at.keys() >= set(devices):
+        try:
+            begins = [*map(self._begins.__getitem__, devices)]
+        except KeyError:  # some are to be made first
             for device in devices:
-                if device not in self._at:
+                if device not in self._begins:
                     self._make(device)
-            if any(device not in self._at for device in devices):
+            if not self._begins.keys() >= {*devices}:
                 self._large = [*devices], [self.arrays(device) for device in devices]
                 return _taken(self._large[1], places)
-        begins = np.array([self._at[device][0] for device in devices]).reshape(-1, *[1] * (places.ndim - 1))
-        return tuple(array.take(begins + places, axis=0, mode="clip") for array in self._held)
+            begins = [self._begins[device] for device in devices]
+        rows = np.array(begins).reshape(-1, *[1] * (places.ndim - 1)) + places
+        return tuple(array.take(rows, axis=0, mode="clip") for array in self._held)
 
     def test(self) -> Arrays | None:
         return self._source.test()
@@ -231,7 +235,7 @@ class Kept(Source):
                 new[:begin] = old[:begin]
         for array, own in zip(self._held, made, strict=True):
             array[begin:end] = own
-        self._at[device] = begin, end
+        self._begins[device], self._ends[device] = begin, end
         self._filled, self._bytes = end, self._bytes + size
         return made
 

@@ -49,8 +49,11 @@ def divide(loads: Loads, most: int) -> Iterator[list[int]]:
     Whatever the number of processes: a device's last bits may depend on its place in its block, as where in an array
     the processor's vector instructions end.
     """
-    order = np.lexsort((-loads.examples, -loads.steps, loads.batch))
-    for group in np.split(order, np.flatnonzero(np.diff(loads.batch[order])) + 1):
+    groups = [np.arange(len(loads.batch))]
+    if any((column != column[:1]).any() for column in loads):
+        order = np.lexsort((-loads.examples, -loads.steps, loads.batch))
+        groups = np.split(order, np.flatnonzero(np.diff(loads.batch[order])) + 1)
+    for group in groups:
         places = group.tolist()
         for start in range(0, len(places), most):
             yield places[start : start + most]
@@ -213,11 +216,11 @@ class Block:
 
     def outcomes(self) -> Outcomes:
         count = len(self.jobs)
-        tensors = [
-            self.feed[f"param.{row.name}"][:count].reshape(count, prod(row.shape)) for row in self.manifest.parameters
-        ]
-        updates = np.concatenate(tensors, axis=1)
-        updates -= self.model
+        updates = np.empty((count, len(self.model)), np.float32)
+        for row in self.manifest.parameters:
+            place = slice(row.offset, row.offset + prod(row.shape))
+            tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
+            np.subtract(tensor, self.model[place], out=updates[:, place])
         # Without their signs floats are in the order of their bits, NaN and infinity above all others.
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
         seen = self.seen[:count]

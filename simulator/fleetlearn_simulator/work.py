@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import count, repeat, takewhile
+from functools import partial, reduce
+from itertools import count, repeat
 from math import fsum
-from operator import attrgetter
+from operator import add, sub
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,15 +28,17 @@ from fleetlearn_simulator.training import Backend, Job
 
 LOOK_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due, and of those that wait to be added up."""
-SPOILT = ("scaled", "flipped", "garbage")
+SPOILT = frozenset({"scaled", "flipped", "garbage"})
 """Updates that are not what training made."""
-NEXT = attrgetter("ends")
-"""The order of tasks whose reports are due; of those at the same time the one that was given first comes first."""
 
 
 class Flight(NamedTuple):
     """A task that is out."""
 
+    ends: float
+    """When its update is at the coordinator, or it comes to nothing."""
+    serial: int
+    """Of tasks that end at the same time the first one given comes first."""
     device: int
     name: str
     """The device's, in the engine."""
@@ -44,8 +46,6 @@ class Flight(NamedTuple):
     round: int
     seed: int
     began: float
-    ends: float
-    """When its update is at the coordinator, or it comes to nothing."""
     cause: str
     """Why it comes to nothing, if it does."""
     steps: int | None
@@ -53,6 +53,38 @@ class Flight(NamedTuple):
     corrupt: str
     factor: float
     tier: int
+
+
+class Flights(NamedTuple):
+    """Tasks that are out: columns of ``Flight``, for a round may have too many for an object each."""
+
+    ends: list[float]
+    serial: list[int]
+    device: list[int]
+    name: list[str]
+    task: list[str]
+    round: list[int]
+    seed: list[int]
+    began: list[float]
+    cause: list[str]
+    steps: list[int | None]
+    corrupt: list[str]
+    factor: list[float]
+    tier: list[int]
+
+    def row(self, row: int) -> Flight:
+        return Flight._make(column[row] for column in self)
+
+    def take(self, rows: Sequence[int]) -> Flights:
+        """Those rows; itself, where they are all in order."""
+        if list(rows) == list(range(len(self.task))):
+            return self
+        return Flights._make([column[row] for row in rows] for column in self)
+
+
+def flights_of(rows: Iterable[Flight]) -> Flights:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Flights._make(columns or ([] for _ in Flights._fields))
 
 
 class Training:
@@ -65,48 +97,58 @@ class Training:
         """Task -> how to get what comes of it, and with which place."""
         self.started = False
 
-    def begin(self, out: Iterable[Flight], room: int, first: Flight | None = None) -> None:
-        """Begin with ``first`` and those whose reports are due next, as many as the round has ``room`` for."""
-        self.started = True
-        most = max(1, min(room, LOOK_AHEAD // max(1, self.model.nbytes)))
-        due = [flight for flight in out if not flight.cause and flight.task not in self.begun]
-        due.sort(key=NEXT)
-        if first is not None:
-            due.remove(first)
-            due.insert(0, first)
-        del due[most:]
-        stale = [flight for flight in due if flight.corrupt == "stale"]
-        fresh = [flight for flight in due if flight.corrupt != "stale"] if stale else due
-        for model, chosen in ((self.model, fresh), (self.earlier, stale)):
-            if not chosen:
-                continue
-            take = self.backend.begin(model, rows_of(Job, *(map(attrgetter(name), chosen) for name in Job._fields)))
-            if any(flight.corrupt in SPOILT for flight in chosen):
-                take = partial(sent, self.seed, take, chosen)
-            self.begun.update(zip((flight.task for flight in chosen), zip(repeat(take), count()), strict=False))
+    def most(self, room: int) -> int:
+        """How many may be begun together, where the round has room for so many."""
+        return max(1, min(room, LOOK_AHEAD // max(1, self.model.nbytes)))
 
-    def take(self, flights: Sequence[Flight]) -> Outcomes:
-        """What the first of these devices sends, and as many after it as is there. Once only."""
-        begun = [self.begun.pop(flight.task) for flight in flights]
+    def begin(self, flights: Flights, room: int) -> None:
+        """Begin with the first of these tasks of which reports will come, as many as the round has ``room`` for."""
+        self.started = True
+        due = [row for row, cause in enumerate(flights.cause) if not cause]
+        if self.begun:
+            due = [row for row in due if flights.task[row] not in self.begun]
+        chosen = flights.take(due[: self.most(room)])
+        if "stale" in chosen.corrupt:
+            fresh = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt != "stale"]
+            stale = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt == "stale"]
+            self._begin(self.model, chosen.take(fresh))
+            self._begin(self.earlier, chosen.take(stale))
+        else:
+            self._begin(self.model, chosen)
+
+    def _begin(self, model: Vector, chosen: Flights) -> None:
+        if chosen.task:
+            take = self.backend.begin(model, rows_of(Job, chosen.device, chosen.seed, chosen.steps))
+            if not SPOILT.isdisjoint(chosen.corrupt):
+                take = partial(sent, self.seed, take, chosen)
+            self.begun.update(zip(chosen.task, zip(repeat(take), count()), strict=False))
+
+    def take(self, tasks: Sequence[str]) -> Outcomes:
+        """What the device of the first of these tasks sends, and of as many after it as is there. Once only."""
+        begun = [self.begun.pop(task) for task in tasks]
         first = begun[0][0]
-        found = first([place for take, place in takewhile(lambda row: row[0] is first, begun)])
-        if len(found) < len(flights):
-            rest = slice(len(found), None)
-            self.begun.update(zip((flight.task for flight in flights[rest]), begun[rest], strict=True))
+        # Those that were not begun with it come another time.
+        apart = next((place for place, (take, _) in enumerate(begun) if take is not first), len(begun))
+        found = first([place for _, place in begun[:apart]])
+        self.begun.update(zip(tasks[len(found) :], begun[len(found) :], strict=True))
         return found
 
-    def put_back(self, flights: Sequence[Flight], found: Outcomes) -> None:
+    def put_back(self, tasks: Sequence[str], found: Outcomes) -> None:
         """To be taken another time: what was found of these."""
-        self.begun.update(zip((flight.task for flight in flights), zip(repeat(found.take), count()), strict=False))
+        self.begun.update(zip(tasks, zip(repeat(found.take), count()), strict=False))
+
+    def drop(self, task: str) -> None:
+        """Nobody will ask for what comes of it."""
+        self.begun.pop(task, None)
 
 
-def sent(seed: int, take: Take, flights: Sequence[Flight], places: Sequence[int]) -> Outcomes:
+def sent(seed: int, take: Take, flights: Flights, places: Sequence[int]) -> Outcomes:
     """What these send, some of whom spoil what came of it."""
     found = take(places)
-    for row, flight in enumerate(flights[place] for place in places[: len(found)]):
-        if flight.corrupt in SPOILT and not found.diverged[row]:
+    for row, place in enumerate(places[: len(found)]):
+        if flights.corrupt[place] in SPOILT and not found.diverged[row]:
             with np.errstate(over="ignore"):  # what overflows is refused as it arrives
-                found.updates[row] = update = corrupted(seed, flight, found.updates[row])
+                found.updates[row] = update = corrupted(seed, flights.row(place), found.updates[row])
             found.largest[row] = np.abs(update).max()
     return found
 
@@ -132,8 +174,10 @@ class Tally:
     def __init__(self, size: int, max_weight: int, opened: float) -> None:
         """``size``: elements of an update."""
         self.max_weight, self.opened = max_weight, opened
-        self.flights: list[Flight] = []
+        self.devices: list[int] = []
         """Those whose reports were accepted."""
+        self.accepted: Counter[int] = Counter()
+        """How many these are by tier."""
         self.reports: list[tuple[NDArray[np.int64], Outcomes]] = []
         """Their weights, and what they sent but for their updates."""
         self.total = aggregator.init(size)
@@ -161,13 +205,14 @@ class Tally:
             return row, "failed: diverged"
         return row, f"rejected: {(Code.OUT_OF_RANGE if np.isfinite(largest[row]) else Code.NOT_FINITE).value}"
 
-    def accept(self, flights: Sequence[Flight], found: Outcomes, times: Sequence[float]) -> None:
+    def accept(self, flights: Flights, rows: slice, found: Outcomes, times: Sequence[float]) -> None:
         """What came of these tasks, at these times; none that is to be refused."""
         weights = np.minimum(found.examples, self.max_weight)
-        self.flights += flights
+        self.devices += flights.device[rows]
+        self.accepted.update(flights.tier[rows])
         self.reports.append((weights, replace(found, updates=NONE.updates)))
-        for flight, time in zip(flights, times, strict=True):
-            self.useful += time - flight.began
+        # One after the other, whatever comes together: sum() rounds in another way from Python 3.12 on.
+        self.useful = reduce(add, map(sub, times, flights.began[rows]), self.useful)
         if found.updates.shape[1] >= aggregator.BLOCK:  # at once: many of them together would only cost memory
             for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
                 aggregator.add(self.total, update, weight, largest)
@@ -207,7 +252,7 @@ class Tally:
         return {
             "causes": dict(sorted(self.causes.items())),
             "assigned": dict(sorted(self.assigned.items())),
-            "accepted": dict(sorted(Counter(flight.tier for flight in self.flights).items())),
+            "accepted": dict(sorted(self.accepted.items())),
             "device_seconds": {"useful": self.useful, "wasted": self.wasted},
             "bytes": {"down": self.down, "up": self.up},
         }

@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 from fleetlearn_coordinator import engine as engine_module
+from fleetlearn_coordinator import idle
 from fleetlearn_coordinator.engine import (
     LATE,
     LOST,
@@ -230,6 +231,12 @@ def test_a_report_counts_once() -> None:
         engine.accept("a", tasks["a"].task, 11.0)
 
 
+def together(engine: Engine, reports: Iterable[tuple[str, str]], now: float) -> list[Command]:
+    """The reports, (device, task), in one call."""
+    devices, tasks = zip(*reports, strict=True)
+    return engine.accept_many(devices, tasks, now)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataObject) -> None:
@@ -253,7 +260,7 @@ def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataO
     one, many = deepcopy(engine), deepcopy(engine)
     said = [one.accept(*report, 10.0 + place) for place, report in enumerate(reports)]
     assert not any(said[:-1])
-    assert many.accept_many(reports, 9.0 + len(reports)) == said[-1]
+    assert together(many, reports, 9.0 + len(reports)) == said[-1]
     assert many == one
     if one.phase is Phase.COMMITTING:
         assert many.committed(20.0, change=1.0, metrics={}) == one.committed(20.0, change=1.0, metrics={})
@@ -264,8 +271,8 @@ def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataO
 def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
     engine, tasks = started("abcd", SETTINGS._replace(goal=3, cohort=4, minimum=3))
     engine.disconnect("b", 5.0)
-    assert engine.accept_many([("c", tasks["c"].task)], 10.0) == []
-    assert engine.accept_many([("a", tasks["a"].task), ("b", tasks["b"].task)], 11.0) == [
+    assert together(engine, [("c", tasks["c"].task)], 10.0) == []
+    assert together(engine, [("a", tasks["a"].task), ("b", tasks["b"].task)], 11.0) == [
         Ended("d", tasks["d"].task, 1, SURPLUS),
         Cancel("d", tasks["d"].task, Code.ROUND_OVER, "round 1 is over: it has its 3 reports"),
         Commit(1, {SURPLUS: 1}),
@@ -276,17 +283,17 @@ def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "refused"),
-    [("ax", "x"), ("aba", "a"), ("abc", "c"), ("x", "x"), ("d", "d")],
-    ids=["unknown", "twice", "more-than-the-goal", "unknown-alone", "idle"],
+    [("ax", "x"), ("aa", "a"), ("aba", "a"), ("abc", "c"), ("x", "x"), ("d", "d")],
+    ids=["unknown", "twice", "twice-and-more-than-the-goal", "more-than-the-goal", "unknown-alone", "idle"],
 )
 def test_reports_that_are_not_wanted_are_refused_together_as_alone(devices: str, refused: str) -> None:
     engine, tasks = started("abcd", SETTINGS._replace(goal=2, cohort=3, minimum=2))
     leased = sorted(tasks)  # whoever they are: a, b, c stand for them, d for the one that is idle
-    (idle,) = engine.idle
-    names = dict(zip("abcdx", [*leased, idle, "x"], strict=True))
+    (resting,) = engine.idle
+    names = dict(zip("abcdx", [*leased, resting, "x"], strict=True))
     reports = [(names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices]
     with pytest.raises(ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"):
-        engine.accept_many(reports, 10.0)
+        together(engine, reports, 10.0)
 
 
 def test_a_report_is_of_the_devices_own_task() -> None:
@@ -294,14 +301,14 @@ def test_a_report_is_of_the_devices_own_task() -> None:
     for other in ("t0-1", tasks["b"].task):
         for reports in ([("a", other)], [("c", tasks["c"].task), ("a", other)]):
             with pytest.raises(ValueError, match=f"task {other} of a is not wanted in round 1"):
-                deepcopy(engine).accept_many(reports, 10.0)
+                together(deepcopy(engine), reports, 10.0)
 
 
 def test_no_report_is_wanted_of_a_round_that_is_closed() -> None:
     engine, tasks = started()
-    engine.accept_many([(device, tasks[device].task) for device in "ab"], 10.0)
+    together(engine, [(device, tasks[device].task) for device in "ab"], 10.0)
     with pytest.raises(ValueError, match=r"not wanted in round 1 \(committing\)"):
-        engine.accept_many([("c", tasks["c"].task)], 11.0)
+        together(engine, [("c", tasks["c"].task)], 11.0)
 
 
 @pytest.mark.parametrize("connected", [40, 400])
@@ -313,8 +320,8 @@ def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
     rules = SETTINGS._replace(goal=20, cohort=25, minimum=20, rounds=None)
 
     def told(short: int, few: int) -> tuple[list[Command], Engine]:
-        monkeypatch.setattr(engine_module, "SHORT", short)
-        monkeypatch.setattr(engine_module, "FEW", few)
+        monkeypatch.setattr(idle, "SHORT", short)
+        monkeypatch.setattr(idle, "FEW", few)
         engine, said = Engine(rules), []
         for device in devices:
             said += engine.check_in(device, None, 0.0)
@@ -327,7 +334,7 @@ def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
                 said += engine.end(device, engine.leases[device], "failed: diverged", now)
             assert len(engine.leases) == rules.cohort
             reports = list(engine.leases.items())[: rules.goal]
-            said += engine.accept_many(reports, now)
+            said += together(engine, reports, now)
             before = sorted([*engine.idle, *engine.resting])
             said += engine.committed(now, change=1.0, metrics={})
             assert sorted([*engine.idle, *engine.leases]) == before, "nobody is lost on the way"
@@ -336,7 +343,7 @@ def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
 
     expected = told(0, 10**9)
     assert len(of_type(expected[0], Commit)) == 6
-    for short, few in ((10**9, 10**9), (0, 0), (10**9, 0), (10**9, 1), (100, 3), (engine_module.SHORT, 32)):
+    for short, few in ((10**9, 10**9), (0, 0), (10**9, 0), (10**9, 1), (100, 3), (idle.SHORT, idle.FEW)):
         said, engine = told(short, few)
         assert said == expected[0]
         assert engine == expected[1]

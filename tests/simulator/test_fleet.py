@@ -17,7 +17,8 @@ import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import fleet as fleet_module
-from fleetlearn_simulator.fleet import BACK_OFF, RETRY, device_of, name_of
+from fleetlearn_simulator import work
+from fleetlearn_simulator.fleet import BACK_OFF, RETRY, Accepted, device_of, name_of
 from fleetlearn_simulator.outcomes import Outcomes, Pending, Take
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Job, PerDevice
@@ -302,6 +303,85 @@ def test_one_that_fails_amid_others_is_lost_alone(tmp_path: Path, softmax: Path,
     np.testing.assert_allclose(many.model, one.model, rtol=0, atol=1e-5)
 
 
+def test_reports_that_come_at_the_same_time_come_as_their_tasks_were_given(tmp_path: Path, line: Path) -> None:
+    run = drive(make_scenario(tmp_path, line, 6, plan__round__goal=5, plan__round__over_selection=1.2, **FULL))
+    given, accepted = run.told("assigned"), run.told("accepted")
+    assert accepted == [(10.0, "accepted", device, None) for _, _, device, _ in given[:5]]
+    assert [device for _, _, device, _ in given] != sorted(device for _, _, device, _ in given)
+
+
+def test_what_was_to_come_at_the_moment_of_a_report_comes_before_it(tmp_path: Path, line: Path) -> None:
+    """Also before one that is there together with others: the coordinator dies as device 2's report arrives."""
+    calm = drive(make_scenario(tmp_path, line, 4))
+    (moment,) = (row["time"] for row in calm.events if row["event"] == "accepted" and row["device"] == 2)
+    run = drive(make_scenario(tmp_path, line, 4, coordinator={"crashes": [moment], "restart": 100.0}))
+    assert [row["event"] for row in run.events[:8]] == ["opened", *["assigned"] * 4, *["accepted"] * 2, "crash"]
+    assert run.events[7]["time"] == moment
+    assert all(time > 130 for time, _, device, _ in run.told("accepted") if device >= 2)
+
+
+def with_one_waiting(
+    waits: int, folder: Path, bundle: Path, sizes: Sequence[int], backend: type[PerDevice] = PerDevice, **more: Any
+) -> Driven:
+    """A round of all but one device, which waits for a place that comes free; device 0, or else 1, diverges. The
+    others are done after as many seconds as they have examples."""
+    module = CLASSES.replace("DIVERGES", "min({0, 1} - {WAITS})").replace("TOO_LARGE", "-1")
+    module = module.replace("10 * (device + 1)", "SIZES[device]")
+    local = {"batch_size": 10, "lr": 0.01, "evaluate": False}
+    for seed in range(100):
+        scenario = make_scenario(
+            folder, bundle, len(sizes), plan__local=local, plan__round__goal=len(sizes) - 1, plan__seed=seed, **more
+        )
+        (folder / "lines.py").write_text(f"SIZES, WAITS = {[*sizes]}, {waits}\n{module}")
+        run = drive(scenario, backend=backend)
+        if waits not in {device for time, _, device, _ in run.told("assigned") if time == 0}:
+            return run
+    raise AssertionError("the device is chosen whatever the seed")
+
+
+def test_who_takes_the_place_of_one_that_failed_may_report_before_others(tmp_path: Path, softmax: Path) -> None:
+    """Though the reports of these were there together."""
+    run = with_one_waiting(0, tmp_path, softmax, [10, 20, 30, 40])
+    assert run.told("accepted", "lost") == [
+        (20.0, "lost", 1, "failed: diverged"),
+        (30.0, "accepted", 2, None),
+        (30.0, "accepted", 0, None),
+        (40.0, "accepted", 3, None),
+    ]
+
+
+def test_the_tasks_after_one_that_is_lost_are_not_forgotten(tmp_path: Path, softmax: Path) -> None:
+    """Device 2, which takes device 0's place at 10 seconds, reports when device 3, next of the first ones, has left."""
+    write_trace(tmp_path, *((device, 0, 25 if device == 3 else 1e6) for device in range(5)))
+    more = {"plan__round__grace": 5.0, **ON_AND_OFF}
+    run = with_one_waiting(2, tmp_path, softmax, [10, 20, 20, 50, 60], **more)
+    assert run.told("accepted", "lost") == [
+        (10.0, "lost", 0, "failed: diverged"),
+        (20.0, "accepted", 1, None),
+        (25.0, "lost", 3, "offline"),
+        (30.0, "accepted", 2, None),
+        (60.0, "accepted", 4, None),
+    ]
+    assert [row["time"] for row in run.rounds] == pytest.approx([60.0])
+
+
+def test_those_are_trained_with_who_is_due_that_are_due_next(
+    tmp_path: Path, softmax: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at a time; device 2 takes device 0's place and is done after 60 seconds, devices 3 and 4 after 50 and 80."""
+    together: list[list[int]] = []
+
+    class Noted(PerDevice):
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+            together.append([job.device for job in jobs])
+            return super().begin(model, jobs)
+
+    monkeypatch.setattr(work, "LOOK_AHEAD", 2 * open_bundle(softmax).parameters().nbytes)
+    run = with_one_waiting(2, tmp_path, softmax, [10, 20, 50, 50, 80], Noted)
+    assert [device for _, _, device, _ in run.told("accepted")] == [1, 3, 2, 4]
+    assert together[-3:] == [[0, 1], [3, 2], [4]]
+
+
 class ByThrees(PerDevice):
     """Trains as that does, and has what comes of it for three jobs at a time, the last of them first."""
 
@@ -399,11 +479,11 @@ def report_times(scenario: Scenario) -> dict[int, float]:
     """When each device reports, none of them while it is not connected again."""
     times: dict[int, float] = {}
 
-    def heard(rows: list[dict[str, Any]]) -> None:
+    def heard(rows: Sequence[Any]) -> None:
         for row in rows:
-            if row["event"] == "accepted":
-                times[row["device"]] = row["time"]
-                assert fleet.away.get(row["device"], 0.0) <= row["time"]
+            if isinstance(row, Accepted):
+                times[row.device] = row.time
+                assert fleet.away.get(row.device, 0.0) <= row.time
 
     fleet = make_fleet(scenario, heard)
     while fleet.advance():

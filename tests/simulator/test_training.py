@@ -276,6 +276,9 @@ def test_blocks_hold_what_is_alike() -> None:
     at_once = loads_of(task._replace(batch_size=0), source, jobs)
     assert at_once.batch.tolist() == source.sizes.tolist()
     assert list(divide(at_once, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
+    alike = loads_of(task, source, [jobs[0]] * 5)
+    assert list(divide(alike, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(divide(loads_of(task, source, []), 2)) == []
 
 
 def test_means_are_over_all_examples() -> None:

@@ -16,7 +16,7 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import work
 from fleetlearn_simulator.outcomes import Outcome, Outcomes, Pending, Take, columns_of
 from fleetlearn_simulator.training import Job
-from fleetlearn_simulator.work import Flight, Tally, Training
+from fleetlearn_simulator.work import Flight, Tally, Training, flights_of
 from virtual import bits
 
 MODEL, EARLIER = np.array([1, 2], np.float32), np.array([5, 7], np.float32)
@@ -24,7 +24,20 @@ MODEL, EARLIER = np.array([1, 2], np.float32), np.array([5, 7], np.float32)
 
 def flight(device: int, ends: float, cause: str = "", corrupt: str = "", factor: float = 1.0) -> Flight:
     name = f"d{device:08d}"
-    return Flight(device, name, f"s-1-{device}", 3, 100 + device, 0.0, ends, cause, None, corrupt, factor, 0)
+    return Flight(ends, device, device, name, f"s-1-{device}", 3, 100 + device, 0.0, cause, None, corrupt, factor, 0)
+
+
+def tasks(*flights: Flight) -> list[str]:
+    return [flight.task for flight in flights]
+
+
+def taken(training: Training, *flights: Flight) -> list[Outcomes]:
+    """All that comes of them, as it comes."""
+    due, found = tasks(*flights), list[Outcomes]()
+    while due:
+        found.append(training.take(due))
+        due = due[len(found[-1]) :]
+    return found
 
 
 def outcome(update: Sequence[float], examples: int = 10, **more: Any) -> Outcome:
@@ -60,35 +73,36 @@ class Doubles:
     def close(self) -> None: ...
 
 
-def test_those_who_report_next_are_begun_together() -> None:
+def test_the_first_who_report_are_begun_together() -> None:
     backend = Doubles()
     training = Training(backend, MODEL, EARLIER, seed=1)
-    out = [flight(3, 30.0), flight(1, 10.0, "crash"), flight(4, 20.0), flight(2, 20.0), flight(5, 5.0, corrupt="stale")]
+    out = [flight(5, 5.0, corrupt="stale"), flight(1, 10.0, "crash"), flight(4, 20.0), flight(2, 20.0), flight(3, 30.0)]
     assert not training.started
-    training.begin(out, room=3)
+    training.begin(flights_of(out), room=3)
     assert training.started
-    # Device 4 before 2, which comes at the same time and went out later; stale updates are of the model before.
+    # Stale updates are of the model before.
     assert backend.begun == [([1.0, 2.0], [4, 2]), ([5.0, 7.0], [5])]
-    assert training.take([out[4]]).updates.tolist() == [[5.0, 7.0]]
-    assert training.take([out[2]]).examples.tolist() == [14]
+    assert training.take(tasks(out[0])).updates.tolist() == [[5.0, 7.0]]
+    assert training.take(tasks(out[2])).examples.tolist() == [14]
     # Device 3 is due, then whoever is not begun yet.
-    training.begin([out[0], flight(6, 1.0), flight(7, 2.0), out[3]], room=2, first=out[0])
+    training.begin(flights_of([out[4], out[3], flight(6, 1.0), flight(7, 2.0)]), room=2)
     assert backend.begun[2:] == [([1.0, 2.0], [3, 6])]
     with pytest.raises(KeyError):
-        training.take([out[2]])
+        training.take(tasks(out[2]))
+    training.drop(out[4].task)
+    training.drop(out[4].task)
+    with pytest.raises(KeyError):
+        training.take(tasks(out[4]))
 
 
 def test_what_was_begun_together_is_taken_together() -> None:
     """And what was begun apart comes the next time."""
     training = Training(Doubles(), MODEL, EARLIER, seed=1)
     out = [flight(0, 1.0), flight(1, 2.0), flight(2, 3.0, corrupt="stale"), flight(3, 4.0), flight(4, 5.0)]
-    training.begin(out, room=5)
-    due, taken = out, []
-    while due:
-        taken.append(training.take(due))
-        due = due[len(taken[-1]) :]
-    assert [found.examples.tolist() for found in taken] == [[10, 11], [12], [13, 14]]
-    assert [found.updates[0].tolist() for found in taken] == [[1.0, 2.0], [5.0, 7.0], [1.0, 2.0]]
+    training.begin(flights_of(out), room=5)
+    came = taken(training, *out)
+    assert [found.examples.tolist() for found in came] == [[10, 11], [12], [13, 14]]
+    assert [found.updates[0].tolist() for found in came] == [[1.0, 2.0], [5.0, 7.0], [1.0, 2.0]]
     assert not training.begun
 
 
@@ -97,9 +111,9 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
     backend = Doubles()
     out = [flight(device, float(device)) for device in range(5)]
     training = Training(backend, MODEL, EARLIER, seed=1)
-    training.begin(out, room=4)
+    training.begin(flights_of(out), room=4)
     monkeypatch.setattr(work, "LOOK_AHEAD", 1)
-    training.begin(out, room=4)
+    training.begin(flights_of(out), room=4)
     assert [devices for _, devices in backend.begun] == [[0, 1], [2]]
 
 
@@ -108,8 +122,8 @@ def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: li
     """And of no other that was trained with it."""
     training = Training(Doubles(), MODEL, EARLIER, seed=1)
     out = [flight(0, 1.0), flight(1, 2.0, corrupt=corrupt, factor=3.0), flight(2, 3.0)]
-    training.begin(out, room=3)
-    found = training.take(out)
+    training.begin(flights_of(out), room=3)
+    found = training.take(tasks(*out))
     assert found.updates.tolist() == [[1.0, 2.0], expected, [1.0, 2.0]]
     assert found.largest.tolist() == [2.0, 6.0, 2.0]
 
@@ -117,8 +131,8 @@ def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: li
 def test_what_has_diverged_is_not_spoilt() -> None:
     training = Training(Doubles(wild=0), MODEL, EARLIER, seed=1)
     out = [flight(device, 1.0, corrupt="scaled", factor=3.0) for device in range(2)]
-    training.begin(out, room=2)
-    found = training.take(out)
+    training.begin(flights_of(out), room=2)
+    found = training.take(tasks(*out))
     assert found.largest.tolist() == [2.0, 6.0]
     assert found.diverged.tolist() == [True, False]
 
@@ -128,8 +142,8 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
     for device in (0, 0, 1):
         training = Training(Doubles(), MODEL, EARLIER, seed=1)
         sent = flight(device, 1.0, corrupt="garbage", factor=4.0)
-        training.begin([sent], room=1)
-        made.append(training.take([sent]).updates[0])
+        training.begin(flights_of([sent]), room=1)
+        made.append(training.take(tasks(sent)).updates[0])
     np.testing.assert_allclose([np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6)
     assert made[0].tolist() == made[1].tolist()
     assert made[0].tolist() != made[2].tolist()
@@ -140,33 +154,31 @@ def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
     training = Training(Doubles(), MODEL, EARLIER, seed=1)
     corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
     out = [flight(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
-    training.begin(out, room=5)
-    found = training.take(out[:4])
+    training.begin(flights_of(out), room=5)
+    found = training.take(tasks(*out[:4]))
     before = bits(found)
     assert found.updates[1].tolist() == [3.0, 6.0]
-    training.put_back(out[1:4], found.take(range(1, 4)))
+    training.put_back(tasks(*out[1:4]), found.take(range(1, 4)))
     with pytest.raises(KeyError):
-        training.take(out[:1])
-    again = training.take(out[1:3])
+        training.take(tasks(*out[:1]))
+    again = training.take(tasks(*out[1:3]))
     assert bits(again) == before[1:3]
-    training.put_back(out[2:3], again.take([1]))
+    training.put_back(tasks(*out[2:3]), again.take([1]))
     training.put_back([], again.take([]))
     # Device 2 was put back by itself, device 3 before, device 4 was not taken yet.
-    due, taken = out[2:], []
-    while due:
-        taken.append(training.take(due))
-        due = due[len(taken[-1]) :]
-    assert [bits(row) for row in taken[:2]] == [before[2:3], before[3:4]]
-    assert taken[2].updates.tolist() == [[1.0, 2.0]]
+    came = taken(training, *out[2:])
+    assert [bits(row) for row in came[:2]] == [before[2:3], before[3:4]]
+    assert came[2].updates.tolist() == [[1.0, 2.0]]
     for sent in out:
         with pytest.raises(KeyError):
-            training.take([sent])
+            training.take(tasks(sent))
 
 
 def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     updates = random.standard_normal((7, 5)).astype(np.float32)
     rows = [outcome(update.tolist(), int(examples)) for update, examples in zip(updates, range(3, 10), strict=True)]
+    flights = flights_of(flight(place, 1.0) for place in range(7))
     sums = []
     for look_ahead, block, parts, most in (
         (2**28, 32768, [1] * 7, 7),
@@ -184,7 +196,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
         for count in parts:
             places = range(done, done + count)
             found = outcomes(*(rows[place] for place in places))
-            tally.accept([flight(place, 1.0) for place in places], found, [2.0] * count)
+            tally.accept(flights, slice(done, done + count), found, [2.0] * count)
             held.append(len(tally.waiting))
             done += count
         tally.add_up()
@@ -219,7 +231,7 @@ def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: 
         rows[place] = outcome(update)
         assert tally.refuse(outcomes(*rows)) == ((3, NOT_FINITE) if why is None else (place, why))
         assert tally.refuse(outcomes(*rows[:3])) == (None if why is None else (place, why))
-    assert (tally.flights, tally.reports, tally.waiting, tally.useful) == ([], [], [], 0.0)
+    assert (tally.devices, tally.reports, tally.waiting, tally.useful) == ([], [], [], 0.0)
 
 
 def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
@@ -244,7 +256,7 @@ def test_means_are_weighted_as_the_updates_are() -> None:
     assert tally.means() == {}
     for device, (examples, loss, metrics) in enumerate([(10, 1.0, {"accuracy": 0.5}), (90, 3.0, {})]):
         found = outcomes(outcome([1.0, 2.0], examples, loss=loss, metrics=metrics))
-        tally.accept([flight(device, 1.0)], found, [5.0])
+        tally.accept(flights_of([flight(device, 1.0)]), slice(1), found, [5.0])
     assert tally.means() == {"loss": (10 * 1.0 + 30 * 3.0) / 40, "accuracy": 0.5}
     assert tally.summary()["accepted"] == {0: 2}
     assert tally.summary()["device_seconds"] == {"useful": 10.0, "wasted": 0.0}
@@ -252,7 +264,7 @@ def test_means_are_weighted_as_the_updates_are() -> None:
 
 def test_a_mean_of_nothing_is_not_there() -> None:
     tally = Tally(2, 30, 0.0)
-    tally.accept([flight(0, 1.0)], outcomes(outcome([1.0, 2.0], loss=2.0)), [5.0])
+    tally.accept(flights_of([flight(0, 1.0)]), slice(1), outcomes(outcome([1.0, 2.0], loss=2.0)), [5.0])
     assert tally.means() == {"loss": 2.0}
 
 
@@ -269,7 +281,7 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
         )
         for number in range(20)
     ]
-    flights = [flight(number, 1.0)._replace(began=0.1 * number, tier=number % 3) for number in range(20)]
+    flights = flights_of(flight(number, 1.0)._replace(began=0.1 * number, tier=number % 3) for number in range(20))
     times = (10 + random.random(20)).tolist()
     found = []
     for parts in ([1] * 20, [20], [3, 0, 10, 7]):
@@ -277,12 +289,12 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
         ends = np.cumsum(parts).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
             if end > start:
-                tally.accept(flights[start:end], outcomes(*rows[start:end]), times[start:end])
+                tally.accept(flights, slice(start, end), outcomes(*rows[start:end]), times[start:end])
         tally.add_up()
         total = tally.total
         found.append(
             (aggregator.mean(total).tobytes(), total.weight, total.count, tally.useful, tally.means(),
-             tally.complete(), tally.flights, tally.summary())
+             tally.complete(), tally.devices, tally.summary())
         )  # fmt: skip
     assert found[0] == found[1] == found[2]
     weights = [min(row.examples, 40) for row in rows]
@@ -308,8 +320,8 @@ def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
     left: list[Any] = []
     training = Training(Kept(), MODEL, EARLIER, seed=1)
     out = [flight(device, float(device), corrupt=corrupt) for device in range(3)]
-    training.begin(out, room=3)
-    training.take(out[:1])
+    training.begin(flights_of(out), room=3)
+    training.take(tasks(*out[:1]))
     gc.disable()
     try:
         assert left[0]() is not None

@@ -6,11 +6,12 @@ k takes 10 (k + 1) seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
@@ -98,7 +99,7 @@ def make_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Sce
 
 
 def make_fleet(
-    scenario: Scenario, note: Callable[[list[Row]], None] = lambda rows: None, backend: type[PerDevice] = PerDevice
+    scenario: Scenario, note: Callable[[Sequence[Any]], None] = lambda rows: None, backend: type[PerDevice] = PerDevice
 ) -> Fleet:
     """A fleet that trains in this process, device after device unless another back end is given."""
     bundle: Bundle = open_bundle(scenario.plan.bundle)
@@ -110,7 +111,7 @@ def make_fleet(
 def drive(scenario: Scenario, most: int = 100_000, backend: type[PerDevice] = PerDevice) -> Driven:
     """Run it to its end, or for ``most`` events."""
     events: list[Row] = []
-    fleet = make_fleet(scenario, events.extend, backend)
+    fleet = make_fleet(scenario, lambda rows: events.extend(msgspec.to_builtins(rows)), backend)
     handled = 1
     while handled < most and fleet.advance():
         handled += 1
