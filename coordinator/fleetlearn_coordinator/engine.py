@@ -246,12 +246,8 @@ class Engine:
         if held != list(tasks) or len({*devices}) < len(devices):
             rows = enumerate(zip(devices, tasks, held, strict=True))
             good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
-        arrived = devices[:good]
-        for device in arrived:
-            del self.leases[device]
-        self.accepted.update(zip(tasks, arrived, strict=False))
-        there = [device for device in arrived if self.absent.pop(device, None) is None] if self.absent else arrived
-        self.resting.update(there)
+        self._release(devices[:good])
+        self.accepted.update(zip(tasks, devices[:good], strict=False))
         if good < len(tasks):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
@@ -370,13 +366,16 @@ class Engine:
         else:
             self._graces.append(entry)
 
-    def _release(self, device: str) -> str:
-        if self.absent.pop(device, None) is None:
-            self.resting.add(device)
-        return self.leases.pop(device)
+    def _release(self, devices: Sequence[str]) -> None:
+        """Their leases are over; those that are connected had their turn."""
+        for device in devices:
+            del self.leases[device]
+        there = [device for device in devices if self.absent.pop(device, None) is None] if self.absent else devices
+        self.resting.update(there)
 
     def _drop(self, device: str, cause: str) -> Ended:
-        task = self._release(device)
+        task = self.leases[device]
+        self._release([device])
         self.dropped[task] = (device, cause)
         return Ended(device, task, self.round, cause)
 

@@ -190,7 +190,7 @@ def seldom_picked(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(many.steps, np.int64), most))
         graph.node.insert(0, helper.make_node("GreaterOrEqual", [least, most], [all_do]))
         graph.node.insert(0, helper.make_node("ReduceMin", ["steps"], [least], keepdims=0))
-    check_standard(model)
+        check_standard(model)
     return model
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import count, repeat
 from math import inf
 from typing import Any, NamedTuple
@@ -110,8 +111,6 @@ class Fleet:
         self.away: dict[int, float] = {}
         """Device -> when it is back, after the coordinator's restart."""
         self.heap: list[Event] = []
-        self.numbers: dict[str, int] = {}
-        """Of the connected devices, by their names in the engine."""
         self.holds: dict[int, tuple[Flights, int]] = {}
         """Device -> its task, while that is out, and its row."""
         self._begin_round()
@@ -173,10 +172,9 @@ class Fleet:
         room = self.scenario.population.connected - len(self.connected)
         if room > 0 and not self.down:
             for device, end in self._arriving(room):
-                name = name_of(device)
-                self.connected[device], self.numbers[name] = end, device
+                self.connected[device] = end
                 self._expect(end, "leave", device)
-                self.carry_out(self.engine.check_in(name, None, self.now))
+                self.carry_out(self.engine.check_in(name_of(device), None, self.now))
         self.filling = False
         self._fill_later()
 
@@ -227,13 +225,11 @@ class Fleet:
         """The device is gone, without a word, and its task with it."""
         if device in self.holds:
             self._lost(*self.holds[device], cause)
-        name = name_of(device)
         self.connected.pop(device, None)
-        self.numbers.pop(name, None)
         self.away.pop(device, None)
         self._fill_later()
         if not self.down:
-            self.carry_out(self.engine.disconnect(name, self.now))
+            self.carry_out(self.engine.disconnect(name_of(device), self.now))
 
     def _lost(self, flights: Flights, row: int, cause: str) -> None:
         """A task came to nothing on its device; the engine finds out by itself."""
@@ -248,7 +244,7 @@ class Fleet:
 
     def _assign(self, assigned: Sequence[Assign]) -> None:
         names, tasks, _, seeds, *_ = map(list, zip(*assigned, strict=True))
-        numbers, size, now = [self.numbers[name] for name in names], len(assigned), self.now
+        numbers, size, now = list(map(device_of, names)), len(assigned), self.now
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.task, self.source.examples(devices))
         down = np.full(size, self.model.nbytes)
@@ -371,11 +367,15 @@ class Fleet:
 
     def _train(self, flights: Flights, row: int) -> None:
         """Begin with the task in that row, and with others that are out whose reports are due next."""
-        first, begun, room = (flights, row), self.training.begun, self._room()
-        out = [hold for hold in self.holds.values() if hold[0].task[hold[1]] not in begun and hold != first]
-        out.sort(key=lambda hold: hold[0].ends[hold[1]])
-        due = [hold for hold in out if not hold[0].cause[hold[1]]][: self.training.most(room) - 1]
-        self.training.begin(flights_of(held.row(place) for held, place in [first, *due]), room)
+        begun, room, task = self.training.begun, self._room(), flights.task[row]
+        others = [
+            (held, at)
+            for held, at in self.holds.values()
+            if not held.cause[at] and held.task[at] != task and held.task[at] not in begun
+        ]
+        others.sort(key=lambda hold: hold[0].ends[hold[1]])
+        due = [(flights, row), *others[: self.training.most(room) - 1]]
+        self.training.begin(flights_of(held.row(at) for held, at in due), room)
 
     def _accept(self, flights: Flights, rows: slice, found: Outcomes) -> list[Command]:
         times = flights.ends[rows]
@@ -525,5 +525,6 @@ def name_of(device: int) -> str:
     return f"d{device:08d}"
 
 
+@lru_cache(2**16)  # a fraction of the cost, as the same devices come again
 def device_of(name: str) -> int:
     return int(name[1:])

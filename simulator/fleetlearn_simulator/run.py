@@ -316,7 +316,6 @@ def restore(fleet: Fleet, tensors: dict[str, Any], state: dict[str, Any]) -> Non
     fleet.state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     fleet.now = fleet.last = state["now"]
     fleet.connected = {device: inf if end is None else end for device, end in state["connected"]}
-    fleet.numbers = {name_of(device): device for device in fleet.connected}
     fleet.away = dict(map(tuple, state["away"]))
     fleet.heap = [Event(*row[:4]) for row in state["heap"]]
     heapq.heapify(fleet.heap)
@@ -366,12 +365,18 @@ def _backend(
 
         model = bundle.parameters()[: bundle.manifest.size]
         return OnRay(make, blocks, model, options.workers, options.ray_address)
-    many = bundle.manifest.many
-    # A round of one block is one process's: passing it on would only cost. Devices of other sizes are other blocks.
-    one = kind == "vectorized" and many is not None and settings_of(scenario.plan).cohort <= many.devices
-    one = one and len({*source.examples(np.arange(min(scenario.population.size, LOOKED_AT))).tolist()}) == 1
-    workers = options.workers or (1 if one else os.cpu_count()) or 1
+    # A round of one block is one process's: passing it on would only cost.
+    alone = kind == "vectorized" and not options.workers and _in_one_block(scenario, bundle, source)
+    workers = options.workers or (1 if alone else os.cpu_count()) or 1
     return make() if workers == 1 else Parallel(make, workers, blocks)
+
+
+def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
+    """Whether a call trains a whole round, as far as the first devices tell: those of other sizes are other blocks."""
+    many = bundle.manifest.many
+    if many is None or settings_of(scenario.plan).cohort > many.devices:
+        return False
+    return len({*source.examples(np.arange(min(scenario.population.size, LOOKED_AT))).tolist()}) == 1
 
 
 def _blocks(bundle: Bundle, task: Task, source: Source, kind: str) -> Blocks:
