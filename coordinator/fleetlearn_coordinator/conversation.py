@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
-from fleetlearn_protocol.frames import CHUNK_BYTES, MAX_FRAME_BYTES, unpack_chunk
+from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     PROTOCOL_VERSION,
@@ -32,16 +32,17 @@ from fleetlearn_protocol.messages import (
     decode_from_device,
     encode,
 )
-from websockets.asyncio.server import ServerConnection, broadcast
+from websockets.asyncio.server import broadcast
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
+from fleetlearn_coordinator.connection import Connection
+from fleetlearn_coordinator.limits import CHECK_IN_TIMEOUT, CLOSE_TIMEOUT, PATIENCE, WRITE_LIMIT
+from fleetlearn_coordinator.peer_log import ConnectionLog
 from fleetlearn_coordinator.transfer import Upload
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.server import Coordinator
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 SOFTWARE = f"fleetlearn {version('fleetlearn')}"
 """What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
@@ -49,14 +50,15 @@ SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds that a closing handshake may take."""
 
 
 class Conversation:
     """A connection and what is under way on it."""
 
     __slots__ = (
+        "_log",
+        "_new",
+        "_over",
         "_past_transfers",
         "_refusals",
         "blocked",
@@ -68,8 +70,9 @@ class Conversation:
         "upload",
     )
 
-    def __init__(self, coordinator: Coordinator, connection: ServerConnection) -> None:
+    def __init__(self, coordinator: Coordinator, connection: Connection) -> None:
         self.coordinator, self.connection = coordinator, connection
+        connection.flooded = self._flooded
         self.device: str | None = None
         """Whom it speaks for; None before the check-in, and after another connection took over."""
         self.seen = coordinator.loop.time()
@@ -81,6 +84,11 @@ class Conversation:
         self._past_transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
         """The last grants that ended early: chunks of theirs may still be on the way."""
         self._refusals = 0
+        self._new = True
+        """It has not checked in yet."""
+        self._over = False
+        """The coordinator is closing the connection: what still comes is not handled."""
+        self._log = ConnectionLog(self.seen)
 
     async def serve(self) -> None:
         """Answer the device until the connection ends."""
@@ -91,6 +99,8 @@ class Conversation:
                 self.seen = self.coordinator.loop.time()
                 if self.coordinator.ended:
                     break
+                if self._over:
+                    continue
                 try:
                     self._handle(message)
                 except ProtocolError as error:
@@ -99,17 +109,19 @@ class Conversation:
         except ConnectionClosed:
             pass
         finally:
+            self._log.end(self.device)
             if self.download is not None:
                 self.download.cancel()
 
     def send(self, message: FromCoordinator) -> None:
         """Put a control message on its way. Control is small and mostly an answer; who lets it pile up is ended."""
         broadcast((self.connection,), encode(message))
-        if self.connection.transport.get_write_buffer_size() > 16 * MAX_FRAME_BYTES:
+        if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:
             self.connection.transport.abort()
 
     def close(self, code: int, reason: str) -> None:
-        """Close politely, and abort a peer that does not answer."""
+        """Close politely, and abort a peer that does not answer. What still comes is not handled."""
+        self._over = True
         self.coordinator.background(self.connection.close(code, reason))
         self.coordinator.loop.call_later(CLOSE_TIMEOUT, self.connection.transport.abort)
 
@@ -122,20 +134,39 @@ class Conversation:
 
     def overdue(self, now: float, silence: float) -> str | None:
         """Why the connection should be ended: silent, not reading, or not going on with a granted upload."""
+        if self._new and now - self.connection.since > CHECK_IN_TIMEOUT:
+            return f"not checked in within {CHECK_IN_TIMEOUT:.0f} s"
         if now - self.seen > silence:
             return f"silent for {silence:.0f} s"
-        if self.blocked is not None and now - self.blocked > SEND_TIMEOUT:
+        blocked = self.blocked or self.connection.stalled
+        if blocked is not None and now - blocked > SEND_TIMEOUT:
             return f"did not read for {SEND_TIMEOUT:.0f} s"
         if self.upload is not None and self.upload.transfer and now - self.upload.moved > UPLOAD_TIMEOUT:
             return f"sent nothing of its upload for {UPLOAD_TIMEOUT:.0f} s"
         return None
 
     def _refuse(self, error: FleetError, task: str | None = None, sha256: str | None = None) -> None:
-        logger.info("device %s: refused: %s", self.device or "(not checked in)", error)
+        self.log(logging.INFO, "refused: %s", error)
         self.send(Refused(error.code, error.text, task, sha256))
         self._refusals += 1
-        if self._refusals == MAX_REFUSALS + 1:  # once, however many more are on their way
-            self.close(1008, "too many refused messages")
+        if self._refusals > MAX_REFUSALS:
+            self._end("too many refused messages")
+
+    def _flooded(self) -> None:
+        """The peer has been waiting for its budget of messages or bytes for too long."""
+        text = f"more messages or bytes than allowed, for more than {PATIENCE:.0f} s; PROTOCOL.md states the rates"
+        self._refuse(ProtocolError(Code.BUSY, text))
+        self._end("too many messages")
+
+    def _end(self, reason: str) -> None:
+        """Close over misbehaviour: nothing more is read."""
+        self._over = True
+        self.connection.end(1008, reason)
+
+    def log(self, level: int, text: str, *arguments: object) -> None:
+        """Log a line about the device, or count it where there are many."""
+        device = self.device or "(not checked in)"
+        self._log.say(self.coordinator.loop.time(), level, f"device %s: {text}", device, *arguments)
 
     def _handle(self, message: str | bytes) -> None:
         if isinstance(message, bytes):
@@ -162,7 +193,9 @@ class Conversation:
             self.send(not_now)
             self.close(1000, "come back later")
             return
-        self.device = message.device
+        self.device, self._new = message.device, False
+        model = self.coordinator.run.model.nbytes
+        self.connection.welcome(self.coordinator.bundle_bytes + 2 * model, 2 * model)
         self.send(Welcome(SOFTWARE, self.coordinator.service.heartbeat, CHUNK_BYTES))
         self.coordinator.join(self, message.device, message.held.task if message.held is not None else None)
 
@@ -172,7 +205,7 @@ class Conversation:
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self.stop_upload()
-        logger.warning("device %s failed task %s: %s %r", device, message.task, message.code, message.text)
+        self.log(logging.WARNING, "failed task %s: %s %r", message.task, message.code, message.text)
         self.coordinator.end_task(device, message.task, f"failed: {message.code}")
 
     # Downloads
@@ -192,6 +225,8 @@ class Conversation:
     async def _send_content(self, answer: Content, frames: Iterable[bytes]) -> None:
         connection, loop = self.connection, self.coordinator.loop
         try:
+            while wait := connection.downloads.wait(loop.time(), CHUNK_BYTES):
+                await asyncio.sleep(wait)
             async with self.coordinator.downloads:
                 self.send(answer)
                 for frame in frames:
@@ -203,6 +238,7 @@ class Conversation:
                         return
                     connection.transport.write(frame)
                     self.coordinator.run.bytes_down += len(frame)
+                    connection.downloads.tokens -= len(frame)
         finally:
             self.blocked = None
             if self.download is asyncio.current_task():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -128,6 +129,8 @@ class Service(Section, frozen=True, kw_only=True):
     """Downloads served at a time."""
     max_connections: Positive = 20_000
     """Devices connected at a time; more are told to come back."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
     durable: Literal["process", "power"] = "process"
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
 
@@ -262,6 +265,8 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
 
+ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
 SECTIONS: Mapping[str, type[Section]] = {
@@ -311,6 +316,12 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
             "(round.goal * round.over_selection); no round could be full"
         )
+    for origin in plan.service.origins:
+        if not re.fullmatch(ORIGIN, origin):
+            yield (
+                f"service.origins names {origin!r}; an origin is scheme://host or scheme://host:port in lower case, "
+                'without a path, as browsers send it: "https://example.org". Each page is named: there is no "*"'
+            )
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
         yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"
     if plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0):

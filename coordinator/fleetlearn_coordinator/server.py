@@ -11,16 +11,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Grant, Refused, Task
 from fleetlearn_protocol.messages import Cancel as CancelMessage
-from websockets.asyncio.server import ServerConnection
 
-from fleetlearn_coordinator.conversation import CLOSE_TIMEOUT, Conversation
+from fleetlearn_coordinator.connection import Connection
+from fleetlearn_coordinator.conversation import Conversation
 from fleetlearn_coordinator.engine import Assign, Cancel, Command, Finish, Phase
+from fleetlearn_coordinator.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.run import Clocks, Run
 from fleetlearn_coordinator.transfer import Contents, Uploads
 
@@ -30,7 +32,8 @@ logger = logging.getLogger("fleetlearn.coordinator")
 class Coordinator:
     """The server of one run, within a running event loop. ``service.running`` makes one that listens."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, places: int | None = None) -> None:
+        """``places``: devices that may be connected, where that is fewer than the plan's."""
         self.run, self.store, self.engine, self.service = run, run.store, run.engine, run.plan.service
         self.contents = Contents(run.bundle)
         self.uploads = Uploads(run.store, self.service.uploads)
@@ -38,6 +41,11 @@ class Coordinator:
         self.devices: dict[str, Conversation] = {}
         """Device -> its connection, of those that checked in."""
         self.connections: set[Conversation] = set()
+        self.places = self.service.max_connections if places is None else places
+        files = run.bundle.manifest.files.values()
+        self.bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a device has checked in: its connection is no newcomer any more."""
         self.loop = asyncio.get_running_loop()
         self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
@@ -57,7 +65,7 @@ class Coordinator:
         if self.run.finished is not None:
             self.done.set_result(self.run.finished)
 
-    async def converse(self, connection: ServerConnection) -> None:
+    async def converse(self, connection: Connection) -> None:
         """Serve one connection to its end."""
         conversation = Conversation(self, connection)
         self.connections.add(conversation)
@@ -94,7 +102,7 @@ class Coordinator:
             return ComeBack(_spread(3600.0), "finished")
         if self.done.done():
             return ComeBack(_spread(10.0), "stopping")
-        if device not in self.devices and len(self.devices) >= self.service.max_connections:
+        if device not in self.devices and len(self.devices) >= self.places:
             return ComeBack(_spread(30.0), "busy")
         return None
 
@@ -106,6 +114,7 @@ class Coordinator:
             earlier.leave()
             earlier.close(1008, "replaced")
         self.devices[device] = conversation
+        self.changed()
         self._carry_out(self.engine.check_in(device, held, self.loop.time()))
         self.grant()  # the place of an upload that the earlier connection left
 
@@ -191,6 +200,8 @@ class Coordinator:
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
+        if lease.device in self.devices:
+            self.devices[lease.device].connection.allow_task(2 * run.model.nbytes, 2 * run.model.nbytes)
         self.contents.publish(run.model_digest, run.model)
         self.tell(
             lease.device,
@@ -224,7 +235,7 @@ class Coordinator:
         for conversation in self.connections:
             why = conversation.overdue(now, silence)
             if why is not None:
-                logger.info("device %s: connection ended: %s", conversation.device or "(not checked in)", why)
+                conversation.log(logging.INFO, "connection ended: %s", why)
                 conversation.connection.transport.abort()
 
     def live(self) -> dict[str, Any]:
@@ -244,13 +255,13 @@ class Coordinator:
         }
 
     async def stop(self, reason: str) -> None:
-        """Tell every device to come back later, and wait a moment for them to leave."""
+        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
             for conversation in self.devices.values():
                 conversation.send(ComeBack(_spread(10.0), "stopping"))
-        until = self.loop.time() + CLOSE_TIMEOUT
+        until = self.loop.time() + STOP_TIMEOUT
         while self.connections and self.loop.time() < until:
             await asyncio.sleep(0.05)
 
