@@ -37,7 +37,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from fleetlearn_coordinator.connection import Connection
-from fleetlearn_coordinator.limits import CHECK_IN_TIMEOUT, CLOSE_TIMEOUT, PATIENCE, WRITE_LIMIT
+from fleetlearn_coordinator.limits import BYTE_BURST, CHECK_IN_TIMEOUT, CLOSE_TIMEOUT, PATIENCE, WRITE_LIMIT
 from fleetlearn_coordinator.peer_log import ConnectionLog
 from fleetlearn_coordinator.transfer import Upload
 
@@ -195,7 +195,7 @@ class Conversation:
             return
         self.device, self._new = message.device, False
         model = self.coordinator.run.model.nbytes
-        self.connection.welcome(self.coordinator.bundle_bytes + 2 * model, 2 * model)
+        self.connection.welcome(self.coordinator.bundle_bytes + model, 2 * model)
         self.send(Welcome(SOFTWARE, self.coordinator.service.heartbeat, CHUNK_BYTES))
         self.coordinator.join(self, message.device, message.held.task if message.held is not None else None)
 
@@ -225,7 +225,8 @@ class Conversation:
     async def _send_content(self, answer: Content, frames: Iterable[bytes]) -> None:
         connection, loop = self.connection, self.coordinator.loop
         try:
-            while wait := connection.downloads.wait(loop.time(), CHUNK_BYTES):
+            needed = min(answer.size - answer.offset, BYTE_BURST)
+            while wait := connection.downloads.wait(loop.time(), least=needed):
                 await asyncio.sleep(wait)
             async with self.coordinator.downloads:
                 self.send(answer)

@@ -26,7 +26,7 @@ BYTE_RATE = 256.0 * KIB
 BYTE_BURST = 1024 * KIB
 """Bytes at once, from the check-in on. A task allows at least the update's bytes twice, and these."""
 DOWNLOAD_RATE = 256.0 * KIB
-"""Bytes a second that a device may fetch beyond the bundle once and the model twice for each task."""
+"""Bytes a second that a device may fetch beyond the bundle once and the model once for each task."""
 PATIENCE = 10.0
 """Seconds of waiting for its budget after which a connection is ended; half of a second comes back each second."""
 
@@ -58,9 +58,9 @@ ACCEPTS = 8
 """Connections that are accepted before every other connection has had its turn."""
 SHORT_LIFE = 2.0
 """Seconds: connections that end sooner are counted, so that connecting again and again does not starve others."""
-SHORT_LIFE_RATE = 200.0
+SHORT_LIFE_RATE = 50.0
 """Short-lived connections a second, once the burst is used up; until there is room for another none is accepted."""
-SHORT_LIFE_BURST = 1000
+SHORT_LIFE_BURST = 200
 FILES = 64
 """Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
 
@@ -93,12 +93,12 @@ class Bucket:
         self.rate, self.burst, self.at = rate, burst, now
         self.tokens = burst if tokens is None else tokens
 
-    def wait(self, now: float, group: float = 1.0) -> float:
-        """Return 0 if there is a token, else the seconds until ``group`` of them will be there."""
+    def wait(self, now: float, group: float = 1.0, least: float = 1.0) -> float:
+        """Return 0 if there are ``least`` tokens, else the seconds until ``group`` of them will be there."""
         if self.tokens < self.burst:  # above it are those of a task, which do not grow
             self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
         self.at = now
-        return 0.0 if self.tokens >= 1.0 else (group - self.tokens) / self.rate
+        return 0.0 if self.tokens >= least else (max(group, least) - self.tokens) / self.rate
 
     def raise_to(self, tokens: float) -> None:
         """Have at least this many."""

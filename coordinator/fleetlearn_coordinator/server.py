@@ -201,7 +201,7 @@ class Coordinator:
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
         if lease.device in self.devices:
-            self.devices[lease.device].connection.allow_task(2 * run.model.nbytes, 2 * run.model.nbytes)
+            self.devices[lease.device].connection.allow_task(run.model.nbytes, 2 * run.model.nbytes)
         self.contents.publish(run.model_digest, run.model)
         self.tell(
             lease.device,

@@ -1,0 +1,128 @@
+"""Attacks on a coordinator beside six honest devices: rounds a second before and during each.
+
+The coordinator, the honest devices and the attackers are a process each, on 127.0.0.1. Where cores are few the
+attackers' own work slows the others down too; ``--nice 19`` leaves them what nobody else uses, and shows the
+coordinator's part, if enough is left: the table says what they used. They are not bounded in another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import _attackers
+import _load
+import _measure as measure
+
+DEVICES = 6
+ATTACKS: dict[str, str] = {attack.__name__: "_attackers" for attack in _attackers.ATTACKS}
+"""Name of the attack -> the module of this folder that has it."""
+
+
+class Rounds:
+    """When each round began, as the honest devices see it."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self._last = 0
+
+    def __call__(self, round: int) -> None:
+        if round > self._last:
+            self._last = round
+            self.began.append(time.perf_counter())
+
+    def rate(self, begin: float, end: float) -> float:
+        return sum(begin <= at < end for at in self.began) / (end - begin)
+
+
+async def beside(server: measure.Server, name: str, size: int, seconds: float, nice: int) -> dict[str, float]:
+    """Rounds a second without and with the attack, and what it cost the coordinator."""
+    update, log, rounds = _load.make_update(size), _load.Log(), Rounds()
+    tasks = [
+        asyncio.ensure_future(_load.take_part(server.url, f"honest-{number}", update, log, rounds))
+        for number in range(DEVICES)
+    ]
+    attacker: subprocess.Popen[bytes] | None = None
+    try:
+        while len(rounds.began) < 4:
+            await _alive(tasks, 0.01)
+        begin, idle = time.perf_counter(), measure.usage(server.pid)
+        await _alive(tasks, seconds)
+        before = rounds.rate(begin, time.perf_counter())
+        written = server.log.stat().st_size
+        command = [sys.executable, str(Path(_attackers.__file__)), ATTACKS[name], name, server.url]
+        attacker = subprocess.Popen(command, stderr=subprocess.PIPE)
+        os.setpriority(os.PRIO_PROCESS, attacker.pid, nice)
+        await _alive(tasks, 1.0)  # it starts
+        begin, used, theirs = time.perf_counter(), measure.usage(server.pid), measure.usage(attacker.pid)
+        await _alive(tasks, seconds)
+        end = time.perf_counter()
+        if attacker.poll() is not None:
+            raise RuntimeError(f"the attacker ended: {attacker.communicate()[1].decode()[-2000:]}")
+        now = measure.usage(server.pid)
+        during = rounds.rate(begin, end)
+        return {
+            "before": before,
+            "during": during,
+            "ratio": during / before,
+            "cpu": (now.cpu - used.cpu) / (end - begin),
+            "attacker_cpu": (measure.usage(attacker.pid).cpu - theirs.cpu) / (end - begin),
+            "idle_rss_mib": idle.peak_rss,
+            "peak_rss_mib": now.peak_rss,
+            "log_kib_per_second": (server.log.stat().st_size - written) / 1024 / (end - begin),
+        }
+    finally:
+        if attacker is not None:
+            attacker.kill()
+            attacker.communicate()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _alive(tasks: Sequence[asyncio.Future[None]], seconds: float) -> None:
+    """Wait; raises what an honest device raises."""
+    ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()
+        raise RuntimeError("an honest device was sent away")
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME")
+    options.add_argument("--size", type=int, default=250_000, help="parameters of the model, float32")
+    options.add_argument("--seconds", type=float, default=5.0, help="of each measurement, before and during")
+    options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--nice", type=int, default=0, choices=range(20), help="of the attackers")
+    chosen = options.parse_args()
+    results: dict[str, Any] = {}
+    for name in chosen.attacks:
+        runs = []
+        for _ in range(chosen.repeats):
+            # The rest of the tasks are there so that attackers who get some keep no honest device out of the round.
+            with measure.coordinator(
+                size=chosen.size, devices=DEVICES, rounds=10**6, over_selection=8.0, heartbeat=15.0
+            ) as server:
+                runs.append(asyncio.run(beside(server, name, chosen.size, chosen.seconds, chosen.nice)))
+            print(".", end="", flush=True, file=sys.stderr)
+        results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {"runs": runs}
+    print(file=sys.stderr)
+    heads = ("attack", "rounds/s before", "during", "ratio", "CPU", "theirs", "peak RSS, MiB", "before", "log, KiB/s")
+    keys = ("before", "during", "ratio", "cpu", "attacker_cpu", "peak_rss_mib", "idle_rss_mib", "log_kib_per_second")
+    print(measure.table([heads, *((name, *(measure.show(row[key]) for key in keys)) for name, row in results.items())]))
+    ratios = [row["ratio"]["median"] for row in results.values()]
+    print(f"\nleast ratio {min(ratios):.2f}, median {statistics.median(ratios):.2f}")
+    settings = {key: value for key, value in vars(chosen).items() if key != "json"}
+    measure.write_json(chosen.json, settings, results)
+
+
+if __name__ == "__main__":
+    main()
