@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/device/.installed
 
-BENCHMARKS := step rounds connections simulator
+BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout
 
 .PHONY: help demo test test-all check bench studies clean
