@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
@@ -28,6 +30,7 @@ from fleetlearn_protocol.messages import (
     Refused,
     Report,
     Uploaded,
+    Waiting,
     Welcome,
     decode_from_device,
     encode,
@@ -39,7 +42,8 @@ from websockets.protocol import State
 from fleetlearn_coordinator.connection import Connection
 from fleetlearn_coordinator.limits import BYTE_BURST, CHECK_IN_TIMEOUT, CLOSE_TIMEOUT, PATIENCE, WRITE_LIMIT
 from fleetlearn_coordinator.peer_log import ConnectionLog
-from fleetlearn_coordinator.transfer import Upload
+from fleetlearn_coordinator.transfer import Content as ServedContent
+from fleetlearn_coordinator.transfer import Download, Upload
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.server import Coordinator
@@ -50,6 +54,8 @@ SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
+WAITING_INTERVAL = 20.0
+"""Seconds after which a fetch that waits is told so again: a third of a device's patience."""
 
 
 class Conversation:
@@ -59,8 +65,8 @@ class Conversation:
         "_log",
         "_new",
         "_over",
-        "_past_transfers",
         "_refusals",
+        "_transfers",
         "blocked",
         "connection",
         "coordinator",
@@ -78,11 +84,11 @@ class Conversation:
         self.seen = coordinator.loop.time()
         """When the device last said something."""
         self.upload: Upload | None = None
-        self.download: asyncio.Task[None] | None = None
+        self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
-        self._past_transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
-        """The last grants that ended early: chunks of theirs may still be on the way."""
+        self._transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
+        """The last grants: of those that are over, chunks may still be on the way."""
         self._refusals = 0
         self._new = True
         """It has not checked in yet."""
@@ -110,8 +116,7 @@ class Conversation:
             pass
         finally:
             self._log.end(self.device)
-            if self.download is not None:
-                self.download.cancel()
+            self._stop_download()
 
     def send(self, message: FromCoordinator) -> None:
         """Put a control message on its way. Control is small and mostly an answer; who lets it pile up is ended."""
@@ -127,6 +132,7 @@ class Conversation:
 
     def leave(self) -> None:
         """Speak for the device no longer; what it uploaded so far is kept for its next connection."""
+        self._stop_download()
         if self.upload is not None:
             self.coordinator.uploads.pause(self.upload)
             self.upload = None
@@ -138,10 +144,13 @@ class Conversation:
             return f"not checked in within {CHECK_IN_TIMEOUT:.0f} s"
         if now - self.seen > silence:
             return f"silent for {silence:.0f} s"
-        blocked = self.blocked or self.connection.stalled
-        if blocked is not None and now - blocked > SEND_TIMEOUT:
+        unread = self.download.stalled(now) if self.download is not None else inf
+        blocked = min(unread, now - self.blocked) if self.blocked is not None else 0.0
+        if self.connection.stalled is not None:
+            blocked = max(blocked, now - self.connection.stalled)
+        if blocked > SEND_TIMEOUT:
             return f"did not read for {SEND_TIMEOUT:.0f} s"
-        if self.upload is not None and self.upload.transfer and now - self.upload.moved > UPLOAD_TIMEOUT:
+        if self.upload is not None and self.upload.transfer and self.upload.stalled(now) > UPLOAD_TIMEOUT:
             return f"sent nothing of its upload for {UPLOAD_TIMEOUT:.0f} s"
         return None
 
@@ -211,39 +220,68 @@ class Conversation:
     # Downloads
 
     def _fetch(self, device: str, message: Fetch) -> None:
-        if self.download is not None:  # its task was cancelled, and the device wants something else now
-            self.download.cancel()
-            self.download = None
+        self._stop_download()  # its task was cancelled, and the device wants something else now
         try:
             content = self.coordinator.contents.find(message.sha256, message.offset)
         except FleetError as error:
             self._refuse(error, sha256=message.sha256)
             return
-        answer = Content(content.transfer, message.sha256, content.size, message.offset)
-        self.download = self.coordinator.loop.create_task(self._send_content(answer, content.frames(message.offset)))
+        download = self.download = Download(device, self.connection.transport)
+        download.task = self.coordinator.loop.create_task(self._send_content(download, content, message))
 
-    async def _send_content(self, answer: Content, frames: Iterable[bytes]) -> None:
+    async def _send_content(self, download: Download, content: ServedContent, fetch: Fetch) -> None:
         connection, loop = self.connection, self.coordinator.loop
         try:
-            needed = min(answer.size - answer.offset, BYTE_BURST)
-            while wait := connection.downloads.wait(loop.time(), least=needed):
-                await asyncio.sleep(wait)
-            async with self.coordinator.downloads:
-                self.send(answer)
-                for frame in frames:
-                    self.blocked = loop.time()
-                    await connection.drain()
-                    self.blocked, self.seen = None, loop.time()  # who takes chunks in is not silent
-                    await asyncio.sleep(0)  # drain() does not yield while the buffer is low
-                    if connection.state is not State.OPEN:
-                        return
-                    connection.transport.write(frame)
-                    self.coordinator.run.bytes_down += len(frame)
-                    connection.downloads.tokens -= len(frame)
+            await self._wait_for_budget(fetch.sha256, content.size - fetch.offset)
+            await self._take_turn(download, fetch.sha256)
+            self.send(Content(content.transfer, fetch.sha256, content.size, fetch.offset))
+            for frame in content.frames(fetch.offset):
+                await self._drain()
+                self.seen = loop.time()  # who takes chunks in is not silent
+                if not download.turn.is_set():
+                    await self._take_turn(download, fetch.sha256)
+                await asyncio.sleep(0)  # drain() does not yield while the buffer is low
+                if connection.state is not State.OPEN:
+                    return
+                connection.transport.write(frame)
+                download.sent += len(frame)
+                self.coordinator.run.bytes_down += len(frame)
+                connection.downloads.tokens -= len(frame)
+        finally:
+            if self.download is download:
+                self.download = None
+            self.coordinator.end_download(download)
+
+    async def _wait_for_budget(self, sha256: str, size: int) -> None:
+        """Wait until the device, which has fetched more than its tasks need, may fetch again."""
+        downloads, needed = self.connection.downloads, min(size, BYTE_BURST)
+        while wait := downloads.wait(self.coordinator.loop.time(), least=needed):
+            self.send(Waiting(sha256=sha256))
+            await asyncio.sleep(min(wait, WAITING_INTERVAL))
+
+    async def _take_turn(self, download: Download, sha256: str) -> None:
+        """Wait for a place, once the device has read what it was sent: until then it has no use for one."""
+        await self._drain()
+        self.coordinator.ask_download(download)
+        while not download.turn.is_set():
+            self.send(Waiting(sha256=sha256))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_INTERVAL):
+                    await download.turn.wait()
+
+    async def _drain(self) -> None:
+        """Wait until the device has read most of what was written."""
+        self.blocked = self.coordinator.loop.time()
+        try:
+            await self.connection.drain()
         finally:
             self.blocked = None
-            if self.download is asyncio.current_task():
-                self.download = None
+
+    def _stop_download(self) -> None:
+        if self.download is not None:
+            assert self.download.task is not None
+            self.download.task.cancel()
+            self.download = None
 
     # Uploads
 
@@ -262,17 +300,29 @@ class Conversation:
             self._reject(device, message.task, ProtocolError(Code.WRONG_LENGTH, text))
             return
         if self.upload is not None:
-            if self.upload.report == message:  # said twice: once is enough
+            if self.upload.report == message:
+                if self.upload not in coordinator.uploads.places:  # it was asked to wait, and nothing is on its way now
+                    coordinator.uploads.queue(self.upload)
+                    coordinator.grant()
                 return
             self.stop_upload()
-        self.upload = coordinator.uploads.offer(device, message)
+        self.upload = coordinator.uploads.offer(device, message, self._arriving)
         coordinator.grant()
+
+    def grant(self, upload: Upload) -> None:
+        """Tell the device that its upload may begin, or go on."""
+        self._transfers.append(upload.transfer)
+        self.send(Grant(upload.report.task, upload.transfer, upload.offset))
+
+    def _arriving(self) -> int:
+        """Bytes of a message that is not complete."""
+        return len(self.connection.protocol.reader.buffer)
 
     def _chunk(self, message: bytes) -> None:
         chunk = unpack_chunk(message)
         upload = self.upload
         if upload is None or self.device is None or not upload.transfer or chunk.transfer != upload.transfer:
-            if chunk.transfer in self._past_transfers:
+            if chunk.transfer in self._transfers:
                 return
             raise ProtocolError(Code.OUT_OF_TURN, f"a chunk of transfer {chunk.transfer} came, which was not granted")
         try:
@@ -280,7 +330,6 @@ class Conversation:
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
-        upload.moved = self.seen
         self.coordinator.run.bytes_up += len(message)
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:
@@ -288,19 +337,24 @@ class Conversation:
         if error.code is not Code.WRONG_OFFSET:
             self._spoiled(device, task, error)
             return
+        if upload not in self.coordinator.uploads.places.held:
+            return  # it was asked to wait: its next grant says where to go on
         self._refuse(error, task)  # and go on from where it is right
-        self._past_transfers.append(upload.transfer)
-        self.coordinator.uploads.renew(upload, self.seen)
-        self.send(Grant(task, upload.transfer, upload.offset))
+        self.coordinator.uploads.renew(upload)
+        upload.restarted = True
+        self.grant(upload)
 
     def _uploaded(self, device: str, message: Uploaded) -> None:
         upload, engine = self.upload, self.coordinator.engine
         if upload is None or upload.report.task != message.task or not upload.transfer:
             if engine.accepted.get(message.task) == device:
                 self.send(Accepted(message.task))
-            elif not self._past_transfers:
+            elif not self._transfers:
                 raise ProtocolError(Code.OUT_OF_TURN, f"no upload of task {message.task} was granted")
             return
+        held = upload in self.coordinator.uploads.places.held
+        if upload.offset < upload.report.size and (upload.restarted or not held):
+            return  # of a grant that is over
         try:
             upload.check_complete()
             if not engine.wanted(device, message.task):
@@ -313,7 +367,7 @@ class Conversation:
     def _accept(self, device: str, upload: Upload) -> None:
         assert upload.slot is not None
         self.coordinator.run.accept(upload.report, upload.slot, upload.largest)
-        self.coordinator.uploads.keep(upload)
+        self.coordinator.uploads.keep(upload, self.seen)
         self.upload = None
         self.send(Accepted(upload.report.task))
         self.coordinator.accept(device, upload.report.task)
@@ -334,8 +388,6 @@ class Conversation:
     def stop_upload(self) -> None:
         """Drop the upload under way, if there is one. The caller grants its place to another."""
         if self.upload is not None:
-            if self.upload.transfer:
-                self._past_transfers.append(self.upload.transfer)
             self.coordinator.uploads.drop(self.upload)
             self.upload = None
 

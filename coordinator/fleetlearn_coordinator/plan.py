@@ -127,6 +127,9 @@ class Service(Section, frozen=True, kw_only=True):
     """Uploads granted at a time."""
     downloads: Positive = 64
     """Downloads served at a time."""
+    least_rate: Annotated[float, Meta(ge=0, le=1e9)] = 16384.0
+    """Bytes per second; an upload or a download that moves less loses its place while others wait. Lower it where all
+    devices are on slower links."""
     max_connections: Positive = 20_000
     """Devices connected at a time; more are told to come back."""
     origins: tuple[str, ...] = ()

@@ -16,15 +16,16 @@ from typing import Any
 
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Grant, Refused, Task
+from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Refused, Task, Waiting
 from fleetlearn_protocol.messages import Cancel as CancelMessage
 
 from fleetlearn_coordinator.connection import Connection
 from fleetlearn_coordinator.conversation import Conversation
 from fleetlearn_coordinator.engine import Assign, Cancel, Command, Finish, Phase
 from fleetlearn_coordinator.limits import STOP_TIMEOUT
+from fleetlearn_coordinator.places import Places, Proven
 from fleetlearn_coordinator.run import Clocks, Run
-from fleetlearn_coordinator.transfer import Contents, Uploads
+from fleetlearn_coordinator.transfer import Contents, Download, Downloads, Uploads
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -36,8 +37,9 @@ class Coordinator:
         """``places``: devices that may be connected, where that is fewer than the plan's."""
         self.run, self.store, self.engine, self.service = run, run.store, run.engine, run.plan.service
         self.contents = Contents(run.bundle)
-        self.uploads = Uploads(run.store, self.service.uploads)
-        self.downloads = asyncio.Semaphore(self.service.downloads)
+        proven = Proven(self.service.max_connections)
+        self.uploads = Uploads(run.store, Places(self.service.uploads, self.service.least_rate, proven))
+        self.downloads = Downloads(Places(self.service.downloads, self.service.least_rate, proven))
         self.devices: dict[str, Conversation] = {}
         """Device -> its connection, of those that checked in."""
         self.connections: set[Conversation] = set()
@@ -134,12 +136,25 @@ class Coordinator:
         if conversation is not None:
             conversation.send(message)
 
-    # Uploads
+    # Downloads and uploads
+
+    def ask_download(self, download: Download) -> None:
+        """A device wants to be sent something."""
+        self.downloads.ask(download, idle=download.device not in self.engine.leases)
+        self.downloads.go_on(self.loop.time())
+
+    def end_download(self, download: Download) -> None:
+        """It was sent, or nobody wants it now."""
+        self.downloads.leave(download)
+        self.downloads.go_on(self.loop.time())
 
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
         for upload in self.uploads.grants(self.loop.time()):
-            self.tell(upload.device, Grant(upload.report.task, upload.transfer, upload.offset))
+            if upload not in self.uploads.places.held:
+                self.tell(upload.device, Waiting(task=upload.report.task))
+            elif upload.device in self.devices:
+                self.devices[upload.device].grant(upload)
 
     def first_spoilt(self, task: str) -> bool:
         """Whether this is the first time that the task's upload arrived wrong. Remembers that it did."""
@@ -230,8 +245,12 @@ class Coordinator:
     # Time and people
 
     def sweep(self) -> None:
-        """End the connections that are overdue."""
+        """End the connections that are overdue, and take places from those that hardly move while others wait."""
         now, silence = self.loop.time(), SILENT_HEARTBEATS * self.service.heartbeat
+        self.uploads.places.measure(now)
+        self.downloads.places.measure(now)
+        self.grant()
+        self.downloads.go_on(now)
         for conversation in self.connections:
             why = conversation.overdue(now, silence)
             if why is not None:

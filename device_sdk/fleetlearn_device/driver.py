@@ -32,6 +32,7 @@ from fleetlearn_device.commands import (
     SendUpdate,
     StartTraining,
     StopTraining,
+    StopUpdate,
     StoreChunk,
 )
 from fleetlearn_device.data import Data, as_data, load_npz
@@ -344,6 +345,8 @@ class Driver:
                 self._stop_upload()
                 if self._ws is not None:
                     self._upload = self._start(self._send_update(self._ws, command))
+            case StopUpdate():
+                self._stop_upload()
             case Close(reason=reason, after=after, code=code):
                 calm = after is not None or self._session.stopping
                 log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", _printable(reason))

@@ -38,6 +38,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    Waiting,
     Welcome,
     decode_from_coordinator,
 )
@@ -54,6 +55,7 @@ from fleetlearn_device.commands import (
     SendUpdate,
     StartTraining,
     StopTraining,
+    StopUpdate,
     StoreChunk,
     Wanted,
 )
@@ -342,6 +344,8 @@ class Session:
                 return self._begin(message)
             case Grant():
                 return self._upload(message)
+            case Waiting():
+                return self._wait(message)
             case Accepted(task=task):
                 self._check_turn(message, task)
                 if task != self.current:
@@ -415,6 +419,15 @@ class Session:
         text = f"task {grant.task}: uploading {report.size - grant.offset} bytes from {grant.offset}"
         return [Note(text), SendUpdate(report.task, grant.transfer, grant.offset, self._chunk_bytes)]
 
+    def _wait(self, waiting: Waiting) -> Commands:
+        """A transfer lost its place, or has none yet. That it came is enough for a fetch: patience begins again."""
+        if waiting.task is None:
+            return [Note("what is fetched waits for its turn")]
+        if waiting.task != self.current or self.report is None or self.work not in (Work.UPLOADING, Work.UPLOADED):
+            return self._ignore(waiting, waiting.task)
+        self.work = Work.HOLDING  # the report comes after the last chunk, so the next grant's offset counts them all
+        return [Note(f"task {waiting.task}: the upload waits for its turn"), StopUpdate(), Send(self.report)]
+
     def _refusal(self, refused: Refused, now: float) -> Commands:
         said = f"{refused.text} [{refused.code.value}]"
         if self.link is Link.CHECKING_IN:
@@ -435,7 +448,10 @@ class Session:
                 return self._ignore(refused, refused.task)
             if refused.code is Code.BUSY:
                 return self._close(f"task {refused.task}: {said}")
-            wrong_bytes = refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH, Code.WRONG_OFFSET)
+            if refused.code is Code.WRONG_OFFSET and self.work in FINISHED:
+                self.work = Work.HOLDING
+                return [Note(f"task {refused.task} waits for another grant: {said}", True), StopUpdate()]
+            wrong_bytes = refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH)
             if self.report is not None and self.work in FINISHED and wrong_bytes and not self._reported_again:
                 self._reported_again, self.work = True, Work.HOLDING
                 return [Note(f"task {refused.task} is reported again: {said}", True), Send(self.report)]

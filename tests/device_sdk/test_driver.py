@@ -25,6 +25,7 @@ from fleetlearn_device.train import train
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
+    Accepted,
     Cancel,
     CheckIn,
     ComeBack,
@@ -34,6 +35,8 @@ from fleetlearn_protocol.messages import (
     Held,
     Refused,
     Report,
+    Uploaded,
+    Waiting,
 )
 from line_bundle import line_data, write_line_bundle
 from processes import free_port
@@ -169,6 +172,28 @@ def test_an_upload_goes_on_where_the_grant_says(served: Served, data: Any, tmp_p
             assert await line.expect(Report) == report
             rest = await line.take_upload(report, 768, transfer=8)
             assert zlib.crc32(part + rest) == report.crc32
+
+    asyncio.run(test())
+
+
+def test_an_upload_that_is_told_to_wait_is_reported_again_on_the_same_connection(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in(chunk_bytes=256)
+            await line.say(served.task())
+            report = await line.answer_fetches(Report)
+            part = await line.take_upload(report, bytes_=768)
+            await line.say(Waiting(task=report.task))
+            while (message := await line.hear()) != report:  # what was on its way
+                assert isinstance(message, bytes | Uploaded)
+            rest = await line.take_upload(report, 768, transfer=8)
+            assert zlib.crc32(part + rest) == report.crc32
+            await line.say(Accepted(report.task))
+            await line.say(served.task("t2"))
+            assert (await line.answer_fetches(Report)).task == "t2"
 
     asyncio.run(test())
 
