@@ -98,7 +98,8 @@ class Fleet:
         self.state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
         """The model before this round's: stale updates are of it."""
-        self.engine = Engine(settings_of(self.plan), prefix="s-")
+        # A device that is there makes progress until it vanishes, so nothing is to be watched.
+        self.engine = Engine(settings_of(self.plan)._replace(stall=inf), prefix="s-")
         self.now = self.last = 0.0
         """``last``: when a round ended, or training began."""
         self.finished: str | None = None
