@@ -196,7 +196,7 @@ class Engine:
     _short: set[str] = field(default_factory=set)
     """Devices whose lease began in the second half of its round."""
     _held_up: int = 0
-    """How many of this round's leases took time and came to nothing."""
+    """How many of this round's leases kept their slots and came to nothing: stalled, late, or lost after returns."""
 
     # --- what a driver may ask ---
 
@@ -557,11 +557,12 @@ class Engine:
     def _judge(self, device: str, cause: str) -> None:
         """Remember that the device's lease ends without an accepted report."""
         watch = self._watches.get(device)
-        slow = cause == STALLED or (cause == LATE and device not in self._short)
-        if slow or (cause == LOST and watch is not None and not watch.progressed):
-            self._held_up += 1
-        if cause != SURPLUS and (slow or cause != LATE):
-            self.standing.fail(device, DOUBT if slow else 1)
+        held_up = cause == STALLED or (cause == LATE and device not in self._short)
+        if cause == LOST and watch is not None:  # it came back, and did nothing
+            held_up = not watch.progressed and watch.grace < self.settings.grace
+        self._held_up += held_up
+        if held_up or cause not in (SURPLUS, LATE):
+            self.standing.fail(device, DOUBT if held_up else 1)
 
     def _release(self, devices: Sequence[str]) -> None:
         """Their leases are over; those that are connected had their turn."""
