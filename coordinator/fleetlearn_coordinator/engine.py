@@ -150,7 +150,7 @@ class Watch:
     progressed: bool = False
     """Whether it ever made progress."""
     waits: float | None = None
-    """Since when it has been the coordinator's turn: it is to grant an upload, or to send a content."""
+    """Since when it has been the coordinator's turn to act: to grant an upload, or to send a content."""
     gone: float | None = None
     """Since when the device has not been connected."""
     furthest: dict[str, int] = field(default_factory=dict)
@@ -274,7 +274,7 @@ class Engine:
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
         """The device came so far with its task: in its steps, in a content that it fetches, in its upload.
 
-        ``what`` tells them apart. Only more than before of the same is progress: nothing is, to do it again.
+        ``what`` tells these apart. Only more than before is progress: to do the same once more is none.
         """
         watch = self._watches.get(device)
         if watch is not None and watch.task == task and amount > watch.furthest.get(what, 0):
@@ -282,8 +282,8 @@ class Engine:
             watch.moved, watch.grace, watch.progressed = now, self.settings.grace, True
 
     def wait(self, device: str, now: float) -> None:
-        """From now on it is the coordinator's turn, if the device has a lease: to grant its upload, or to send what it
-        wants. Meanwhile the lease does not stall."""
+        """From now on it is the coordinator's turn to act: to grant the device's upload, or to send what it fetches.
+        Meanwhile its lease, if it has one, does not stall."""
         if device in self.leases:
             watch = self._watched(device, now)
             if watch.waits is None:
@@ -557,7 +557,8 @@ class Engine:
     def _judge(self, device: str, cause: str) -> None:
         """Remember that the device's lease ends without an accepted report."""
         watch = self._watches.get(device)
-        held_up = cause == STALLED or (cause == LATE and device not in self._short)
+        waits = watch is not None and watch.waits is not None  # for the coordinator: it is not to blame
+        held_up = cause == STALLED or (cause == LATE and device not in self._short and not waits)
         if cause == LOST and watch is not None:  # it came back, and did nothing
             held_up = not watch.progressed and watch.grace < self.settings.grace
         self._held_up += held_up

@@ -266,6 +266,13 @@ def test_who_comes_in_the_second_half_of_a_round_may_be_late() -> None:
     assert engine.standing.level("a") == 1
 
 
+def test_who_waits_for_the_coordinator_at_the_deadline_has_not_failed() -> None:
+    engine, tasks = started(rules=SETTINGS._replace(deadline=50.0, minimum=2))
+    engine.wait("a", 20.0)
+    assert Ended("a", tasks["a"], 1, LATE) in [command for _, command in awake(engine, 50.0)]
+    assert dict(engine.standing.points) == {"b": DOUBT, "c": DOUBT}
+
+
 def test_who_is_one_too_many_has_not_failed() -> None:
     engine, tasks = started()
     engine.accept("a", tasks["a"], 10.0)
