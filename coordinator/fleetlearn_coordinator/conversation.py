@@ -209,7 +209,7 @@ class Conversation:
         self.coordinator.join(self, message.device, message.held.task if message.held is not None else None)
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
-        """``seen`` is all there is to it."""
+        self.coordinator.engine.progress(device, message.task, "steps", message.steps, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
@@ -230,7 +230,8 @@ class Conversation:
         download.task = self.coordinator.loop.create_task(self._send_content(download, content, message))
 
     async def _send_content(self, download: Download, content: ServedContent, fetch: Fetch) -> None:
-        connection, loop = self.connection, self.coordinator.loop
+        connection, loop, engine = self.connection, self.coordinator.loop, self.coordinator.engine
+        device = download.device
         try:
             await self._wait_for_budget(fetch.sha256, content.size - fetch.offset)
             await self._take_turn(download, fetch.sha256)
@@ -245,6 +246,9 @@ class Conversation:
                     return
                 connection.transport.write(frame)
                 download.sent += len(frame)
+                engine.progress(
+                    device, engine.leases.get(device), fetch.sha256, fetch.offset + download.sent, self.seen
+                )
                 self.coordinator.run.bytes_down += len(frame)
                 connection.downloads.tokens -= len(frame)
         finally:
@@ -262,12 +266,17 @@ class Conversation:
     async def _take_turn(self, download: Download, sha256: str) -> None:
         """Wait for a place, once the device has read what it was sent: until then it has no use for one."""
         await self._drain()
-        self.coordinator.ask_download(download)
-        while not download.turn.is_set():
-            self.send(Waiting(sha256=sha256))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAITING_INTERVAL):
-                    await download.turn.wait()
+        engine, loop = self.coordinator.engine, self.coordinator.loop
+        engine.wait(download.device, loop.time())
+        try:
+            self.coordinator.ask_download(download)
+            while not download.turn.is_set():
+                self.send(Waiting(sha256=sha256))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WAITING_INTERVAL):
+                        await download.turn.wait()
+        finally:
+            engine.proceed(download.device, loop.time())
 
     async def _drain(self) -> None:
         """Wait until the device has read most of what was written."""
@@ -303,10 +312,12 @@ class Conversation:
             if self.upload.report == message:
                 if self.upload not in coordinator.uploads.places:  # it was asked to wait, and nothing is on its way now
                     coordinator.uploads.queue(self.upload)
+                    coordinator.engine.wait(device, self.seen)
                     coordinator.grant()
                 return
             self.stop_upload()
         self.upload = coordinator.uploads.offer(device, message, self._arriving)
+        coordinator.engine.wait(device, self.seen)
         coordinator.grant()
 
     def grant(self, upload: Upload) -> None:
@@ -330,6 +341,7 @@ class Conversation:
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
+        self.coordinator.engine.progress(self.device, upload.report.task, "upload", upload.offset, self.seen)
         self.coordinator.run.bytes_up += len(message)
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:

@@ -154,6 +154,7 @@ class Coordinator:
             if upload not in self.uploads.places.held:
                 self.tell(upload.device, Waiting(task=upload.report.task))
             elif upload.device in self.devices:
+                self.engine.proceed(upload.device, self.loop.time())
                 self.devices[upload.device].grant(upload)
 
     def first_spoilt(self, task: str) -> bool:
@@ -265,7 +266,7 @@ class Coordinator:
             "round": self.engine.round,
             "version": self.engine.version,
             "connected": len(self.devices),
-            "idle": len(self.engine.idle),
+            "idle": len(self.engine.idle) + sum(map(len, self.engine.doubted.values())),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),

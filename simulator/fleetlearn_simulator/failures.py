@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,7 +43,7 @@ class Fates(NamedTuple):
     tier: Ints
     """Index in ``scenario.tiers``."""
     download: Floats
-    """Seconds that the phase takes, or would take."""
+    """Seconds that the phase takes, or would take, and those before it for which it waits for its turn."""
     train: Floats
     """Seconds that the phase takes, or would take."""
     upload: Floats
@@ -59,6 +60,7 @@ def fates(
     steps: Ints,
     down: Floats | Ints,
     up: Floats | Ints,
+    queue: Callable[[Floats], Floats] = np.zeros_like,
 ) -> Fates:
     """What becomes of the tasks of these devices, assigned at the time ``now`` in a round that ends at ``deadline``.
 
@@ -72,6 +74,7 @@ def fates(
         steps: Local steps of all epochs, at least 1, shape (n,).
         down: Bytes that the device fetches, shape (n,).
         up: Bytes of its update, shape (n,).
+        queue: The seconds that each download takes, or until its device vanishes -> those for which it waits before.
 
     Raises SimulatorError where the cost of a step is yet to be measured.
     """
@@ -85,18 +88,23 @@ def fates(
     upload = known.latency + up / known.upload
     slow = _stragglers(scenario, luck[0])
     chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
-    done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
+    vanishes = [
+        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row]) if any(rates) else None
+        for row, (rates, shapes) in enumerate(hazards)
+    ]
+    wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
+    there = wait + download
+    done, train, late = _training(scenario, chosen, steps, known.speed, there, deadline - now)
 
     # Each ending that there may be, by the seconds until it comes; infinite where it does not. The first one counts.
-    begin = (np.zeros(count), download, download + train)
+    begin = (wait, there, there + train)
     report = begin[2] + upload
     ends = {0: report}
-    for row, (length, (rates, shapes)) in enumerate(zip((download, train, upload), hazards, strict=True)):
-        if any(rates):
-            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+    for row, (length, after) in enumerate(zip((download, train, upload), vanishes, strict=True)):
+        if after is not None:
             ends[1 + row] = np.where(after < length, begin[row] + after, inf)
     if any(crash):
-        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], download + luck[6] * train, inf)
+        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], there + luck[6] * train, inf)
     if failures.outages:
         ends[5] = _outage(scenario, ids, now, report)
     if failures.discard:
@@ -104,14 +112,14 @@ def fates(
         ends[6] = np.where(dropped, begin[2], inf)
         ends[0] = np.where(dropped, inf, ends[0])
     if late.any():
-        ends[7] = np.where(late, download, inf)
+        ends[7] = np.where(late, there, inf)
         ends[0] = np.where(late, inf, ends[0])
     seconds, cause = report, np.zeros(count, np.int8)
     if len(ends) > 1:
         table = np.array([*ends.values()])
         seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
     corrupt, factor = _corruption(scenario, ids)
-    return Fates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
+    return Fates(seconds, cause, done, corrupt, factor, known.tier, there, train, upload)
 
 
 def _stragglers(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, repeat
 from math import inf
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from fleetlearn_simulator.availability import online, until
 from fleetlearn_simulator.data import Source
 from fleetlearn_simulator.failures import CAUSES, CORRUPTIONS, fates
 from fleetlearn_simulator.outcomes import Outcomes
+from fleetlearn_simulator.places import Downloads, Uploads
 from fleetlearn_simulator.scenario import Scenario
 from fleetlearn_simulator.training import Backend, Task, means, steps_of
 from fleetlearn_simulator.work import Flights, Tally, Training, flights_of
@@ -98,7 +99,8 @@ class Fleet:
         self.state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
         """The model before this round's: stale updates are of it."""
-        self.engine = Engine(settings_of(self.plan), prefix="s-")
+        # A device that is there makes progress until it vanishes, so nothing is to be watched.
+        self.engine = Engine(settings_of(self.plan)._replace(stall=inf), prefix="s-")
         self.now = self.last = 0.0
         """``last``: when a round ended, or training began."""
         self.finished: str | None = None
@@ -113,6 +115,9 @@ class Fleet:
         self.heap: list[Event] = []
         self.holds: dict[int, tuple[Flights, int]] = {}
         """Device -> its task, while that is out, and its row."""
+        limited, service = scenario.coordinator.limits, self.plan.service
+        self.downloads = Downloads(service.downloads) if limited else None
+        self.uploads: Uploads[tuple[Flights, int]] | None = Uploads(service.uploads) if limited else None
         self._begin_round()
         self.down = False
         self.history: list[dict[str, Any]] = []
@@ -159,6 +164,9 @@ class Fleet:
     def _begin_round(self) -> None:
         self.tally = Tally(len(self.model), self.plan.round.max_weight, self.now)
         self.training = Training(self.backend, self.model, self.earlier, self.scenario.seed)
+        if self.downloads is not None and self.uploads is not None:
+            self.downloads.clear()
+            self.uploads.clear()
 
     def _expect(self, time: float, kind: str, device: int = -1, flights: Flights | None = None, row: int = -1) -> None:
         if time < inf:
@@ -236,6 +244,7 @@ class Fleet:
         device, task = flights.device[row], flights.task[row]
         del self.holds[device]
         self.training.drop(task)
+        self._end_uploads([task])
         self.tally.causes[cause] += 1
         self.tally.wasted += self.now - flights.began[row]
         self.note("lost", device=device, task=task, cause=cause)
@@ -260,12 +269,20 @@ class Fleet:
             steps=steps,
             down=down,
             up=np.full(size, self.model.nbytes),
+            queue=np.zeros_like if self.downloads is None else partial(self.downloads.queue, now),
         )
+        ends = found.seconds
+        if self.uploads is not None:
+            ready = found.download + found.train
+            sends = ends > ready
+            rest = dict(zip(tasks, (ends - ready).tolist(), strict=True))
+            self.uploads.expect({task: rest[task] for task, one in zip(tasks, sends.tolist(), strict=True) if one})
+            ends = np.minimum(ends, ready)
         self.tally.down += int(down.sum())
         self.tally.assigned.update(found.tier.tolist())
         self._note(list(map(Assigned, repeat(now), repeat("assigned"), numbers, tasks)))
         flights = Flights(
-            (now + found.seconds).tolist(),
+            (now + ends).tolist(),
             [*range(self.serial + 1, self.serial + 1 + size)],
             numbers,
             names,
@@ -308,12 +325,26 @@ class Fleet:
         assert flights is not None
         if self._out(flights, row):
             cause = flights.cause[row]
-            if cause and cause not in GIVEN_UP:
+            if self.uploads is not None and flights.task[row] in self.uploads.expected:
+                if not self._not_now(event):
+                    self._expect_uploads(self.uploads.ask(flights.task[row], (flights, row)))
+            elif cause and cause not in GIVEN_UP:
                 self._vanish(event.device, cause)
             elif not self._not_now(event):
                 after = self._give_up(flights, row) if cause else self._report(flights, row, self._due(event))
         if event.kind == "tasks":
             self._expect_tasks(flights, after)
+
+    def _expect_uploads(self, begun: Iterable[tuple[float, tuple[Flights, int]]]) -> None:
+        """These tasks' uploads begin now: so many seconds, and what the task is."""
+        for seconds, (flights, row) in begun:
+            self._expect(self.now + seconds, "task", flights.device[row], flights, row)
+
+    def _end_uploads(self, tasks: Iterable[str]) -> None:
+        """These tasks are over: others may upload in their places."""
+        if self.uploads is not None:
+            for task in tasks:
+                self._expect_uploads(self.uploads.end(task))
 
     def _give_up(self, flights: Flights, row: int) -> int:
         """The device is still there, and says that it cannot do its task."""
@@ -390,6 +421,7 @@ class Fleet:
         self._note(list(map(Accepted, times, repeat("accepted"), devices, tasks, found.steps.tolist())))
         for device in devices:
             del self.holds[device]
+        self._end_uploads(tasks)
         return self.engine.accept_many(flights.name[rows], tasks, self.now)
 
     def _not_now(self, event: Event) -> bool:

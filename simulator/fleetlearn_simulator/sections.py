@@ -222,6 +222,9 @@ class Coordinator(Section, frozen=True, kw_only=True):
     """When it dies, in seconds from the beginning."""
     restart: Seconds = 10.0
     """Seconds until it is there again."""
+    limits: bool = False
+    """Whether ``plan.service.downloads`` devices download at a time and ``plan.service.uploads`` upload, the others
+    waiting for their turn, as with the server. Default: all that want to do so at once."""
 
 
 _SIZES = {"examples": None, "power": None, "largest": None}
