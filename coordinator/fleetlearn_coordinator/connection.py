@@ -116,6 +116,8 @@ class Connection(ServerConnection):
         """Called once, when the peer has waited for its budget for too long."""
         self.stalled: float | None = None
         """Since when the peer is not read from because it does not read."""
+        self.finished = False
+        """The peer was told that training is finished."""
         self._patience = Bucket(0.5, PATIENCE, now)
         self._request: bytearray | None = bytearray()
         """The HTTP request, while it is not complete."""

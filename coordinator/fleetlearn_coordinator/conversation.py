@@ -190,6 +190,7 @@ class Conversation:
             return
         not_now = self.coordinator.turn_away(message.device)
         if not_now is not None:
+            self.connection.finished = not_now.reason == "finished"
             self.send(not_now)
             self.close(1000, "come back later")
             return

@@ -57,10 +57,11 @@ HANDSHAKE_BYTES = 16 * KIB
 ACCEPTS = 8
 """Connections that are accepted before every other connection has had its turn."""
 SHORT_LIFE = 2.0
-"""Seconds: connections that end sooner are counted, so that connecting again and again does not starve others."""
+"""Seconds: connections that end sooner are counted, so that connecting again and again does not starve others. Those
+that were told that training is finished are not: there is nobody left to starve."""
 SHORT_LIFE_RATE = 50.0
 """Short-lived connections a second, once the burst is used up; until there is room for another none is accepted."""
-SHORT_LIFE_BURST = 200
+SHORT_LIFE_BURST = 100
 FILES = 64
 """Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
 

@@ -176,7 +176,7 @@ class Listener:
             return
         self.connections.discard(connection)
         self._sockets -= 1
-        if self._loop.time() - connection.since < SHORT_LIFE:
+        if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
             self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
         self.check()
 
