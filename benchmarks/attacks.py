@@ -2,12 +2,14 @@
 
 The coordinator, the honest devices and the attackers are a process each, on 127.0.0.1. Where cores are few the
 attackers' own work slows the others down too; ``--nice 19`` leaves them what nobody else uses, and shows the
-coordinator's part, if enough is left: the table says what they used. They are not bounded in another way.
+coordinator's part, if enough is left: the table says what they used. They are not bounded in another way. On a busy
+machine the coordinator's CPU for each of the honest devices' rounds, attackers included, says more than the clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import subprocess
@@ -55,7 +57,8 @@ async def beside(server: measure.Server, name: str, size: int, seconds: float, n
             await _alive(tasks, 0.01)
         begin, idle = time.perf_counter(), measure.usage(server.pid)
         await _alive(tasks, seconds)
-        before = rounds.rate(begin, time.perf_counter())
+        middle = time.perf_counter()
+        before, cost = rounds.rate(begin, middle), (measure.usage(server.pid).cpu - idle.cpu) / (middle - begin)
         written = server.log.stat().st_size
         command = [sys.executable, str(Path(_attackers.__file__)), ATTACKS[name], name, server.url]
         attacker = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -72,6 +75,8 @@ async def beside(server: measure.Server, name: str, size: int, seconds: float, n
             "before": before,
             "during": during,
             "ratio": during / before,
+            "cpu_ms_per_round_before": 1e3 * cost / before,
+            "cpu_ms_per_round": 1e3 * (now.cpu - used.cpu) / (end - begin) / during if during else math.inf,
             "cpu": (now.cpu - used.cpu) / (end - begin),
             "attacker_cpu": (measure.usage(attacker.pid).cpu - theirs.cpu) / (end - begin),
             "idle_rss_mib": idle.peak_rss,
@@ -115,9 +120,19 @@ def main() -> None:
             print(".", end="", flush=True, file=sys.stderr)
         results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {"runs": runs}
     print(file=sys.stderr)
-    heads = ("attack", "rounds/s before", "during", "ratio", "CPU", "theirs", "peak RSS, MiB", "before", "log, KiB/s")
-    keys = ("before", "during", "ratio", "cpu", "attacker_cpu", "peak_rss_mib", "idle_rss_mib", "log_kib_per_second")
-    print(measure.table([heads, *((name, *(measure.show(row[key]) for key in keys)) for name, row in results.items())]))
+    columns = {
+        "before": "rounds/s before",
+        "during": "during",
+        "ratio": "ratio",
+        "cpu_ms_per_round_before": "CPU-ms a round before",
+        "cpu_ms_per_round": "during",
+        "attacker_cpu": "theirs, CPU",
+        "peak_rss_mib": "peak RSS, MiB",
+        "idle_rss_mib": "before",
+        "log_kib_per_second": "log, KiB/s",
+    }
+    rows = [(name, *(measure.show(row[key]) for key in columns)) for name, row in results.items()]
+    print(measure.table([("attack", *columns.values()), *rows]))
     ratios = [row["ratio"]["median"] for row in results.values()]
     print(f"\nleast ratio {min(ratios):.2f}, median {statistics.median(ratios):.2f}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}

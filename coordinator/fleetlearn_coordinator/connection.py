@@ -112,11 +112,14 @@ class Connection(ServerConnection):
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
         self.incoming = Bucket(BYTE_RATE, BYTE_BURST, now, LARGEST_MESSAGE)
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
-        self.flooded: Callable[[], None] = self._flooded
-        """Called once, when the peer has waited for its budget for too long."""
+        self.flooded: Callable[[], None] | None = None
+        """Called once, when the peer has waited for its budget for too long; the connection is ended then."""
         self.stalled: float | None = None
         """Since when the peer is not read from because it does not read."""
-        self._patience = Bucket(0.5, PATIENCE, now)
+        self.finished = False
+        """The peer was told that training is finished."""
+        self._patience: Bucket | None = None
+        """Made when it is needed; few devices ever wait for their budget."""
         self._request: bytearray | None = bytearray()
         """The HTTP request, while it is not complete."""
         self._frames = FrameCounter()
@@ -165,9 +168,6 @@ class Connection(ServerConnection):
         self._ended, self._unread = True, b""
         self.transport.pause_reading()
         self.loop.call_later(LINGER, self.transport.abort)
-
-    def _flooded(self) -> None:
-        self.end(1008, "too many messages")
 
     # What asyncio calls
 
@@ -235,8 +235,11 @@ class Connection(ServerConnection):
         now = self.loop.time()
         wait = max(self.messages.wait(now, TURN), self.incoming.wait(now, RECEIVE / 4))
         if wait:
+            self._patience = self._patience or Bucket(0.5, PATIENCE, now)
             if self._patience.wait(now):
-                self.flooded()
+                if self.flooded is not None:
+                    self.flooded()
+                self.end(1008, "too many messages")
             self._patience.tokens -= wait
         return wait
 

@@ -94,7 +94,8 @@ class Conversation:
         """It has not checked in yet."""
         self._over = False
         """The coordinator is closing the connection: what still comes is not handled."""
-        self._log = ConnectionLog(self.seen)
+        self._log: ConnectionLog | None = None
+        """Made for the first line."""
 
     async def serve(self) -> None:
         """Answer the device until the connection ends."""
@@ -115,7 +116,8 @@ class Conversation:
         except ConnectionClosed:
             pass
         finally:
-            self._log.end(self.device)
+            if self._log is not None:
+                self._log.end(self.device)
             self._stop_download()
 
     def send(self, message: FromCoordinator) -> None:
@@ -174,8 +176,9 @@ class Conversation:
 
     def log(self, level: int, text: str, *arguments: object) -> None:
         """Log a line about the device, or count it where there are many."""
-        device = self.device or "(not checked in)"
-        self._log.say(self.coordinator.loop.time(), level, f"device %s: {text}", device, *arguments)
+        now, device = self.coordinator.loop.time(), self.device or "(not checked in)"
+        self._log = self._log or ConnectionLog(now)
+        self._log.say(now, level, f"device %s: {text}", device, *arguments)
 
     def _handle(self, message: str | bytes) -> None:
         if isinstance(message, bytes):
@@ -199,6 +202,7 @@ class Conversation:
             return
         not_now = self.coordinator.turn_away(message.device)
         if not_now is not None:
+            self.connection.finished = not_now.reason == "finished"
             self.send(not_now)
             self.close(1000, "come back later")
             return

@@ -117,7 +117,7 @@ class Listener:
 
     def check(self) -> None:
         """Accept connections, or stop doing so, as there is room."""
-        wait = self._short_lives.wait(self._loop.time(), ACCEPTS)
+        wait = self._short_lives.wait(self._loop.time(), 8)
         room = self._sockets - self._speaking() < self._newcomers
         accepting = self._open and room and not wait and self._retry is None
         if self._open and wait and self._retry is None:
@@ -139,24 +139,22 @@ class Listener:
         self.check()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS):
-            if not self._accepting:
-                return
+        room = self._newcomers - self._sockets + self._speaking()
+        for _ in range(min(room, ACCEPTS)):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no descriptor is left, or no memory
                 logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
                 self._pause(RETRY)
-                self.check()
-                return
+                break
             accepted.setblocking(False)
             self._sockets += 1
             task = self._loop.create_task(self._begin(accepted))
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
-            self.check()
+        self.check()
 
     async def _begin(self, accepted: socket.socket) -> None:
         protocol = ServerProtocol(
@@ -176,7 +174,7 @@ class Listener:
             return
         self.connections.discard(connection)
         self._sockets -= 1
-        if self._loop.time() - connection.since < SHORT_LIFE:
+        if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
             self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
         self.check()
 

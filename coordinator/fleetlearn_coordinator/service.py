@@ -117,7 +117,8 @@ def _check_places(plan: Plan, places: tuning.Places) -> None:
     )
     if places.devices < plan.round.cohort:
         raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
-    logger.warning("%s", text)
+    default = type(plan.service)().max_connections  # whoever asked for no number is not to be alarmed by ours
+    logger.log(logging.INFO if wanted == default else logging.WARNING, "%s", text)
 
 
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:

@@ -28,7 +28,7 @@ from fleetlearn_coordinator.peer_log import FewLines
 from fleetlearn_coordinator.server import Coordinator
 from fleetlearn_coordinator.service import running
 from fleetlearn_protocol import Code
-from fleetlearn_protocol.messages import MAX_REFUSALS, Failed, Fetch, Heartbeat, Refused
+from fleetlearn_protocol.messages import MAX_REFUSALS, CheckIn, ComeBack, Failed, Fetch, Heartbeat, Refused
 from peers import PlanMaker, fleet, plan_text, update_of
 from processes import processes, status_of, wait_for
 from websockets.asyncio.client import connect
@@ -474,6 +474,20 @@ async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: p
             await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
+
+
+@run_async
+async def test_devices_that_come_after_the_end_are_not_counted(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(listener, "SHORT_LIFE_RATE", 1e-9)
+    patch.setattr(listener, "SHORT_LIFE_BURST", 5)
+    async with fleet(make_plan(stop__rounds=1, round__goal=1)) as (coordinator, join):
+        await (await join("a")).do_round(update_of(1.0))
+        assert await coordinator.done
+        for number in range(10):
+            late = await join(f"late-{number}", check_in=False)
+            await late.send(CheckIn(1, late.name, 10))
+            assert (await late.expect(ComeBack)).reason == "finished"
+            assert await late.closed() == 1000
 
 
 def test_the_descriptors_are_shared_out() -> None:
