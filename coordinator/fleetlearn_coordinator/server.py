@@ -54,7 +54,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
-        self.contents.publish(self.run.model_digest, self.run.model)
+        self._publish()
         self._tell_all(self.run.resume(self._now()))
         if self.run.finished is not None:
             self.done.set_result(self.run.finished)
@@ -139,6 +139,13 @@ class Coordinator:
         self.downloads.leave(download)
         self.downloads.go_on(self.loop.time())
 
+    def _publish(self) -> None:
+        """Serve the newest model. Each download of an older one would keep that one's bytes in memory."""
+        old = self.contents.publish(self.run.model_digest, self.run.model)
+        if old is not None:
+            for conversation in self.devices.values():
+                conversation.stop_download(old)
+
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
         for upload in self.uploads.grants(self.loop.time()):
@@ -206,7 +213,7 @@ class Coordinator:
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
-        self.contents.publish(run.model_digest, run.model)
+        self._publish()
         self.tell(
             lease.device,
             Task(
