@@ -118,7 +118,7 @@ class Conversation:
         finally:
             if self._log is not None:
                 self._log.end(self.device)
-            self._stop_download()
+            self.stop_download()
 
     def send(self, message: FromCoordinator) -> None:
         """Put a control message on its way. Control is small and mostly an answer; who lets it pile up is ended."""
@@ -134,7 +134,7 @@ class Conversation:
 
     def leave(self) -> None:
         """Speak for the device no longer; what it uploaded so far is kept for its next connection."""
-        self._stop_download()
+        self.stop_download()
         if self.upload is not None:
             self.coordinator.uploads.pause(self.upload)
             self.upload = None
@@ -152,7 +152,10 @@ class Conversation:
             blocked = max(blocked, now - self.connection.stalled)
         if blocked > SEND_TIMEOUT:
             return f"did not read for {SEND_TIMEOUT:.0f} s"
-        if self.upload is not None and self.upload.transfer and self.upload.stalled(now) > UPLOAD_TIMEOUT:
+        upload = self.upload
+        if upload is None or self.coordinator.uploads.places.waits(upload):
+            return None
+        if upload.stalled(now) > UPLOAD_TIMEOUT:
             return f"sent nothing of its upload for {UPLOAD_TIMEOUT:.0f} s"
         return None
 
@@ -224,27 +227,27 @@ class Conversation:
     # Downloads
 
     def _fetch(self, device: str, message: Fetch) -> None:
-        self._stop_download()  # its task was cancelled, and the device wants something else now
+        self.stop_download()  # its task was cancelled, and the device wants something else now
         try:
             content = self.coordinator.contents.find(message.sha256, message.offset)
         except FleetError as error:
             self._refuse(error, sha256=message.sha256)
             return
-        download = self.download = Download(device, self.connection.transport)
+        download = self.download = Download(device, message.sha256, self.connection.transport)
         download.task = self.coordinator.loop.create_task(self._send_content(download, content, message))
 
     async def _send_content(self, download: Download, content: ServedContent, fetch: Fetch) -> None:
         connection, loop, engine = self.connection, self.coordinator.loop, self.coordinator.engine
         device = download.device
         try:
-            await self._wait_for_budget(fetch.sha256, content.size - fetch.offset)
-            await self._take_turn(download, fetch.sha256)
+            await self._wait_for_budget(download, content.size - fetch.offset)
+            await self._take_turn(download)
             self.send(Content(content.transfer, fetch.sha256, content.size, fetch.offset))
             for frame in content.frames(fetch.offset):
                 await self._drain()
                 self.seen = loop.time()  # who takes chunks in is not silent
                 if not download.turn.is_set():
-                    await self._take_turn(download, fetch.sha256)
+                    await self._take_turn(download)
                 await asyncio.sleep(0)  # drain() does not yield while the buffer is low
                 if connection.state is not State.OPEN:
                     return
@@ -260,14 +263,14 @@ class Conversation:
                 self.download = None
             self.coordinator.end_download(download)
 
-    async def _wait_for_budget(self, sha256: str, size: int) -> None:
+    async def _wait_for_budget(self, download: Download, size: int) -> None:
         """Wait until the device, which has fetched more than its tasks need, may fetch again."""
-        downloads, needed = self.connection.downloads, min(size, BYTE_BURST)
-        while wait := downloads.wait(self.coordinator.loop.time(), least=needed):
-            self.send(Waiting(sha256=sha256))
+        budget, needed = self.connection.downloads, min(size, BYTE_BURST)
+        while wait := budget.wait(self.coordinator.loop.time(), least=needed):
+            self.send(Waiting(sha256=download.sha256))
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
-    async def _take_turn(self, download: Download, sha256: str) -> None:
+    async def _take_turn(self, download: Download) -> None:
         """Wait for a place, once the device has read what it was sent: until then it has no use for one."""
         await self._drain()
         engine, loop = self.coordinator.engine, self.coordinator.loop
@@ -275,7 +278,7 @@ class Conversation:
         try:
             self.coordinator.ask_download(download)
             while not download.turn.is_set():
-                self.send(Waiting(sha256=sha256))
+                self.send(Waiting(sha256=download.sha256))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(WAITING_INTERVAL):
                         await download.turn.wait()
@@ -290,11 +293,16 @@ class Conversation:
         finally:
             self.blocked = None
 
-    def _stop_download(self) -> None:
-        if self.download is not None:
-            assert self.download.task is not None
-            self.download.task.cancel()
-            self.download = None
+    def stop_download(self, gone: str | None = None) -> None:
+        """Send no more of the download under way, if there is one. ``gone``: only if it is of this content, which is no
+        longer served; the device is told so."""
+        if self.download is None or gone not in (None, self.download.sha256):
+            return
+        assert self.download.task is not None
+        self.download.task.cancel()
+        self.download = None
+        if gone is not None:  # not a fault of the device: it is not counted
+            self.send(Refused(Code.UNKNOWN_CONTENT, "the model that was fetched is of an old round", None, gone))
 
     # Uploads
 
@@ -370,7 +378,7 @@ class Conversation:
             return
         held = upload in self.coordinator.uploads.places.held
         if upload.offset < upload.report.size and (upload.restarted or not held):
-            return  # of a grant that is over
+            return  # it is of a grant that is over
         try:
             upload.check_complete()
             if not engine.wanted(device, message.task):

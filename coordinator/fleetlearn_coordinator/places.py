@@ -98,14 +98,18 @@ class Places(Generic[T]):
         self.held: dict[T, None] = {}
         self._queues: tuple[dict[T, None], ...] = ({}, {}, {})
 
-    def __contains__(self, turn: object) -> bool:
+    def __contains__(self, turn: T) -> bool:
         """Whether it holds a place or waits for one."""
-        return turn in self.held or any(turn in queue for queue in self._queues)
+        return turn in self.held or self.waits(turn)
 
     @property
     def waiting(self) -> Iterator[T]:
         """Who waits, rank by rank, each in order of arrival."""
         return (turn for queue in self._queues for turn in queue)
+
+    def waits(self, turn: T) -> bool:
+        """Whether it waits for a place."""
+        return any(turn in queue for queue in self._queues)
 
     def ask(self, turn: T, *, idle: bool = False) -> None:
         """Let it wait for a place. ``idle``: its device has no task."""

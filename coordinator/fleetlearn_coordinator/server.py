@@ -62,7 +62,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
-        self.contents.publish(self.run.model_digest, self.run.model)
+        self._publish()
         self._tell_all(self.run.resume(self._now()))
         if self.run.finished is not None:
             self.done.set_result(self.run.finished)
@@ -148,6 +148,13 @@ class Coordinator:
         self.downloads.leave(download)
         self.downloads.go_on(self.loop.time())
 
+    def _publish(self) -> None:
+        """Serve the newest model. Each download of an older one would keep that one's bytes in memory."""
+        old = self.contents.publish(self.run.model_digest, self.run.model)
+        if old is not None:
+            for conversation in self.devices.values():
+                conversation.stop_download(old)
+
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
         for upload in self.uploads.grants(self.loop.time()):
@@ -218,7 +225,7 @@ class Coordinator:
         run, local = self.run, self.run.plan.local
         if lease.device in self.devices:
             self.devices[lease.device].connection.allow_task(run.model.nbytes, 2 * run.model.nbytes)
-        self.contents.publish(run.model_digest, run.model)
+        self._publish()
         self.tell(
             lease.device,
             Task(

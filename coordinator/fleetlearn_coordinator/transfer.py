@@ -65,14 +65,16 @@ class Contents:
         self._model: str | None = None
         self._count = 0
 
-    def publish(self, sha256: str, vector: Vector) -> None:
-        """Serve this model, and no longer the one before. Its frames are kept where it is the same one."""
-        if sha256 == self._model:
-            return
-        if self._model is not None:
-            self._contents.pop(self._model, None)
+    def publish(self, sha256: str, vector: Vector) -> str | None:
+        """Serve this model, and no longer the one before, whose hash is returned if it was another."""
+        before = self._model
+        if sha256 == before:  # its frames are kept
+            return None
+        if before is not None:
+            self._contents.pop(before, None)
         self._model = sha256
         self._add(sha256, vector.data.cast("B"))
+        return before
 
     def find(self, sha256: str, offset: int) -> Content:
         """Raises ProtocolError (unknown-content, wrong-offset)."""
@@ -96,6 +98,7 @@ class Contents:
 class Download(Turn):
     """One content on its way to a device."""
 
+    sha256: str
     transport: asyncio.WriteTransport
     sent: int = 0
     """Bytes written to the transport."""
@@ -259,7 +262,7 @@ class Uploads:
     def renew(self, upload: Upload) -> None:
         """Another transfer number, so that chunks of the old one cannot be taken for the new one's."""
         self._count = self._count % (2**32 - 1) + 1
-        upload.transfer = self._count
+        upload.transfer, upload.restarted = self._count, False
 
     def pause(self, upload: Upload) -> None:
         """Its connection broke: keep what came, for a while."""

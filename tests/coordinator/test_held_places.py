@@ -18,6 +18,7 @@ from fleetlearn_protocol.manifest import PARAMETERS
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     Accepted,
+    Cancel,
     Content,
     Failed,
     Fetch,
@@ -311,7 +312,7 @@ async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMake
         patch.setattr("fleetlearn_coordinator.conversation.WAITING_INTERVAL", 0.05)
         async with fleet(make_plan(service__downloads=1, service__least_rate=0)) as (coordinator, join):
             a = await join("a")
-            other = Download("nobody", asyncio.WriteTransport())
+            other = Download("nobody", "0" * 64, asyncio.WriteTransport())
             coordinator.downloads.places.held[other] = None
             sha256 = coordinator.run.model_digest
             await a.send(Fetch(sha256))
@@ -332,6 +333,38 @@ async def test_a_device_has_one_download_over_all_its_connections(make_large_pla
                 await stop_reading(coordinator, a, coordinator.run.model_digest)
         await until(lambda: len(coordinator.downloads.places.held) == 1)
         assert not list(coordinator.downloads.places.waiting)
+
+
+@run_async
+async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly(make_large_plan: PlanMaker) -> None:
+    """Otherwise each round could leave another model in memory."""
+    plan = make_large_plan(round__goal=1, round__over_selection=2)
+    async with fleet(plan) as (coordinator, join):
+        a, x = await join("a"), await join("x")
+        task = await x.task()
+        stuck = await stop_reading(coordinator, x, task.model)
+        await a.do_round(update_of(1.0, LARGE))
+        await until(lambda: coordinator.devices["x"].download is None)
+        assert stuck not in coordinator.downloads.places
+        x.connection.transport.resume_reading()
+        await x.expect(Content)
+        await x.expect(Cancel)
+        refused = await x.expect(Refused)
+        assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, task.model)
+        assert (await x.task()).round == 2
+
+
+@run_async
+async def test_a_device_that_is_told_to_wait_and_does_not_report_again_is_ended(make_plan: PlanMaker) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetlearn_coordinator.conversation.UPLOAD_TIMEOUT", 2.0)
+        async with fleet(make_plan(service__uploads=1)) as (_, join):
+            a, b = await join("a"), await join("b")
+            await granted(a)
+            await b.send(report_of(await b.task(), update_of(3.0)))
+            await b.send_update(await b.expect(Grant), update_of(3.0))
+            await a.expect(Waiting)
+            assert await a.closed() == 1006
 
 
 # What PROTOCOL.md says of the corner cases

@@ -75,7 +75,7 @@ async def fetch_until_blocked(coordinator: Coordinator, peer: Conversation, devi
 
 def take_the_place(coordinator: Coordinator) -> Download:
     """A download to nobody, which has the only place."""
-    other = Download("nobody", asyncio.WriteTransport())
+    other = Download("nobody", "0" * 64, asyncio.WriteTransport())
     coordinator.downloads.places.held[other] = None
     return other
 

@@ -240,7 +240,7 @@ class Reader(asyncio.WriteTransport):
 
 def test_downloads_without_a_place_that_nobody_reads_are_bounded() -> None:
     downloads = Downloads(Places(1, RATE, Proven(1)))
-    readers = [Download(f"d{number}", Reader()) for number in range(3 + STALLED_PER_PLACE)]
+    readers = [Download(f"d{number}", "0" * 64, Reader()) for number in range(3 + STALLED_PER_PLACE)]
     for number, download in enumerate(readers):
         downloads.ask(download, idle=False)
         downloads.go_on(number)
