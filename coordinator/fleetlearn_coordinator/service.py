@@ -24,6 +24,8 @@ from fleetlearn_coordinator.store import Store, descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+ENOUGH_PLACES = 1000
+"""Devices at a time that are enough for whoever left ``service.max_connections`` at its default."""
 SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
 
@@ -117,8 +119,9 @@ def _check_places(plan: Plan, places: tuning.Places) -> None:
     )
     if places.devices < plan.round.cohort:
         raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
-    default = type(plan.service)().max_connections  # whoever asked for no number is not to be alarmed by ours
-    logger.log(logging.INFO if wanted == default else logging.WARNING, "%s", text)
+    default = type(plan.service)().max_connections  # who asked for no number of devices need not be alarmed by ours
+    harmless = wanted == default and places.devices >= ENOUGH_PLACES
+    logger.log(logging.INFO if harmless else logging.WARNING, "%s", text)
 
 
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:

@@ -12,7 +12,18 @@ from fleetlearn_coordinator.engine import STALLED
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.manifest import TRAIN
-from fleetlearn_protocol.messages import Accepted, Cancel, Content, Fetch, Grant, Heartbeat, Refused, Task, Uploaded
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Cancel,
+    Content,
+    Fetch,
+    Grant,
+    Heartbeat,
+    Refused,
+    Task,
+    Uploaded,
+    Waiting,
+)
 from fleetlearn_protocol.messages import decode_from_coordinator as decode
 from peers import Peer, PlanMaker, fleet, report_of, update_of
 
@@ -146,6 +157,7 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
         uploads.limit = downloads.limit = 0
         await a.send(report_of(tasks["a"], update_of(1.0)))
         await b.send(Fetch(tasks["b"].model))
+        await b.expect(Waiting)
         await asyncio.gather(*(beat(one, 1.2, lambda number: Heartbeat()) for one in (a, b)))
         assert coordinator.engine.leases == {name: task.task for name, task in tasks.items()}
         uploads.limit, downloads.limit = plan.service.uploads, plan.service.downloads
