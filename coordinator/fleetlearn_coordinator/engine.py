@@ -122,6 +122,8 @@ Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
 
 LOST, LATE, SURPLUS = "lost", "late", "surplus"
 """Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it."""
+STOPPED = "failed: stopping"
+"""The cause where a device gave its task back because it stops: that was no turn, should it return in this round."""
 RESTART_GRACE = 90.0
 """Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
 
@@ -189,7 +191,8 @@ class Engine:
         for task, device in leases:
             self.leases[device], self.absent[device] = task, expires
             self._graces.append((expires, device, task))
-        self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
+        ended = (device for device, cause in self.dropped.values() if cause != STOPPED)
+        self._turns = {*self.leases, *self.accepted.values(), *ended}
         self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
         return self._advance(now)
 
@@ -259,7 +262,10 @@ class Engine:
         """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
         if self.leases.get(device) != task:
             return []
-        return [self._drop(device, cause), *self._advance(now)]
+        ended = self._drop(device, cause)
+        if cause == STOPPED:
+            self._turns.discard(device)
+        return [ended, *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's."""

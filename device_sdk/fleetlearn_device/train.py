@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import Evaluation, FailureCode
 from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.checks import Batch, DataError, check_batch, check_hyper
@@ -26,7 +26,7 @@ EVALUATION_BATCH = 256
 class TrainingError(Exception):
     """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
 
-    code = "runtime-error"
+    code: FailureCode = "runtime-error"
 
 
 class DivergedError(TrainingError):
