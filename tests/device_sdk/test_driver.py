@@ -969,3 +969,35 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
                 assert f"not enough memory {where} graphs/train.onnx" in failed.text
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("array", "value", "text"),
+    [
+        ("y", -1, "array y has the value -1 in example 3 (the first is 0); expected 0 to 9"),
+        ("y", 10, "array y has the value 10 in example 3 (the first is 0); expected 0 to 9"),
+        ("x", np.nan, "array x has the value nan in example 3 (the first is 0), at [0]; expected finite numbers"),
+    ],
+)
+def test_values_that_cannot_be_are_named_and_end_the_command_with_2(
+    served: Served, data: Any, tmp_path: Path, array: str, value: float, text: str
+) -> None:
+    wrong = {name: values.copy() for name, values in data.items()}
+    wrong[array][3, *[0] * (wrong[array].ndim - 1)] = value
+    np.savez(tmp_path / "data.npz", **wrong)
+
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, tmp_path) as running:
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert failed.code == "bad-data"
+            assert text in failed.text
+            assert await line.closed() == 1000
+            _, log = await running.communicate()
+            assert running.returncode == 2
+            assert text.encode() in log
+            assert b"Traceback" not in log
+
+    asyncio.run(test())
