@@ -608,17 +608,18 @@ def test_what_is_said_on_the_connection_before_does_not_end_this_one(data: Any, 
     async def test() -> None:
         with small_buffers() as listening:
             async with scripted(sock=listening) as coordinator:
-                timing = QUICK._replace(ping=0.1)
-                device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=timing)
+                device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
                 async with serving(device) as running:
                     before = await coordinator.line()
                     await before.check_in()
-                    before.connection.transport.pause_reading()  # the device's pings are not answered
+                    before.connection.transport.pause_reading()  # the device's end of it is not heard
+                    await before.say("{")
+                    replaced = Refused(Code.REPLACED, "the same device has connected again")
+                    await before.say(replaced)
                     line = await coordinator.line()
                     await line.check_in()
                     with suppress(ConnectionClosed):
-                        await before.say(Refused(Code.REPLACED, "the same device has connected again"))
-                    await line.say(Cancel("t0", Code.ROUND_OVER))
+                        await before.say(replaced)
                     line.cut()
                     await (await coordinator.line()).check_in()  # it is alive and well
                     assert not running.done()
