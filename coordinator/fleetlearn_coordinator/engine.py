@@ -129,6 +129,8 @@ Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
 LOST, LATE, SURPLUS, STALLED = "lost", "late", "surplus", "stalled"
 """Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it; no step was
 made and no byte was moved for ``Settings.stall`` seconds."""
+STOPPED = "failed: stopping"
+"""The cause where a device gave its task back because it stops: that was no turn, should it return in this round."""
 RETURNS = 4
 """Each absence takes at least this part of the grace, so that a lease outlives so many returns without progress."""
 LOOKS = 4
@@ -236,7 +238,8 @@ class Engine:
         for device, cause in self.dropped.values():
             if cause == STALLED:  # all that a restart leaves of what was remembered
                 self.standing.fail(device, DOUBT)
-        self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
+        ended = (device for device, cause in self.dropped.values() if cause != STOPPED)
+        self._turns = {*self.leases, *self.accepted.values(), *ended}
         self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
         return self._advance(now)
 
@@ -338,7 +341,10 @@ class Engine:
         """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
         if self.leases.get(device) != task:
             return []
-        return [self._drop(device, cause), *self._advance(now)]
+        ended = self._drop(device, cause)
+        if cause == STOPPED:
+            self._turns.discard(device)
+        return [ended, *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's."""

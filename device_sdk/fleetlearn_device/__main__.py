@@ -12,6 +12,7 @@ EXIT = """exit status:
   0    stopped by SIGTERM, or the training is finished (--until-finished)
   1    the state directory or the runtime cannot be used, or the coordinator speaks another version
   2    wrong usage, or data that do not fit
+  3    another process speaks for the same device
   130  stopped by SIGINT (Ctrl-C)
 """
 
@@ -63,7 +64,7 @@ def _threads(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fleetlearn_protocol.errors import FleetError
+    from fleetlearn_protocol.errors import Code, FleetError
 
     from fleetlearn_device.checks import DataError
     from fleetlearn_device.driver import Device
@@ -87,7 +88,9 @@ def _run(options: argparse.Namespace) -> int:
         device.run()
     except DataError as error:
         return _fail(2, f"{options.data}: {error}")
-    except (FleetError, RuntimeUnavailableError) as error:
+    except FleetError as error:
+        return _fail(3 if error.code is Code.REPLACED else 1, error.text)
+    except RuntimeUnavailableError as error:
         return _fail(1, str(error))
     except KeyboardInterrupt:
         return 130

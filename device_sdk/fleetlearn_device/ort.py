@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,10 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnx
 """All of them install into the one folder ``onnxruntime``, so an environment can hold only one."""
 
 _TRAINING = "onnxruntime.training"
+_NO_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|failed to allocate|cannot allocate memory|memory resources|pthread_create failed", re.I
+)
+"""What ONNX Runtime's errors say where memory was what failed: their types are the same as of any other failure."""
 
 
 class RuntimeUnavailableError(RuntimeError):
@@ -29,6 +34,11 @@ def installed() -> list[str]:
             continue
         found.append(name)
     return found
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of ONNX Runtime, of numpy or of Python itself says that there was not enough memory."""
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 @cache

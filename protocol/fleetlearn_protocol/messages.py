@@ -58,6 +58,18 @@ Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 """Numbers by name."""
 Encoding = Literal["float32"]
+FailureCode = Literal[
+    "diverged",
+    "out-of-time",
+    "out-of-memory",
+    "killed",
+    "disk-full",
+    "bad-bundle",
+    "bad-data",
+    "runtime-error",
+    "stopping",
+]
+"""Why a device gives its task back."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=False, tag_field="type"):
@@ -165,7 +177,7 @@ class Failed(Message, frozen=True, tag="failed"):
 
     task: Identifier
     """The task that was given."""
-    code: Literal["diverged", "out-of-time", "bad-bundle", "bad-data", "runtime-error", "stopping"]
+    code: FailureCode
     """Why, for programs."""
     text: Text = ""
     """Why, for people."""

@@ -217,7 +217,17 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
     ),
     "another content refused": (Refused(Code.UNKNOWN_CONTENT, "no such", None, "d" * 64), {"*": "-"}),
     "something refused": (Refused(Code.BAD_MESSAGE, "what?"), {"*": FAULT}),
-    "another process": (Refused(Code.REPLACED, "again"), {"*": FAULT}),
+    "another process": (
+        Refused(Code.REPLACED, "again"),
+        {
+            "locating": "Close > idle",
+            "fetching": "Close > idle",
+            "receiving": "Close > idle",
+            "storing": "Close > idle",
+            "training": "StopTraining Close > idle",
+            "*": FAULT,
+        },
+    ),
     "no JSON": ("{", {"*": FAULT}),
     "an unknown type": ('{"type":"hello"}', {"*": FAULT}),
     "a number out of bounds": ('{"type":"come-back","after":-1,"reason":"no-task"}', {"*": FAULT}),
@@ -275,7 +285,7 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
         assert session.link is Link.ONLINE
     else:
         assert isinstance(commands[-1], Close)
-        assert session.faults == (0 if isinstance(message, ComeBack) else 1)
+        assert session.faults == (0 if isinstance(message, ComeBack) or name == "another process" else 1)
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
@@ -650,6 +660,24 @@ def test_a_connection_that_opens_while_stopping_is_closed() -> None:
     session = Session("dev", 7)
     session.stop()
     assert session.connected(0.0) == [Close("stopping")]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_device_that_was_replaced_ends_and_keeps_what_is_finished(state: str) -> None:
+    session = brought_to(state)
+    commands = acts(tell(session, Refused(Code.REPLACED, "again")))
+    assert not [command for command in commands if isinstance(command, Send | DropPending)]
+    session.disconnected()
+    if state == "training":
+        session.ended("A")
+    if state == "saving":
+        assert session.saved("A") == []
+    assert session.over
+    assert isinstance(session.error, ProtocolError)
+    assert session.error.code is Code.REPLACED
+    assert "delete identity.json in the copy" in session.error.text
+    finished = state in ("saving", "holding", "uploading", "uploaded")
+    assert session.work is (Work.HOLDING if finished else Work.IDLE)
 
 
 def test_finished_ends_a_device_that_waits_for_it_alone() -> None:
