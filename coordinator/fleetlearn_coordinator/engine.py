@@ -264,12 +264,14 @@ class Engine:
     def disconnect(self, device: str, now: float) -> list[Command]:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.idle.discard(device)
-        for names in self.doubted.values():
-            names.discard(device)
+        if self.doubted:
+            for names in self.doubted.values():
+                names.discard(device)
         self.resting.discard(device)
         if device in self.leases and device not in self.absent:
             watch = self._watched(device, now)
-            self._end_wait(watch, now)
+            if watch.waits is not None:
+                self._end_wait(watch, now)
             watch.gone = now
             self._await_return(device, now + watch.grace)
         return self._advance(now)
@@ -470,12 +472,12 @@ class Engine:
 
     def _queue(self, device: str) -> None:
         """The connected device may be given a task from now on."""
-        level = self.standing.level(device)
-        for names in self.doubted.values():  # it may be there, by what was known when it came
-            names.discard(device)
+        if self.doubted:
+            for names in self.doubted.values():  # it may be there, by what was known when it came
+                names.discard(device)
+        level = self.standing.level(device) if self.standing.points else 0
         if level:
-            names = self.doubted.setdefault(level, Idle())
-            names.add(device)
+            self.doubted.setdefault(level, Idle()).add(device)
         elif device not in self.idle:
             self.idle.add(device)
 
@@ -527,9 +529,11 @@ class Engine:
 
     def _watched(self, device: str, now: float) -> Watch:
         """The watch of the device's lease. After a restart, and where progress is not told, it begins here."""
-        if device not in self._watches:
+        watch = self._watches.get(device)
+        if watch is None:
             self._watch([device], [self.leases[device]], now)
-        return self._watches[device]
+            watch = self._watches[device]
+        return watch
 
     def _return(self, device: str, now: float) -> None:
         """The device with a lease is connected again. Its absence is taken off the grace, which progress restores."""
