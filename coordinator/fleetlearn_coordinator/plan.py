@@ -193,9 +193,9 @@ class Plan(Section, frozen=True, kw_only=True):
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
 
-    def optimizer(self) -> optimizers.Optimizer:
-        """The server optimizer with its hyper-parameters."""
-        return optimizers.make(self.server.optimizer, **self.server.hyper)
+    def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
+        """Return the server optimizer with its hyper-parameters, for the bundle's model."""
+        return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
 
     def hyper(self, manifest: Manifest) -> dict[str, float]:
         """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.

@@ -74,7 +74,7 @@ class Run:
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
-        self.optimizer = plan.optimizer()
+        self.optimizer = plan.optimizer(bundle.manifest)
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
         self.total = aggregator.init(bundle.manifest.size)

@@ -93,7 +93,7 @@ class Fleet:
     ) -> None:
         self.scenario, self.plan, self.bundle = scenario, scenario.plan, bundle
         self.source, self.backend, self.task, self._note = source, backend, task, note
-        self.optimizer = self.plan.optimizer()
+        self.optimizer = self.plan.optimizer(bundle.manifest)
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model

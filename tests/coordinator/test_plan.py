@@ -76,7 +76,7 @@ def test_the_example_has_every_key_and_fits_a_proximal_bundle() -> None:
     assert (plan.local.epochs, plan.local.batch_size, plan.local.time_budget) == (2, 20, 60.0)
     assert (plan.round.goal, plan.round.cohort, plan.round.minimum, plan.round.deadline) == (8, 11, 4, 120.0)
     assert plan.server.hyper == {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
-    assert plan.optimizer().name == "adam"
+    assert plan.optimizer(manifest()).name == "adam"
     assert (plan.stop.rounds, plan.stop.metric, plan.stop.target, plan.stop.epsilon) == (30, "accuracy", 0.99, 1e-6)
     assert plan.hyper(manifest()) == {"lr": 0.1, "mu": 0.01}
     plan.check_against(manifest())
@@ -151,7 +151,7 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
     plan = parse(f'recipe = "{name}"\n{SMALL}')
     assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
     assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
-    assert plan.optimizer().name == recipe.optimizer
+    assert plan.optimizer(manifest()).name == recipe.optimizer
 
 
 def test_the_server_section_overrides_the_recipe() -> None:
@@ -164,7 +164,7 @@ def test_the_server_section_overrides_the_recipe() -> None:
 def test_the_optimizer_has_the_plans_values() -> None:
     params, delta = np.zeros(3, np.float32), np.array([1.0, -2.0, 3.0])
     plan = parse(f'{SMALL}[server]\noptimizer = "yogi"\nlr = 0.25\ntau = 0.5\nbeta1 = 0.5')
-    ours, reference = plan.optimizer(), make("yogi", lr=0.25, tau=0.5, beta1=0.5, beta2=0.99)
+    ours, reference = plan.optimizer(manifest()), make("yogi", lr=0.25, tau=0.5, beta1=0.5, beta2=0.99)
     moved, expected = (
         ours.apply(ours.init(params), delta, params),
         reference.apply(reference.init(params), delta, params),

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.store import Store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
+from line_bundle import write_line_bundle
 from peers import PERSONAL, SIZE, PlanMaker, plan_text, report_of, update_of, write_personal_bundle
 
 NOW = Clocks(0.0, 1000.0)
@@ -93,6 +94,23 @@ def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixt
     fleet.run.resume(NOW)
     np.testing.assert_array_equal(fleet.run.model, model)
     fleet.store.close()
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
+def test_buffers_take_the_mean_of_the_devices_whatever_the_server_optimizer(tmp_path: Path, recipe: str) -> None:
+    """``seen`` of the line's bundle is 7. Two devices with 10 examples each count 20 and 40: 7 + 30, over a restart
+    too."""
+    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"])
+    plan = Plan.parse(plan_text(bundle.path, tmp_path / "run", recipe, local__lr=0.1), tmp_path)
+    for statistic in (37.0, 67.0):
+        fleet = Fleet(plan)
+        assert fleet.run.bundle.manifest.parameters[1].buffer
+        fleet.run.resume(NOW)
+        commands = leases([*fleet.check_in("a", "b"), *fleet.run.carry_out(fleet.run.engine.tick(0.0), NOW)])
+        for lease, seen in zip(commands, (20.0, 40.0), strict=True):
+            fleet.report(lease, np.array([0.5, -0.5, 0.25, seen, 0.125], np.float32))
+        assert fleet.run.model[3] == statistic
+        fleet.store.close()
 
 
 def test_another_server_optimizer_begins_with_a_fresh_state(
