@@ -1,5 +1,6 @@
 """The plan: what it reads, what it fills in, and what it says about each mistake."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,21 @@ def test_the_optimizer_has_the_plans_values() -> None:
     assert np.array_equal(moved[1], expected[1])
 
 
+@pytest.mark.parametrize(
+    ("stop", "bounds"),
+    [
+        ('metric = "accuracy"\ntarget = 0.9', {"accuracy": (-math.inf, 1.0)}),
+        ('metric = "loss"\ntarget = 0.1', {"loss": (0.0, math.inf)}),
+        ('metric = "psnr"\ntarget = 30\nbounds = [0, 100]', {"psnr": (0.0, 100.0)}),
+        ('metric = "loss"\ntarget = -3.0\nbounds = [-50, 50.0]', {"loss": (-50.0, 50.0)}),
+        ("rounds = 3", {}),
+    ],
+)
+def test_what_the_metric_that_stops_can_be(stop: str, bounds: dict[str, tuple[float, float]]) -> None:
+    """By default one device cannot be so good that its word stops the run."""
+    assert parse(f"{SMALL}[stop]\n{stop}").bounds == bounds
+
+
 @pytest.mark.parametrize(("metric", "direction"), [("loss", "below"), ("accuracy", "above")])
 def test_a_target_has_a_direction(metric: str, direction: str) -> None:
     assert parse(f'{SMALL}[stop]\nmetric = "{metric}"\ntarget = 0.5').stop.direction == direction
@@ -251,6 +267,15 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}[stop]\nrounds = 0", ["stop.rounds = 0", "at least 1"]),
         (f"{SMALL}[stop]\ntarget = 0.9", ["stop.target = 0.9 needs stop.metric"]),
         (f'{SMALL}[stop]\nmetric = "loss"', ['stop.metric = "loss" needs stop.target']),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30', ["stop.target = 30.0 needs stop.bounds = [least, greatest]"]),
+        (f'{SMALL}[stop]\nmetric = "loss"\ntarget = -1', ["stop.target = -1.0 needs stop.bounds"]),
+        (
+            f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0, 10]',
+            ["stop.bounds = [0.0, 10.0] takes the least and the greatest value, with the target between"],
+        ),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [90, 10]', ["stop.bounds = [90.0, 10.0]"]),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0]', ["stop.bounds = [0]"]),
+        (f"{SMALL}[stop]\nbounds = [0, 1]", ["stop.bounds = [0.0, 1.0] needs stop.metric"]),
         (f"{SMALL}[stop]\nepsilon = 0", ["stop.epsilon = 0", "above 0"]),
         (
             f'{SMALL}[stop]\nmetric = "loss"\ntarget = 1\n[local]\nevaluate = false',
