@@ -64,8 +64,8 @@ class Coordinator:
         """Take up what an earlier process left open."""
         self._publish()
         self._tell_all(self.run.resume(self._now()))
-        if self.run.finished is not None:
-            self.done.set_result(self.run.finished)
+        if self.run.finished is not None:  # before, or by the round that was just resumed
+            self._finish(self.run.finished)
 
     async def converse(self, connection: Connection) -> None:
         """Serve one connection to its end."""

@@ -23,7 +23,7 @@ import numpy as np
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened, Phase
 from fleetlearn_coordinator.optimizers import change_norm
-from fleetlearn_coordinator.run import settings_of
+from fleetlearn_coordinator.run import Row, deciding, devices_of, outside, pooled, row_of, settings_of, without
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.vector import Vector
@@ -36,7 +36,7 @@ from fleetlearn_simulator.failures import CAUSES, CORRUPTIONS, fates
 from fleetlearn_simulator.outcomes import Outcomes
 from fleetlearn_simulator.places import Downloads, Uploads
 from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import Backend, Task, means, steps_of
+from fleetlearn_simulator.training import Backend, Task, steps_of
 from fleetlearn_simulator.work import Flights, Tally, Training, flights_of
 
 RETRY, MAX_RETRY = 60.0, 3600.0
@@ -94,7 +94,7 @@ class Fleet:
     ) -> None:
         self.scenario, self.plan, self.bundle = scenario, scenario.plan, bundle
         self.source, self.backend, self.task, self._note = source, backend, task, note
-        self.optimizer = self.plan.optimizer()
+        self.optimizer = self.plan.optimizer(bundle.manifest)
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
@@ -479,14 +479,16 @@ class Fleet:
         summary = self._close("committed", number, dropped, change)
         self.note("committed", round=number, change=change)
         self.before_commit()
-        return self.engine.committed(self.now, change=change, metrics=summary["metrics"])
+        return self.engine.committed(self.now, change=change, metrics=deciding(summary, self.plan.round.minimum))
 
     def _close(self, how: str, number: int, dropped: dict[str, int], change: float) -> dict[str, Any]:
-        metrics = self.tally.means()
+        metrics = self.tally.means(self.plan.bounds)
         summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
         if self.plan.local.evaluate and self.tally.devices and how == "committed":
-            evaluation = self._evaluated()
-            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
+            rows = self._evaluated()
+            own = pooled(rows)
+            evaluation = {name: own[name] for name in ("loss", *self.bundle.manifest.metrics) if name in own}
+            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation, "behind": devices_of(rows)}
         summary |= {
             "round": number,
             "how": how,
@@ -504,9 +506,12 @@ class Fleet:
         self.round_ended(summary)
         return summary
 
-    def _evaluated(self) -> dict[str, float]:
+    def _evaluated(self) -> list[Row]:
         """The round's model, before training, on the data of those whose reports were accepted."""
-        return means(self.backend.evaluate(self.earlier, sorted(self.tally.devices)))
+        found = self.backend.evaluate(self.earlier, sorted(self.tally.devices))
+        known, most, bounds = self.bundle.manifest.metrics, self.plan.round.max_weight, self.plan.bounds
+        rows = [row_of(own, known, most) for own in found]
+        return [without(row, outside(row, bounds)) for row in rows] if bounds else rows
 
     # The coordinator's own failures
 

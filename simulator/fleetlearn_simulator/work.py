@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.run import UNBOUNDED, Bounds, limits
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -233,7 +234,7 @@ class Tally:
         """How many of the reports are of a whole task."""
         return sum(int(found.complete.sum()) for _, found in self.reports)
 
-    def means(self) -> dict[str, float]:
+    def means(self, bounds: Bounds = UNBOUNDED) -> dict[str, float]:
         """Of the accepted trainings, weighted as their updates are, as ``fleetlearn_coordinator.run.pooled``."""
         if not self.reports:
             return {}
@@ -241,7 +242,8 @@ class Tally:
         found = joined([found for _, found in self.reports])
         means = {}
         for name, values in {"loss": found.loss, **found.metrics}.items():
-            there = np.isfinite(values)
+            low, high = limits(bounds, name)
+            there = np.isfinite(values) & (values >= low) & (values <= high)
             if there.any():
                 products, total = (weights * values)[there].tolist(), int(weights[there].sum())
                 means[name] = fsum(products) / total
