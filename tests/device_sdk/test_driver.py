@@ -589,7 +589,7 @@ def test_a_stopped_device_does_not_connect_again(
     halted = threading.Event()
 
     def slow(trainer: Trainer, given: Any, seconds: float) -> Any:
-        trainer.steps = 4
+        trainer.batches = 4
         assert trainer.halt.wait(PATIENCE)
         assert halted.wait(PATIENCE)
         raise StoppedError("stopped")
