@@ -63,7 +63,8 @@ class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from fleetlearn_protocol.command_line import version_of
 
-        parser.exit(message=f"{version_of(parser.prog)}\n")
+        print(version_of(parser.prog))
+        parser.exit()
 
 
 def _threads(text: str) -> int:
