@@ -52,7 +52,7 @@ def import_onnxruntime() -> ModuleType:
     if len(present) > 1:
         raise RuntimeUnavailableError(
             f"{' and '.join(present)} are installed in one environment; they overwrite each other's files. Uninstall "
-            f"all of them, then install one (training builds serve both runtimes): pip uninstall {' '.join(present)}"
+            f"all of them, then install one: pip uninstall {' '.join(present)}"
         )
     if "onnxruntime" not in sys.modules and _TRAINING not in sys.modules:
         # None in sys.modules makes an import raise ModuleNotFoundError (The Python Language Reference, 5.3.1).
@@ -62,7 +62,7 @@ def import_onnxruntime() -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name != "onnxruntime":
                 raise
-            raise RuntimeUnavailableError("onnxruntime is not installed: pip install 'fleetlearn[device]'") from None
+            raise RuntimeUnavailableError('onnxruntime is not installed: pip install "fleetlearn[device]"') from None
         finally:
             del sys.modules[_TRAINING]
     return importlib.import_module("onnxruntime")
@@ -78,8 +78,9 @@ def import_training_api() -> ModuleType:
     folder = Path(onnxruntime.__path__[0], "training")
     if not (folder / "api" / "__init__.py").is_file():
         raise RuntimeUnavailableError(
-            f"the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has {installed()}. "
-            "Install it in an environment of its own (x86-64, Python up to 3.12), or use the runtime 'onnx'"
+            f"the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has {installed()}. Use the "
+            "runtime 'onnx'; or, in an environment apart (x86-64, Python 3.11 or 3.12), "
+            'pip install "fleetlearn[ort-training]"'
         )
     if _TRAINING in sys.modules:
         return importlib.import_module(f"{_TRAINING}.api")

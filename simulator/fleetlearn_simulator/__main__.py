@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -12,8 +11,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from fleetlearn_protocol.command_line import needs, version_of
+
+with needs("fleetlearn-simulate", "simulator"):
     import typer
+    from fleetlearn_protocol.errors import FleetError
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -24,16 +26,12 @@ try:
         TimeRemainingColumn,
     )
     from rich.table import Table
-except ImportError as error:  # pragma: no cover
-    sys.exit(f"fleetlearn-simulate needs the extra: pip install 'fleetlearn[simulator]' ({error})")
 
-from fleetlearn_protocol.errors import FleetError
-
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.interrupts import STOP, heed
-from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
-from fleetlearn_simulator.run import Kind, Options, Outcome, prepare, simulate, summary_alone
-from fleetlearn_simulator.scenario import Scenario, expand, init_text
+    from fleetlearn_simulator.fleet import Fleet
+    from fleetlearn_simulator.interrupts import STOP, heed
+    from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
+    from fleetlearn_simulator.run import Kind, Options, Outcome, prepare, simulate, summary_alone
+    from fleetlearn_simulator.scenario import Scenario, expand, init_text
 
 app = typer.Typer(
     help="A fleet of devices in virtual time.",
@@ -62,6 +60,21 @@ RayAddress = Annotated[
         help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else one of this machine alone.",
     ),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version_of("fleetlearn-simulate"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 @app.command()

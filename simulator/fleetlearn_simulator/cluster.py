@@ -251,7 +251,7 @@ def connect(address: str | None, workers: int | None) -> tuple[ModuleType, bool]
             import ray
             from ray import init  # which a folder of that name does not have
         except ImportError as error:
-            raise SimulatorError(f"training on Ray needs the extra: pip install 'fleetlearn[ray]' ({error})") from None
+            raise SimulatorError(f'training on Ray needs the extra: pip install "fleetlearn[ray]" ({error})') from None
         if ray.is_initialized():
             return ray, False
         try:

@@ -58,7 +58,7 @@ def write_page(file: Path, title: str, parts: Iterable[str | Sequence[Chart]]) -
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SimulatorError(f"reports need the extra: pip install 'fleetlearn[simulator]' ({error})") from None
+        raise SimulatorError(f'reports need the extra: pip install "fleetlearn[simulator]" ({error})') from None
     charts: dict[str, Any] = {}
     body = []
     for part in parts:

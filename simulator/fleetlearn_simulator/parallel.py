@@ -11,12 +11,14 @@ import os
 import pickle
 import select
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -161,7 +163,7 @@ class _Worker:
         self.free = deque(range(1, 1 + PLACES) if self.memory else ())
         """Its places that hold nothing."""
         self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
-        with environment(ENVIRONMENT):
+        with environment(ENVIRONMENT), without_main():
             self.process.start()
         end.close()  # so that the pipe breaks when the process dies
         self.model: Vector | None = None
@@ -252,6 +254,18 @@ def environment(more: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that are spawned meanwhile do not run the user's script again: they need nothing of it, and one that
+    calls ``simulate`` without ``if __name__ == "__main__":`` would begin a simulation in each of them."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _work(make: Make, pipe: Connection, memory: Shared | None) -> None:

@@ -80,6 +80,8 @@ def test_step(tmp_path: Path) -> None:
     contenders = results["softmax"]["contenders"]
     assert any(name.startswith("torch ") for name in contenders)
     assert any(name.startswith("onnxruntime ") for name in contenders)
+    training = (ROOT / ".venv" / "ort-training" / "bin" / "python").exists()
+    assert any(name.startswith("ort-training ") for name in contenders) == training
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
 
 

@@ -14,7 +14,6 @@ import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -357,7 +356,7 @@ def test_batches_of_the_users_own(served: Served, data: Any, tmp_path: Path) -> 
     asyncio.run(test())
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed")
+@pytest.mark.ort_training
 def test_the_other_runtime_fetches_its_own_files(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path, runtime="ort-training") as (coordinator, _):
