@@ -58,7 +58,7 @@ def export(
     with _errors():
         check_installation()
         from fleetlearn_export.bundle import export_bundle
-        from fleetlearn_export.summary import Line, summary
+        from fleetlearn_export.inspection.summary import Line, summary
 
         arguments = _arguments(function)
         try:
@@ -84,7 +84,7 @@ def inspect(
     """Check a bundle's files and say what it holds."""
     with _errors():
         check_installation()
-        from fleetlearn_export.summary import summary
+        from fleetlearn_export.inspection.summary import summary
 
         opened = open_bundle(bundle)
         _show(opened.manifest.name, summary(opened, batch))
@@ -104,8 +104,8 @@ def quantize(
     """Write an int8 model for faster and smaller inference, and say how it differs on a set."""
     with _errors():
         check_installation()
+        from fleetlearn_export.inspection.summary import Line
         from fleetlearn_export.quantize import quantize, read_data, read_model
-        from fleetlearn_export.summary import Line
 
         with _stages() as stage:
             stage("reading")

@@ -33,17 +33,24 @@ from fleetlearn_protocol.vector import flatten
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
-from fleetlearn_export.check import check_eval, check_infer, check_train
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graph import IR_VERSION, OPSET, parameter_offsets, serialised, to_onnx, with_parameters
-from fleetlearn_export.many import check_block, check_many, many_program, seldom_picked
-from fleetlearn_export.operators import decompositions, inference_decompositions
-from fleetlearn_export.ort_training import make_artifacts
-from fleetlearn_export.places import explained
-from fleetlearn_export.source import Source, array_row, make_source, named_outputs, training
-from fleetlearn_export.steps import Function
-from fleetlearn_export.trace import check_source, eval_program, infer_program, train_program
-from fleetlearn_export.train_step import TrainStep, make_train_step
+from fleetlearn_export.graphs.conversion import (
+    IR_VERSION,
+    OPSET,
+    parameter_offsets,
+    serialised,
+    to_onnx,
+    with_parameters,
+)
+from fleetlearn_export.graphs.train_many import check_block, check_many, many_program, seldom_picked
+from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.model.steps import Function
+from fleetlearn_export.model.train_step import TrainStep, make_train_step
+from fleetlearn_export.model.user_model import Source, array_row, make_source, named_outputs, training
+from fleetlearn_export.ort_training.artifacts import make_artifacts
+from fleetlearn_export.tracing.decompositions import decompositions, inference_decompositions
+from fleetlearn_export.tracing.trace import check_source, eval_program, infer_program, train_program
 
 
 class Exported(NamedTuple):

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
-from fleetlearn_export.quiet import quiet
+from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.silence import quiet
 
 WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
 """Operators whose weights get 8 bits; a Gather's table is an embedding."""

@@ -6,7 +6,7 @@ import sys
 import warnings
 
 import pytest
-from fleetlearn_export.quiet import quiet, quiet_process
+from fleetlearn_export.silence import quiet, quiet_process
 
 
 def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import torch
 import zoo
 from by_hand import bundle_training, largest_difference, pytorch_training
 from fleetlearn_export import Exported, ExportError, export_bundle
-from fleetlearn_export.quiet import quiet_process
-from fleetlearn_export.seeded import Seeded
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.silence import quiet_process
 from fleetlearn_protocol.manifest import ORT_TRAINING
 from torch import nn
 from torch.nn import functional

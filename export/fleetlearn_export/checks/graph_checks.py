@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
-from fleetlearn_export.seeded import Seeded
-from fleetlearn_export.source import EvalModule, InferModule, Source, training
-from fleetlearn_export.stateless import functional_call
-from fleetlearn_export.steps import Function
-from fleetlearn_export.train_step import TrainStep, plain_kernels
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.steps import Function
+from fleetlearn_export.model.train_step import TrainStep, plain_kernels
+from fleetlearn_export.model.user_model import EvalModule, InferModule, Source, training
 
 TOLERANCE = 1e-5
 """Largest difference of a tensor's elements after the check's steps; above magnitude 1, of its largest element."""

@@ -11,13 +11,13 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
-from fleetlearn_export.cheaper import CHEAPER, simplify
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.operators import Decompositions
-from fleetlearn_export.places import explained, place_of_operator
-from fleetlearn_export.quiet import quiet
-from fleetlearn_export.rewrite import rewrite
-from fleetlearn_export.trace import Program
+from fleetlearn_export.graphs.rewrite import rewrite
+from fleetlearn_export.model.source_locations import explained, place_of_operator
+from fleetlearn_export.silence import quiet
+from fleetlearn_export.tracing.decompositions import Decompositions
+from fleetlearn_export.tracing.fused_operators import CHEAPER, simplify
+from fleetlearn_export.tracing.trace import Program
 
 OPSET = 18
 IR_VERSION = 8

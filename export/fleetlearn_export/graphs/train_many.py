@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.func import vmap
 
-from fleetlearn_export import cross_entropy
-from fleetlearn_export.cheaper import CHEAPER, simplify
-from fleetlearn_export.check import Session, batches, compare, open_session, over_seeds, start
+from fleetlearn_export.checks.graph_checks import Session, batches, compare, open_session, over_seeds, start
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graph import check_standard
-from fleetlearn_export.operators import Decompositions, plain_decompositions
-from fleetlearn_export.quiet import quiet
-from fleetlearn_export.source import Source
-from fleetlearn_export.split import Part, sizes, split, tidy
-from fleetlearn_export.steps import Tensors
-from fleetlearn_export.trace import Program, export_traced, trace
-from fleetlearn_export.train_step import TrainStep
+from fleetlearn_export.graphs.conversion import check_standard
+from fleetlearn_export.graphs.split import Part, sizes, split, tidy
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.model.user_model import Source
+from fleetlearn_export.silence import quiet
+from fleetlearn_export.tracing import cross_entropy
+from fleetlearn_export.tracing.decompositions import Decompositions, plain_decompositions
+from fleetlearn_export.tracing.fused_operators import CHEAPER, simplify
+from fleetlearn_export.tracing.trace import Program, export_traced, trace
 
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")

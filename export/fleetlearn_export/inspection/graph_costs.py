@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, helper
 
-from fleetlearn_export.places import explained
+from fleetlearn_export.model.source_locations import explained
 
 SIZES = (2, 3)
 """Batch sizes of the two runs that show how every axis grows with the batch."""

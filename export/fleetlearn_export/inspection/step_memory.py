@@ -10,7 +10,7 @@ import onnx
 from fleetlearn_protocol import Manifest
 from onnx import NodeProto
 
-from fleetlearn_export.analysis import Values, attribute, names
+from fleetlearn_export.inspection.graph_costs import Values, attribute, names
 
 MIB = 2**20
 BASE = 67 * MIB

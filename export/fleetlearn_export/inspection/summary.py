@@ -12,9 +12,9 @@ import onnx
 from fleetlearn_protocol import Bundle, Manifest
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, Input, Parameter, State
 
-from fleetlearn_export import analysis, memory
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
+from fleetlearn_export.inspection import graph_costs, step_memory
+from fleetlearn_export.model.source_locations import explained
 
 BATCH = 20
 """Examples in the batch that costs are told for, unless the user asks for another."""
@@ -90,7 +90,7 @@ def _model(manifest: Manifest, train: onnx.ModelProto, frozen: int | None) -> li
         lines.append(Line("buffers", f"{_count(buffers)}, changed by training without a gradient"))
     if frozen is not None:
         lines.append(Line("frozen", f"{frozen:,}, constants of the graphs" if frozen else "none"))
-    elif constants := analysis.constants(train)[0]:
+    elif constants := graph_costs.constants(train)[0]:
         lines.append(Line("constants", f"{constants:,} in train.onnx: frozen parameters, and what the step needs"))
     size = f"{4 * manifest.size:,}"
     return [
@@ -134,27 +134,27 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         Line("operators", operators),
     ]
     try:
-        found = {name: analysis.values(graph, batch) for name, graph in graphs.items()}
+        found = {name: graph_costs.values(graph, batch) for name, graph in graphs.items()}
     except ExportError as error:
         return [*lines, Line("costs", f"not measured: {error}")]
-    flops = analysis.flops(train, found[TRAIN])
+    flops = graph_costs.flops(train, found[TRAIN])
     share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
-    estimate = memory.estimate(manifest, train, found[TRAIN])
+    estimate = step_memory.estimate(manifest, train, found[TRAIN])
     parts = ("runtime", "vectors and batch", "constants", "intermediates")
     sizes = zip(parts, estimate, strict=True)
-    mebibytes = ", ".join(f"{name} {size / memory.MIB:.0f}" for name, size in sizes if size >= memory.MIB / 2)
+    mebibytes = ", ".join(f"{name} {size / step_memory.MIB:.0f}" for name, size in sizes if size >= step_memory.MIB / 2)
     return [
         *lines,
         Line("ONNX Runtime", _lowest(graphs, found)),
         Line("FLOPs per step", f"{_short(flops.total)} with a batch of {batch}{share}"),
-        Line("memory per step", f"about {estimate.total / memory.MIB:.0f} MiB at its peak: {mebibytes}"),
+        Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
     ]
 
 
-def _lowest(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, analysis.Value]]) -> str:
+def _lowest(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.Value]]) -> str:
     """Of the graphs that a device runs, the one that asks for most decides."""
     try:
-        needs = [(*analysis.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]
+        needs = [(*graph_costs.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]
     except ValueError as error:
         return f"unknown: {error}"
     version, reason, graph = max(needs, key=lambda row: [int(part) for part in row[0].split(".")])

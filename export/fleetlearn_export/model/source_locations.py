@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from fleetlearn_export.errors import ExportError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_PACKAGE = f"{Path(__file__).parent}/"
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__)))
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 

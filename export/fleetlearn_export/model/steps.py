@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.stateless import functional_call
+from fleetlearn_export.model.stateless import functional_call
 
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]

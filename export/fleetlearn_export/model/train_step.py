@@ -14,11 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
-from fleetlearn_export.seeded import Seeded
-from fleetlearn_export.source import Source, check_name
-from fleetlearn_export.stateless import functional_call, untouched
-from fleetlearn_export.steps import (
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.model.stateless import functional_call, untouched
+from fleetlearn_export.model.steps import (
     OPTIMIZERS,
     REFERENCES,
     Function,
@@ -30,6 +29,7 @@ from fleetlearn_export.steps import (
     named_needs,
     references,
 )
+from fleetlearn_export.model.user_model import Source, check_name
 
 
 class TrainStep(NamedTuple):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
-from fleetlearn_export.stateless import functional_call
-from fleetlearn_export.steps import Function
+from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.steps import Function
 
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
 """Of arrays in a batch and of outputs."""

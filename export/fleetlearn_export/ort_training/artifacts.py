@@ -12,12 +12,12 @@ import msgspec
 import onnx
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 
-from fleetlearn_export.check import Hand, batches, compare, in_pytorch, over_seeds, start
-from fleetlearn_export.ort_forward import forward_model
-from fleetlearn_export.places import first_line
-from fleetlearn_export.quiet import quiet_process
-from fleetlearn_export.source import Source
-from fleetlearn_export.train_step import TrainStep
+from fleetlearn_export.checks.graph_checks import Hand, batches, compare, in_pytorch, over_seeds, start
+from fleetlearn_export.model.source_locations import first_line
+from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.model.user_model import Source
+from fleetlearn_export.ort_training.forward import forward_model
+from fleetlearn_export.silence import quiet_process
 
 IR_VERSION = 10
 """The newest that onnxruntime-training 1.19.2, the last one, reads; it writes its optimizer in onnx's newest."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fleetlearn_export.backward import adaptive_averages
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.quiet import quiet
-from fleetlearn_export.source import LossModule, Source
+from fleetlearn_export.model.user_model import LossModule, Source
+from fleetlearn_export.silence import quiet
+from fleetlearn_export.tracing.missing_operators import adaptive_averages
 
 OPSET = 17
 EXPANDED = "fleetlearn.expanded"

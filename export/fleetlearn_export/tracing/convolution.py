@@ -1,4 +1,4 @@
-"""The backward pass of convolution in ONNX operators, for operators.py's table."""
+"""The backward pass of convolution in ONNX operators, for decompositions.py's table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic
 
-from fleetlearn_export.pooling import Attributes
+from fleetlearn_export.tracing.pooling import Attributes
 
 FEW_CHANNELS = 8
 """Below this many, one product with all taps' places side by side costs less than a product for each tap."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from fleetlearn_export import cross_entropy
-from fleetlearn_export.cross_entropy import attached, fuse_cross_entropy
+from fleetlearn_export.tracing import cross_entropy
+from fleetlearn_export.tracing.cross_entropy import attached, fuse_cross_entropy
 
 aten = torch.ops.aten
 

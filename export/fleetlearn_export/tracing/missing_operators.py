@@ -1,4 +1,4 @@
-"""What neither PyTorch takes apart nor ONNX has, in PyTorch's own operators, for operators.py's table.
+"""What neither PyTorch takes apart nor ONNX has, in PyTorch's own operators, for decompositions.py's table.
 
 Sums at repeated places are ``scatter_add``, which becomes ONNX's ScatterElements: ScatterND, to which the exporter
 turns ``index_put``, loses some of them in ONNX Runtime 1.19 when it runs on more than one thread.

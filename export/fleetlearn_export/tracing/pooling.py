@@ -1,4 +1,4 @@
-"""Pooling in ONNX operators, for operators.py's table."""
+"""Pooling in ONNX operators, for decompositions.py's table."""
 
 from __future__ import annotations
 

@@ -17,16 +17,22 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from fleetlearn_export.backward import refusal
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.operators import tracing_decompositions
-from fleetlearn_export.places import explained, fixed_size, own_frames_recorded, place_of_node, place_of_replacement
-from fleetlearn_export.quiet import quiet
-from fleetlearn_export.seeded import Seeded
-from fleetlearn_export.source import EvalModule, InferModule, LossModule, Source
-from fleetlearn_export.stateless import functional_call
-from fleetlearn_export.steps import Tensors
-from fleetlearn_export.train_step import TrainStep
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.source_locations import (
+    explained,
+    fixed_size,
+    own_frames_recorded,
+    place_of_node,
+    place_of_replacement,
+)
+from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, Source
+from fleetlearn_export.silence import quiet
+from fleetlearn_export.tracing.decompositions import tracing_decompositions
+from fleetlearn_export.tracing.missing_operators import refusal
 
 ROWS = Dim("n", min=2)
 """Of a batch. PyTorch takes a size of 1 for a constant: traced with 2 or more; the graphs are checked with 1 later."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 from export_cases import DIGITS, Case
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.check import check_eval, check_infer, check_train, compare
-from fleetlearn_export.source import Source, training
-from fleetlearn_export.train_step import TrainStep, make_train_step
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train, compare
+from fleetlearn_export.model.train_step import TrainStep, make_train_step
+from fleetlearn_export.model.user_model import Source, training
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
 from torch.nn import functional
 

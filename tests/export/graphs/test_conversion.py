@@ -8,7 +8,7 @@ import pytest
 import torch
 from export_cases import Case
 from fleetlearn_export import ExportError
-from fleetlearn_export.graph import check_standard, parameter_offsets, serialised, with_parameters
+from fleetlearn_export.graphs.conversion import check_standard, parameter_offsets, serialised, with_parameters
 from onnx import TensorProto, helper
 
 
@@ -97,6 +97,6 @@ def test_parameters_become_initializers_whose_bytes_are_found() -> None:
 
 
 def test_a_graph_above_protobufs_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlearn_export.graph.MAX_BYTES", 10)
+    monkeypatch.setattr("fleetlearn_export.graphs.conversion.MAX_BYTES", 10)
     with pytest.raises(ExportError, match="ONNX files end at 10"):
         serialised(model_of(RELU))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxruntime
 import pytest
-from fleetlearn_export.rewrite import rewrite
+from fleetlearn_export.graphs.rewrite import rewrite
 
 HEAD = """<ir_version: 8, opset_import: ["" : 18]>
 main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,6,8] x) => (float[l,m] out)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from fleetlearn_export.split import Part, Parts, sizes, split, tidy
+from fleetlearn_export.graphs.split import Part, Parts, sizes, split, tidy
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx

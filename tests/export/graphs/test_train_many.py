@@ -11,7 +11,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from fleetlearn_export import ExportError, LocalStep, Many, export_bundle, many
+from fleetlearn_export import ExportError, LocalStep, Many, export_bundle
+from fleetlearn_export.graphs import train_many
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from torch import nn
@@ -131,8 +132,8 @@ def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, mon
     """Bit for bit the same; also for numbers of steps beyond those of a call."""
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     found = []
-    for kept in (many.KEPT, 0):
-        monkeypatch.setattr(many, "KEPT", kept)
+    for kept in (train_many.KEPT, 0):
+        monkeypatch.setattr(train_many, "KEPT", kept)
         torch.manual_seed(0)
         bundle = export_bundle(
             nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(5, 3)

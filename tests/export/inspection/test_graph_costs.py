@@ -9,8 +9,9 @@ import onnxruntime
 import pytest
 import torch
 from export_cases import Case, mcmahan_cnn
-from fleetlearn_export import ExportError, analysis
-from fleetlearn_export.analysis import Flops
+from fleetlearn_export import ExportError
+from fleetlearn_export.inspection import graph_costs
+from fleetlearn_export.inspection.graph_costs import Flops
 from fleetlearn_protocol.manifest import TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
@@ -28,7 +29,7 @@ def train_graph(case: Case) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_every_tensor_has_the_shape_and_dtype_of_a_real_run(cases: Callable[[str], Case], name: str) -> None:
     model, data = train_graph(cases(name)), cases(name)
-    found = analysis.values(model, 7)
+    found = graph_costs.values(model, 7)
     names = [output for row in model.graph.node for output in row.output if output]
     assert {*names, *(row.name for row in model.graph.input)} <= set(found)
 
@@ -76,7 +77,7 @@ def test_flops_worked_out_by_hand() -> None:
     bias, relu, pool, softmax, reduced = n * 8 * 36, n * 8 * 36, 4 * n * 8 * 9, 5 * n * 5, 25
     products = conv + gemm + outer + up
     expected = Flops(products + bias + relu + pool + softmax + reduced, products)
-    assert analysis.flops(model, analysis.values(model, n)) == expected
+    assert graph_costs.flops(model, graph_costs.values(model, n)) == expected
 
 
 def test_convolutions_and_matrix_products_count_as_in_pytorch(cases: Callable[[str], Case]) -> None:
@@ -84,7 +85,7 @@ def test_convolutions_and_matrix_products_count_as_in_pytorch(cases: Callable[[s
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(torch.rand(5, 1, 28, 28)), torch.zeros(5, dtype=torch.int64)).backward()
     exported = train_graph(cases("mcmahan"))
-    found = analysis.flops(exported, analysis.values(exported, 5))
+    found = graph_costs.flops(exported, graph_costs.values(exported, 5))
     assert found.products == counter.get_total_flops()
     assert found.products < found.total < 1.2 * found.products
 
@@ -92,7 +93,7 @@ def test_convolutions_and_matrix_products_count_as_in_pytorch(cases: Callable[[s
 def test_lowest_runtime() -> None:
     def lowest(nodes: list[onnx.NodeProto], kind: int = FLOAT, **version: int) -> tuple[str, str]:
         model = graph(nodes, {"x": (kind, ["n", 2])}, ["y"], **version)
-        return analysis.lowest_runtime(model, {"x": analysis.Value((2, 2), np.dtype(np.float64))})
+        return graph_costs.lowest_runtime(model, {"x": graph_costs.Value((2, 2), np.dtype(np.float64))})
 
     assert lowest([node("Relu", ["x"], ["y"])]) == ("1.14", "opset 18")
     assert lowest([node("Elu", ["x"], ["y"])]) == ("1.17", "Elu over float64")
@@ -109,10 +110,10 @@ def test_constants_are_floating_point_tensors() -> None:
         ["y"],
         {"w": np.zeros((3, 4), np.float32), "s": np.array([0, 4]), "half": np.array(0.5, np.float32)},
     )
-    assert analysis.constants(model) == (12, 1)
+    assert graph_costs.constants(model) == (12, 1)
 
 
 def test_a_graph_that_the_installed_runtime_cannot_run_is_an_error() -> None:
     model = graph([node("Elu", ["x"], ["y"])], {"x": (TensorProto.INT64, ["n", 2])}, ["y"])
     with pytest.raises(ExportError, match="cannot run the graph to measure it"):
-        analysis.values(model, 2)
+        graph_costs.values(model, 2)

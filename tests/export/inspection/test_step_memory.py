@@ -9,13 +9,14 @@ import onnx
 import pytest
 import zoo
 from export_cases import Case
-from fleetlearn_export import LocalStep, analysis, export_bundle, memory
+from fleetlearn_export import LocalStep, export_bundle
+from fleetlearn_export.inspection import graph_costs, step_memory
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
 
-DEVICE_PYTHON = Path(__file__).parents[2] / ".venv/device/bin/python"
+DEVICE_PYTHON = Path(__file__).parents[3] / ".venv/device/bin/python"
 """Holds what a device holds: the stock ONNX Runtime, and no PyTorch."""
 
 
@@ -39,17 +40,17 @@ def test_peak_of_intermediates_worked_out_by_hand() -> None:
         ["g"],
         {"w": np.zeros((256, 512), np.float32), "s": np.array([0, -1])},
     )
-    assert memory.peak_of_intermediates(model, analysis.values(model, 1)) == 8 * 1024 + 256 - 256
-    assert memory.peak_of_intermediates(model, analysis.values(model, 3)) == 3 * 8 * 1024
+    assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 1)) == 8 * 1024 + 256 - 256
+    assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 3)) == 3 * 8 * 1024
 
 
 def test_a_transposition_inside_a_product_and_a_convolutions_workspace() -> None:
     matrices = [node("Transpose", ["w"], ["v"], perm=[1, 0]), node("MatMul", ["x", "v"], ["y"])]
     inputs = {"x": (FLOAT, ["n", 64]), "w": (FLOAT, [32, 64])}
     model = graph(matrices, inputs, ["y"])
-    assert memory.peak_of_intermediates(model, analysis.values(model, 4)) == 0
+    assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 4)) == 0
     model = graph([*matrices, node("Relu", ["v"], ["z"])], inputs, ["y", "z"])
-    assert memory.peak_of_intermediates(model, analysis.values(model, 4)) == 4 * 32 * 64
+    assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 4)) == 4 * 32 * 64
 
     for filters, expected in ((16, 4 * 9 * (3 * 4)), (8, 0)):  # more, or fewer, than the 9 places
         convolution = graph(
@@ -57,7 +58,7 @@ def test_a_transposition_inside_a_product_and_a_convolutions_workspace() -> None
             {"x": (FLOAT, ["n", 3, 4, 4]), "w": (FLOAT, [filters, 3, 2, 2])},
             ["y"],
         )
-        assert memory.peak_of_intermediates(convolution, analysis.values(convolution, 2)) == expected
+        assert step_memory.peak_of_intermediates(convolution, graph_costs.values(convolution, 2)) == expected
 
 
 MEASURE = """
@@ -83,7 +84,7 @@ def measured(bundle: Bundle, batch: int) -> int:
 
 def estimated(bundle: Bundle, batch: int) -> int:
     model = onnx.load_model_from_string(bundle.read(TRAIN))
-    return memory.estimate(bundle.manifest, model, analysis.values(model, batch)).total
+    return step_memory.estimate(bundle.manifest, model, graph_costs.values(model, batch)).total
 
 
 needs_stock_runtime = pytest.mark.skipif(
@@ -99,7 +100,7 @@ def test_memory_is_within_a_quarter_of_what_is_measured(cases: Callable[[str], C
     found, expected = estimated(bundle, batch), measured(bundle, batch)
     assert found == pytest.approx(expected, rel=0.25)
     if name == "mcmahan":  # most of whose memory is its own
-        assert found - memory.BASE == pytest.approx(expected - memory.BASE, rel=0.35)
+        assert found - step_memory.BASE == pytest.approx(expected - step_memory.BASE, rel=0.35)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 from fleetlearn_export import Exported, LocalStep, export_bundle
-from fleetlearn_export.summary import Line, summary
+from fleetlearn_export.inspection.summary import Line, summary
 from fleetlearn_protocol import Bundle, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY, Many, State
 from torch import nn

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch._decomp.decompositions as torch_decompositions
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graph import serialised, to_onnx
-from fleetlearn_export.quiet import quiet
-from fleetlearn_export.seeded import Seeded
-from fleetlearn_export.trace import Program
-from fleetlearn_export.train_step import plain_kernels
+from fleetlearn_export.graphs.conversion import serialised, to_onnx
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.train_step import plain_kernels
+from fleetlearn_export.silence import quiet
+from fleetlearn_export.tracing.trace import Program
 from scipy import stats
 from torch import Tensor, nn
 from torch.export import Dim

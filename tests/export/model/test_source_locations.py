@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.places import explained, place_of_error, place_of_operator
-from fleetlearn_export.source import make_source
-from fleetlearn_export.trace import check_source
+from fleetlearn_export.model.source_locations import explained, place_of_error, place_of_operator
+from fleetlearn_export.model.user_model import make_source
+from fleetlearn_export.tracing.trace import check_source
 from torch import nn
 from torch.nn import functional
 

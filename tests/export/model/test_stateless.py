@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.stateless import functional_call, untouched
+from fleetlearn_export.model.stateless import functional_call, untouched
 from torch import nn
 
 

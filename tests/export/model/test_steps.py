@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.steps import (
+from fleetlearn_export.model.steps import (
     Objective,
     adam,
     adamw,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError, LocalStep, export_bundle
-from fleetlearn_export.source import Source, make_source, training
-from fleetlearn_export.trace import trace
-from fleetlearn_export.train_step import TrainStep, changed_buffers, make_train_step, matching
+from fleetlearn_export.model.train_step import TrainStep, changed_buffers, make_train_step, matching
+from fleetlearn_export.model.user_model import Source, make_source, training
+from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional

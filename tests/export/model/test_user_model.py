@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.source import (
+from fleetlearn_export.model.user_model import (
     EvalModule,
     LossModule,
     default_names,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from by_hand import largest_difference, pytorch_training
 from export_cases import Case
-from fleetlearn_export.ort_training import Artifacts, make_artifacts
-from fleetlearn_export.quiet import quiet_process
-from fleetlearn_export.source import Source, make_source, training
-from fleetlearn_export.train_step import make_train_step
+from fleetlearn_export.model.train_step import make_train_step
+from fleetlearn_export.model.user_model import Source, make_source, training
+from fleetlearn_export.ort_training.artifacts import Artifacts, make_artifacts
+from fleetlearn_export.silence import quiet_process
 from fleetlearn_protocol.manifest import LocalStep
 from torch import nn
 from torch.nn import functional

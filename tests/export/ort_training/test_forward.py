@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.ort_forward import EXPANSIONS, WORDS, Plain, _expanded, forward_model
-from fleetlearn_export.source import make_source, training
+from fleetlearn_export.model.user_model import make_source, training
+from fleetlearn_export.ort_training.forward import EXPANSIONS, WORDS, Plain, _expanded, forward_model
 from torch import nn
 from torch.nn import functional
 

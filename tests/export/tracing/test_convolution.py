@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleetlearn_export import convolution
+from fleetlearn_export.tracing import convolution
 from torch import nn
 
 CASES: dict[str, tuple[int, Any, tuple[int, ...]]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fleetlearn_export import cross_entropy
-from fleetlearn_export.cross_entropy import (
+from fleetlearn_export.tracing import cross_entropy
+from fleetlearn_export.tracing.cross_entropy import (
     BACKWARD,
     backward_by_place,
     backward_one_hot,

@@ -9,12 +9,12 @@ import onnx
 import pytest
 import torch
 from fleetlearn_export import LocalStep, export_bundle
-from fleetlearn_export.check import Trained, check_train
-from fleetlearn_export.graph import serialised, to_onnx
-from fleetlearn_export.operators import decompositions
-from fleetlearn_export.source import make_source, training
-from fleetlearn_export.trace import check_source, train_program
-from fleetlearn_export.train_step import make_train_step
+from fleetlearn_export.checks.graph_checks import Trained, check_train
+from fleetlearn_export.graphs.conversion import serialised, to_onnx
+from fleetlearn_export.model.train_step import make_train_step
+from fleetlearn_export.model.user_model import make_source, training
+from fleetlearn_export.tracing.decompositions import decompositions
+from fleetlearn_export.tracing.trace import check_source, train_program
 from torch import nn
 
 

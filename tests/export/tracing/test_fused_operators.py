@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.cheaper import CHEAPER, pool_behind_relu
+from fleetlearn_export.tracing.fused_operators import CHEAPER, pool_behind_relu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
