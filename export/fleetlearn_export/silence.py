@@ -1,4 +1,4 @@
-"""Keeping third parties' talk out of the user's terminal, for as long as they are called."""
+"""Keeps the output of PyTorch and ONNX Runtime out of the user's terminal while they are called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without PyTorch's deprecation warnings, its exporters' logs, and the graphs that they print when they fail.
+def silenced_python() -> Iterator[None]:
+    """Suppress PyTorch's deprecation warnings, its exporters' logs, and the graphs that they print when they fail.
 
-    What they would report as an error is raised as well. Warnings from the user's own code were shown before, when
-    the model ran once as it is.
+    Errors are raised all the same. Warnings of the user's own code were shown earlier, when the model ran unchanged.
     """
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")]
     levels = [(handler, handler.level) for logger in loggers for handler in logger.handlers]
@@ -33,8 +32,8 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_process() -> Iterator[None]:
-    """Without what C++ code writes to the process's standard output and error, past Python and its log levels."""
+def silenced_process() -> Iterator[None]:
+    """Suppress what C++ code writes directly to the process's standard output and error."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

@@ -6,7 +6,7 @@ import sys
 import warnings
 
 import pytest
-from fleetlearn_export.silence import quiet, quiet_process
+from fleetlearn_export.silence import silenced_process, silenced_python
 
 
 def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.CaptureFixture[str]) -> None:
@@ -15,7 +15,7 @@ def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.Capture
     logger.addHandler(handler)
     logger.propagate = False  # to torch's own handler, which is there once another test has exported something
     try:
-        with quiet():
+        with silenced_python():
             logger.error("hidden")
             print("hidden")
             warnings.warn("hidden", stacklevel=1)
@@ -30,7 +30,7 @@ def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.Capture
 
 
 def test_quiet_process_hides_what_passes_python_by(capfd: pytest.CaptureFixture[str]) -> None:
-    with quiet_process():
+    with silenced_process():
         os.write(1, b"hidden")
         os.write(2, b"hidden")
     os.write(1, b"out")

@@ -1,4 +1,4 @@
-"""Exported programs as ONNX graphs of standard operators, cleaned and checked."""
+"""Conversion of exported programs to ONNX graphs of standard operators, cleaned and checked."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from torch import Tensor
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.rewrite import rewrite
-from fleetlearn_export.model.source_locations import explained, place_of_operator
-from fleetlearn_export.silence import quiet
+from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
+from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions
-from fleetlearn_export.tracing.fused_operators import CHEAPER, simplify
+from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program
 
 OPSET = 18
 IR_VERSION = 8
-"""What opset 18 came with: any ONNX Runtime since 1.14 reads it."""
+"""The IR version of opset 18: any ONNX Runtime since 1.14 reads it."""
 MAX_BYTES = 2**31 - 1
-"""Of one serialised graph; a limit of protobuf."""
+"""The largest serialised graph; a limit of protobuf."""
 
 _SYMBOL = re.compile(r"\bs\d+\b")
-"""PyTorch's name for a free size, alone or in an expression. A graph has one: the number of examples."""
+"""PyTorch's name for a free size, alone or in an expression. A graph has one free size, the number of examples."""
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
 
 
 def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
-    """The program as ONNX, decomposed by ``table`` first. Raises ExportError on an operator without a counterpart."""
+    """Decompose the program with ``table`` and convert it. Raises ExportError on an operator that ONNX lacks."""
     exported = program.exported
     try:
-        with explained("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError), quiet():
+        with (
+            as_export_error("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError),
+            silenced_python(),
+        ):
             if table:
-                simplify(exported.graph)
-                exported = exported.run_decompositions({**table, **CHEAPER})
+                fuse_operators(exported.graph)
+                exported = exported.run_decompositions({**table, **CHEAPER_DECOMPOSITIONS})
             result = torch.onnx.export(
                 exported,
                 dynamo=True,
@@ -52,14 +55,14 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         if not found:
             raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
         name = ".".join(found.groups())
-        graphs = [program.origin, *([program.traced] if program.traced else [])]
-        place = next(filter(None, (place_of_operator(name, graph) for graph in graphs)), None)
+        graphs = [program.located, *([program.located_step] if program.located_step else [])]
+        place = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
         place = place or ", which a step of decomposition or of the backward pass made"
         raise ExportError(
             f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with other operators"
         ) from error
     assert result is not None
-    with explained("the exported graph cannot be cleaned"):
+    with as_export_error("the exported graph cannot be cleaned"):
         model = _clean(result.model, program.outputs)
     check_standard(model)
     return model
@@ -81,11 +84,11 @@ def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         clean(model)
     proto = ir.to_proto(model)
     for row, name in zip(proto.graph.output, outputs, strict=True):
-        if row.name != name:  # one value in two places, of which the cleaning made one output
+        if row.name != name:  # two outputs had the same value, and the cleaning left one of them
             proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
             row.name = name
-    # ONNX Runtime infers shapes too, but gives each size that it cannot tell a name of its own: then it finds less
-    # memory to use again, and looks for it ten times as long.
+    # All free sizes get one name. ONNX Runtime's own shape inference gives each unknown size another name; it then
+    # finds less memory to reuse, and takes ten times as long to look for it.
     for row in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for size in row.type.tensor_type.shape.dim:
             if size.dim_param:
@@ -94,7 +97,7 @@ def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
 
 
 def check_standard(model: onnx.ModelProto) -> None:
-    """Raise ExportError unless every operator is one of ONNX's own, of an opset and IR that runtimes read."""
+    """Raise ExportError unless every operator is a standard one, of an opset and IR version that runtimes read."""
     for node in _nodes(model.graph):
         if node.domain not in ("", "ai.onnx"):
             raise ExportError(f"operator {node.domain}::{node.op_type} came into the graph; only ONNX's own may")
@@ -107,7 +110,7 @@ def check_standard(model: onnx.ModelProto) -> None:
             )
     if model.ir_version > IR_VERSION:
         raise ExportError(f"the graph has IR version {model.ir_version}; at most {IR_VERSION} is written")
-    with explained("the graph is not valid ONNX"):
+    with as_export_error("the graph is not valid ONNX"):
         onnx.checker.check_model(model)
 
 
@@ -120,7 +123,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def serialised(model: onnx.ModelProto) -> bytes:
-    """The same bytes for the same graph. Raises ExportError above protobuf's limit."""
+    """Serialise the graph: the same graph gives the same bytes. Raises ExportError above protobuf's limit."""
     if model.ByteSize() > MAX_BYTES:
         raise ExportError(f"a graph of {model.ByteSize()} bytes; ONNX files end at {MAX_BYTES}")
     content: bytes = model.SerializeToString(deterministic=True)
@@ -128,7 +131,7 @@ def serialised(model: onnx.ModelProto) -> bytes:
 
 
 def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
-    """The serialised graph, its inputs ``param.NAME`` turned into initializers that hold ``values`` as raw bytes."""
+    """Serialise the graph with its inputs ``param.NAME`` replaced by initializers that hold ``values`` as raw bytes."""
     kept = [row for row in model.graph.input if not row.name.startswith("param.")]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -140,7 +143,7 @@ def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
 
 
 def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
-    """Where each parameter's raw bytes begin in the serialised graph; a parameter that it does not use is left out.
+    """Return where each parameter's raw bytes begin in the serialised graph. Leaves out unused parameters.
 
     A TensorProto is written in the order of its fields' numbers: dims, data_type, name (8), raw_data (9).
     """
@@ -158,7 +161,7 @@ def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, in
 
 
 def _varint(number: int) -> bytes:
-    """A length as protobuf writes it: seven bits in a byte, the lowest first, a high bit on all but the last."""
+    """Encode a length as protobuf does: seven bits a byte, the lowest first, the high bit set on all but the last."""
     out = bytearray()
     while number > 127:
         out.append(number % 128 + 128)

@@ -1,4 +1,4 @@
-"""Rewrites of ONNX graphs that save passes over memory and that ONNX Runtime does not do itself."""
+"""Rewrites of ONNX graphs that save passes over memory. ONNX Runtime does not do them itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def rewrite(graph: ir.Graph) -> None:
-    """Change the graph in place. What is no longer used stays in it."""
+    """Change the graph in place. Nodes that are no longer used stay in it."""
     for node in graph:
         if node.op_type == "Slice":
             _merge_slices(graph, node)
@@ -19,7 +19,7 @@ def rewrite(graph: ir.Graph) -> None:
 
 
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
-    """A slice of a slice, along other axes, is one slice. PyTorch slices one axis at a time."""
+    """Merge a slice of a slice along other axes into one slice. PyTorch slices one axis at a time."""
     source = _producer(node.inputs[0], "Slice")
     if source is None:
         return
@@ -36,40 +36,44 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
-    """Starts, ends, axes and steps, if all are given as constants and no axis is counted from the end."""
+    """Return starts, ends, axes and steps; None unless all are constants and no axis is counted from the end."""
     values = [value.const_value if value is not None else None for value in node.inputs[1:]]
     arrays = [value.numpy().astype(np.int64) for value in values if value is not None]
     return arrays if len(arrays) == 4 and min(arrays[2]) >= 0 else None
 
 
 def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
-    """w - lr * (a @ b) is w - (lr * a) @ b, and one Gemm, where it is no block of several: a pass or two over the
-    weights less."""
+    """Turn w - lr * (a @ b) into w - (lr * a) @ b, and into one Gemm if the matrices have two axes.
+
+    That saves one or two passes over the weights.
+    """
     weights, step = node.inputs
     scaling = _producer(step, "Mul")
-    if scaling is None or not _only(step):
+    if scaling is None or not _has_one_reader(step):
         return
-    rates = [value for value in scaling.inputs if _sizes(value) == []]
+    rates = [value for value in scaling.inputs if _shape(value) == []]
     gradients = [value for value in scaling.inputs if value not in rates]
     product = _producer(gradients[0], "MatMul") if len(rates) == len(gradients) == 1 else None
-    sizes = _sizes(weights) or []
-    # Gemm would repeat the rows of a smaller w, without an error.
-    if product is None or not _only(gradients[0]) or len(sizes) < 2 or sizes != _sizes(gradients[0]):
+    sizes = _shape(weights) or []
+    # Gemm would silently repeat the rows of a smaller w.
+    if product is None or not _has_one_reader(gradients[0]) or len(sizes) < 2 or sizes != _shape(gradients[0]):
         return
-    if any(len(_sizes(value) or []) != len(sizes) for value in product.inputs):
+    if any(len(_shape(value) or []) != len(sizes) for value in product.inputs):
         return
-    turnings = [_producer(value, "Transpose") for value in product.inputs]
-    factors = [turning.inputs[0] if turning else value for turning, value in zip(turnings, product.inputs, strict=True)]
+    transposes = [_producer(value, "Transpose") for value in product.inputs]
+    factors = [
+        transpose.inputs[0] if transpose else value for transpose, value in zip(transposes, product.inputs, strict=True)
+    ]
     rows, columns = sizes[-2:]
     smaller = int(isinstance(rows, int) and isinstance(columns, int) and rows > columns)
-    factors[smaller] = _inserted(graph, node, "Mul", [factors[smaller], rates[0]], factors[smaller])
+    factors[smaller] = _insert(graph, node, "Mul", [factors[smaller], rates[0]], factors[smaller])
     if len(sizes) == 2:
-        _as_gemm(node, weights, factors, [int(turning is not None) for turning in turnings])
+        _as_gemm(node, weights, factors, [int(transpose is not None) for transpose in transposes])
         return
-    turning = turnings[smaller]
-    if turning is not None:
-        factors[smaller] = _inserted(
-            graph, node, "Transpose", [factors[smaller]], turning.outputs[0], turning.attributes.values()
+    transpose = transposes[smaller]
+    if transpose is not None:
+        factors[smaller] = _insert(
+            graph, node, "Transpose", [factors[smaller]], transpose.outputs[0], transpose.attributes.values()
         )
     product.replace_input_with(smaller, factors[smaller])
     graph.remove(product)
@@ -87,7 +91,7 @@ def _as_gemm(node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | N
     node.attributes["alpha"] = ir.AttrFloat32("alpha", -1.0)
 
 
-def _inserted(
+def _insert(
     graph: ir.Graph,
     before: ir.Node,
     operator: str,
@@ -95,7 +99,7 @@ def _inserted(
     like: ir.Value | None,
     attributes: Iterable[ir.Attr] = (),
 ) -> ir.Value:
-    """What a new node makes, of ``like``'s shape."""
+    """Insert a node before ``before``. Returns its output, which gets the shape and type of ``like``."""
     made = ir.node(operator, inputs, attributes={row.name: row for row in attributes})
     value = made.outputs[0]
     value.name = f"{before.outputs[0].name}/{operator}"
@@ -107,16 +111,16 @@ def _inserted(
 
 
 def _producer(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """The node that makes the value, if it is of this operator."""
+    """Return the node that makes the value if it is of this operator, else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == operator else None
 
 
-def _sizes(value: ir.Value | None) -> list[object] | None:
-    """A size that is not fixed is a name."""
+def _shape(value: ir.Value | None) -> list[object] | None:
+    """Return the shape, in which a free size is a name; None if it is unknown."""
     return list(value.shape) if value is not None and value.shape is not None else None
 
 
-def _only(value: ir.Value | None) -> bool:
-    """Whether one node alone reads the value."""
+def _has_one_reader(value: ir.Value | None) -> bool:
+    """Whether exactly one node reads the value."""
     return value is not None and len(value.uses()) == 1 and not value.is_graph_output()

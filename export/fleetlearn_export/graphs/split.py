@@ -1,8 +1,7 @@
-"""A training step's graph in three parts, for several steps in a row: only what makes the next step's inputs has to be
-computed step after step.
+"""Splits a training step's graph in three parts, for several steps in a row.
 
-What comes ``before`` needs no more than the batches, and what comes ``after`` is only measured: each can be computed
-for all steps together, by fewer operators with more work for each.
+Only the ``core``, which computes the next step's inputs, has to run step after step. The part ``before`` needs only the
+batches, and the part ``after`` only measures. These two run once for all steps, in fewer operators with more work each.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ VIEWS = {
     aten.unsqueeze.default,
     aten.view.default,
 }
-"""Hardly any work where they are. Done before, their results would have to be made, and may be larger."""
+"""Operators that are almost free inside the core. Moved before it, their results would be stored, and may be larger."""
 
 
 class Part(NamedTuple):
-    """Some nodes of a graph, and the names there of the nodes that it takes and gives."""
+    """Some nodes of a graph, with the names of the nodes that they read from outside and of those that they provide."""
 
     graph: Graph
     inputs: list[str]
@@ -37,16 +36,19 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """``core`` gives the outputs for the next step, then what ``after`` takes of it; ``after`` the other outputs."""
+    """``core`` computes the outputs for the next step, then what ``after`` reads. ``after`` computes the others."""
 
     before: Part
     core: Part
     after: Part
 
 
-def tidy(module: GraphModule) -> None:
-    """Take out of a graph that changes nothing in place what is the same as its input or only checks. The 1 that the
-    backward pass begins with has the loss's shape; that it is not made of the loss is said."""
+def remove_copies(module: GraphModule) -> None:
+    """Remove copies and assertions from a graph in which nothing is changed in place.
+
+    The 1 with which the backward pass begins is full_like(loss); it becomes a constant, so that it does not depend on
+    the loss.
+    """
     for node in list(module.graph.nodes):
         if node.target in COPIES and not node.kwargs:
             node.replace_all_uses_with(node.args[0])
@@ -59,11 +61,11 @@ def tidy(module: GraphModule) -> None:
             node.kwargs = {"dtype": value.dtype}
 
 
-def sizes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
-    """The bytes of each result that is a tensor, where the graph is called with these values."""
+def result_bytes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
+    """Return the bytes of each result that is a tensor, when the graph is called with these values."""
     found: dict[Node, int] = {}
 
-    class Noting(Interpreter):
+    class Recorder(Interpreter):
         def run_node(self, n: Node) -> Any:
             value = super().run_node(n)
             if isinstance(value, Tensor):
@@ -71,68 +73,72 @@ def sizes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
             return value
 
     with torch.no_grad():
-        Noting(module).run(*values)
+        Recorder(module).run(*values)
     return found
 
 
 def split(
-    graph: Graph, shared: Collection[str], batch: Collection[str], handed: int, size: Mapping[Node, int], room: int
+    graph: Graph, shared: Collection[str], batch: Collection[str], carried: int, size: Mapping[Node, int], room: int
 ) -> Parts:
-    """The parts of a graph whose inputs ``shared`` are the same in all steps, and whose inputs ``batch`` are each
-    step's own; the others come from the step before. The first ``handed`` outputs are for the next step.
+    """Return the parts of a step's graph.
 
-    ``before`` and ``after`` each take and make at most ``room`` bytes for a step; what is larger is in the core. What
-    is made of shared values or sizes alone is in each part that needs it.
+    shared: inputs that are the same in all steps.
+    batch: inputs that each step has of its own. All other inputs come from the step before.
+    carried: how many of the outputs, the first ones, are the next step's inputs.
+    size: the bytes of each result.
+    room: bytes that ``before`` and ``after`` may each read and make in a step. More stays in the core.
+
+    Nodes that depend on shared inputs or on sizes alone are repeated in each part that needs them.
     """
     *nodes, last = graph.nodes
     outputs: list[Any] = list(last.args[0])
     given = {node: set(node.all_input_nodes) for node in nodes}
     inputs = {node for node in nodes if node.op == "placeholder"}
     rows = {node for node in inputs if node.name in batch}
-    same, early, core, fits = set[Node](), set[Node](), set[Node](), _Room(size, room).take
+    same, early, core, reserve = set[Node](), set[Node](), set[Node](), _ByteBudget(size, room).reserve
     for node in nodes:
         if node in inputs:
             (same if node.name in shared else rows if node in rows else core).add(node)
-        elif given[node] <= same or (_of_sizes(node) and given[node] <= same | rows | early):
+        elif given[node] <= same or (_depends_on_sizes_only(node) and given[node] <= same | rows | early):
             same.add(node)
-        elif given[node].isdisjoint(core) and (node.target in VIEWS or fits({node} | given[node] - same)):
+        elif given[node].isdisjoint(core) and (node.target in VIEWS or reserve({node} | given[node] - same)):
             early.add(node)
         else:
             core.add(node)
 
-    late, fits = core - inputs - _needed(outputs[:handed]), _Room(size, room).take
+    late, reserve = core - inputs - _with_ancestors(outputs[:carried]), _ByteBudget(size, room).reserve
     for node in nodes:
         taken = given[node] - late - same
-        if node in late and not (taken <= size.keys() and fits({node} | taken)):
-            late -= _needed([node])
+        if node in late and not (taken <= size.keys() and reserve({node} | taken)):
+            late -= _with_ancestors([node])
     core -= late
     again = set[Node]()
     for node in reversed(nodes):
         if node in early and (node.target in VIEWS or node not in size) and not (core | again).isdisjoint(node.users):
             again.add(node)
 
-    after = _part(graph, late | same, outputs[handed:])
+    after = _part(graph, late | same, outputs[carried:])
     crossing = [node for node in nodes if node in core and node.name in after.inputs]
-    middle = _part(graph, core | same | again, [*outputs[:handed], *crossing])
+    middle = _part(graph, core | same | again, [*outputs[:carried], *crossing])
     spread = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
     return Parts(_part(graph, early | same, spread), middle, after)
 
 
-def _of_sizes(node: Node) -> bool:
-    """Whether it needs no more of values than their sizes."""
+def _depends_on_sizes_only(node: Node) -> bool:
+    """Whether the node reads only the sizes of its inputs."""
     return node.target is aten.full_like.default or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
-class _Room:
-    """Room for so many bytes of results."""
+class _ByteBudget:
+    """A limit on the bytes of results that are kept."""
 
     def __init__(self, size: Mapping[Node, int], left: int) -> None:
         self._size = size
         self._left = left
         self._held = set[Node]()
 
-    def take(self, nodes: set[Node]) -> bool:
-        """Hold these results too, if they fit in."""
+    def reserve(self, nodes: set[Node]) -> bool:
+        """Keep these results too if they fit. Returns whether they do."""
         more = sum(self._size.get(node, 0) for node in nodes - self._held)
         if more > self._left:
             return False
@@ -141,8 +147,8 @@ class _Room:
         return True
 
 
-def _needed(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes and what they are made of. What one operator makes is not parted."""
+def _with_ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes and all that they are computed from. Results of one operator stay together."""
     found, left = set[Node](), list(nodes)
     while left:
         node = left.pop()
@@ -153,7 +159,7 @@ def _needed(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _part(graph: Graph, inside: Collection[Node], outputs: list[Node]) -> Part:
-    """What makes the outputs, as far as it is inside."""
+    """Return the part of the nodes ``inside`` that computes the outputs."""
     needed = set(outputs)
     for node in reversed(graph.nodes):
         if node in needed and node in inside:

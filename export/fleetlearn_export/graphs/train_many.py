@@ -1,53 +1,49 @@
-"""train_many.onnx: the step of train.onnx for a block of devices at once, several steps in a call; for simulating."""
+"""The program of train_many.onnx: several steps of train.onnx for a block of devices in one call, for simulating."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from fleetlearn_protocol.manifest import Many
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.func import vmap
 
-from fleetlearn_export.checks.graph_checks import Session, batches, compare, open_session, over_seeds, start
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import check_standard
-from fleetlearn_export.graphs.split import Part, sizes, split, tidy
+from fleetlearn_export.graphs.split import Part, remove_copies, result_bytes, split
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import Source
-from fleetlearn_export.silence import quiet
+from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing import cross_entropy
-from fleetlearn_export.tracing.decompositions import Decompositions, plain_decompositions
-from fleetlearn_export.tracing.fused_operators import CHEAPER, simplify
+from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions
+from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program, export_traced, trace
 
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
-"""Inputs that all devices of a block have in common."""
-KEPT = 2**26
-"""Bytes of parameters and state, of all steps of a block together, up to which they are kept until the end of a call.
-Then what each device has is picked once, instead of in each step."""
-ROOM = 2**22
-"""Bytes of all steps of a block together, up to which what need not be computed step after step is computed for all
-steps at once, with as many examples as the example has. Beyond it more memory is gone through than operators saved."""
+"""Inputs that are the same for all devices of a block: names begin with these."""
+MAX_KEPT_BYTES = 2**26
+"""Up to this many bytes, the parameters and state after every step of a block are kept until the end of a call. Each
+device's own are then selected once, instead of in each step."""
+MAX_TOGETHER_BYTES = 2**22
+"""Up to this many bytes (with as many rows as the example has), what need not run step after step runs once for all
+steps of a block. With more bytes the passes over memory cost more than the saved operators."""
 
 
 def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
-    return torch.where(_places(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
+    return torch.where(_indices_along(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
 
 
 def scatter_value(values: Tensor, axis: int, index: Tensor, value: float) -> Tensor:
-    return torch.where(_places(values, axis) == index, value, values)
+    return torch.where(_indices_along(values, axis) == index, value, values)
 
 
-def _places(values: Tensor, axis: int) -> Tensor:
-    """The number of each element along the axis."""
+def _indices_along(values: Tensor, axis: int) -> Tensor:
+    """Return the index of each element along the axis."""
     return torch.arange(values.shape[axis]).reshape(-1, *[1] * (values.dim() - 1 - axis % values.dim()))
 
 
@@ -58,11 +54,11 @@ VECTORIZABLE: Decompositions = {
     aten.gather.default: gather,
     aten.scatter.value: scatter_value,
 }
-"""Forms that vmap leaves the number of examples free in."""
+"""Replacements in which vmap leaves the number of examples free."""
 
 
 class Vectorizable(torch.fx.Interpreter):
-    """Runs a graph whose number of examples vmap leaves free, where it can."""
+    """Runs a graph so that vmap leaves the number of examples free: sizes are read from the values."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.sym_size.int:
@@ -70,17 +66,17 @@ class Vectorizable(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def check_block(many: Many | None) -> None:
-    """Raise ExportError where it is no block of devices."""
+def check_many_settings(many: Many | None) -> None:
+    """Raise ExportError unless ``many`` describes a block of devices, or is None."""
     if many is not None and (not isinstance(many, Many) or many.devices < 2 or many.steps < 1 or many.batch == 0):
         raise ExportError(f"many={many!r}; expected Many(devices, steps) of at least 2 devices and 1 step")
 
 
-def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin: torch.fx.Graph) -> Program:
-    """The step's program over ``many.devices`` devices, ``many.steps`` times. Raises ExportError."""
+def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located: torch.fx.Graph) -> Program:
+    """Return the program of ``many.steps`` steps of ``many.devices`` devices. Raises ExportError."""
     single = step.arguments()
     if many.batch is not None:
-        # PyTorch takes a size of 1 for a constant; here it is one.
+        # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
         rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
         single |= {name: value[rows] for name, value in single.items() if name.startswith("batch.")}
 
@@ -92,21 +88,21 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
 
     arguments = {name: spread(name, value) for name, value in single.items()}
     arguments["steps"] = torch.full((many.devices,), many.steps)
-    simplify(exported.graph)
-    with quiet():
-        plain = exported.run_decompositions(plain_decompositions() | CHEAPER | VECTORIZABLE).module()
-    tidy(plain)
+    fuse_operators(exported.graph)
+    with silenced_python():
+        plain = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
+    remove_copies(plain)
     names = step.outputs()
     places = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
     shared = [place for name, place in places.items() if name.startswith(SHARED)]
     batch = [place for name, place in places.items() if name.startswith("batch.")]
     carried = {name: places[name.removeprefix("next.")] for name in names if name.startswith("next.")}
-    size, room = sizes(plain, single.values()), ROOM // (many.devices * many.steps)
+    size, room = result_bytes(plain, single.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
     before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
-    kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= KEPT
+    kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
 
     def run(part: Part, values: Tensors) -> list[Tensor]:
-        """For so many devices, or steps of devices, as the values have."""
+        """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
         if not part.outputs:
             return []
         over = tuple(None if place in shared else 0 for place in part.inputs)
@@ -116,7 +112,7 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
     def function(given: Tensors) -> Tensors:
         now = {place: given[name] for name, place in places.items()}
         versions = {place: [now[place]] for place in carried.values()}
-        # Of all steps together: the first step of all devices, then the second.
+        # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
         whole = now | {place: now[place].transpose(0, 1).flatten(0, 1) for place in batch}
         made = dict(zip(before.outputs, run(before, whole), strict=True))
         slices = {place: torch.split(value, many.devices) for place, value in made.items()}
@@ -139,7 +135,7 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
         done = given["steps"] > torch.arange(many.steps)[:, None]
         values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
         steps = given["steps"]
-        last = {name: _own(versions[place], steps) if kept else now[place] for name, place in carried.items()}
+        last = {name: _version_after(versions[place], steps) if kept else now[place] for name, place in carried.items()}
         return last | dict(zip(names[len(carried) :], values, strict=True))
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
@@ -152,18 +148,23 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, origin:
             f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
             f"Many({many.devices}, {many.steps}, batch=...)"
         ) from error
-    return Program(program, list(arguments), names, origin)
+    return Program(program, list(arguments), names, located)
 
 
-def _own(versions: list[Tensor], steps: Tensor) -> Tensor:
-    """Of values after 0, 1, 2, ... steps, each (devices, ...), each device's after its own number of them."""
+def _version_after(versions: list[Tensor], steps: Tensor) -> Tensor:
+    """Select each device's value after its number of ``steps``.
+
+    versions: the values after 0, 1, 2, ... steps, each (devices, ...).
+    """
     places = steps.clamp(0, len(versions) - 1) * len(steps) + torch.arange(len(steps))
     return torch.cat(versions).index_select(0, places)
 
 
-def seldom_picked(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
-    """The graph, in which what a device has is picked only where some do not all the steps. PyTorch's own branches do
-    not come through what makes the graph."""
+def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
+    """Skip the selection of each device's version, with an If, when all devices do all steps.
+
+    This edits the ONNX graph because vmap and the exporter do not keep PyTorch's own branches.
+    """
     graph, helper = model.graph, onnx.helper
     makers = {name: node for node in graph.node for name in node.output}
     most, least, all_do = (f"picked.{name}" for name in ("most", "least", "by_none"))
@@ -192,54 +193,3 @@ def seldom_picked(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
         graph.node.insert(0, helper.make_node("ReduceMin", ["steps"], [least], keepdims=0))
         check_standard(model)
     return model
-
-
-def check_many(source: Source, step: TrainStep, content: bytes, many: Many) -> float:
-    """The largest difference from the same steps in PyTorch, device after device. Raises ExportError."""
-    session = open_session(content)
-    return over_seeds(partial(_check, source, step, session, many))
-
-
-def _check(source: Source, step: TrainStep, session: Session, many: Many, seed: int) -> float:
-    hyper = {name: 0.05 if default is None else default for name, default in step.hyper.items()}
-    given = start(step, hyper, seed)
-    random = np.random.default_rng(seed)
-    # All steps, some of them, one, none; the devices that are not looked at do none.
-    watched = {0: many.steps, many.devices // 2: int(random.integers(many.steps + 1)), many.devices - 1: 1, 1: 0}
-    steps = np.array([watched.get(device, 0) for device in range(many.devices)])
-    rows = next(batches(source, seed))
-    available = len(next(iter(rows.values())))
-    order = random.integers(available, size=(many.devices, many.steps, many.batch or available + seed % 2))
-
-    feed: dict[str, NDArray[Any]] = {"steps": steps}
-    for name, value in given.items():
-        if name.startswith("batch."):
-            feed[name] = rows[name.removeprefix("batch.")].numpy()[order]
-        elif name.startswith(SHARED):
-            feed[name] = value.numpy()
-        else:
-            feed[name] = np.broadcast_to(value.numpy(), (many.devices, *value.shape)).copy()
-    if step.random:
-        feed["seed"] = np.arange(many.devices, dtype=np.int64) * 1000
-    got, whole = session.run(feed), session.run(feed | {"steps": np.full_like(steps, many.steps)})
-
-    worst = 0.0
-    for device in watched:
-        now = {name: value.clone() for name, value in given.items()}
-        expected: Tensors = {}
-        for number in range(int(steps[device])):
-            now |= {name: torch.from_numpy(feed[name][device, number]) for name in feed if name.startswith("batch.")}
-            if step.random:
-                now["seed"] = torch.tensor(device * 1000 + number)
-            found = step.function(now)
-            now |= {name.removeprefix("next."): value for name, value in found.items() if name.startswith("next.")}
-            expected |= {f"{name} of step {number}": v for name, v in found.items() if not name.startswith("next.")}
-        pairs = {name: (got[name][device], now[name.removeprefix("next.")]) for name in got if name.startswith("next.")}
-        for label, value in expected.items():
-            name, _, place = label.partition(" of step ")
-            pairs[label] = (got[name][device, int(place)], value)
-        if device == 0:  # which does all the steps, here alone and there as all others do
-            last = {name: value for name, (_, value) in pairs.items() if name.startswith("next.")}
-            pairs |= {f"{name} where all do": (whole[name][device], value) for name, value in last.items()}
-        worst = max(worst, compare(pairs, f"the block of devices, device {device},"))
-    return worst

@@ -1,4 +1,4 @@
-"""An estimate of the memory that a training step takes on a device."""
+"""An estimate of the memory that a training step needs on a device."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import onnx
 from fleetlearn_protocol import Manifest
 from onnx import NodeProto
 
-from fleetlearn_export.inspection.graph_costs import Values, attribute, names
+from fleetlearn_export.inspection.graph_costs import Values, attribute, words
 
 MIB = 2**20
 BASE = 67 * MIB
-"""Python 3.11, numpy, ONNX Runtime 1.31.1 and fleetlearn_device after the first step of a tiny model, on x86-64
-Linux: resident bytes, measured; 54 MiB of them are there once the packages are imported."""
+"""Measured resident bytes of Python 3.11, numpy, ONNX Runtime 1.31.1 and fleetlearn_device on x86-64 Linux after the
+first step of a tiny model. The imports alone take 54 MiB of these."""
 BYTES_OF_A_NODE = 4096
-"""What a session keeps for each operator, measured on graphs of 50 to 720 operators."""
+"""Bytes that a session keeps for each operator, measured on graphs of 50 to 720 operators."""
 COPIES_OF_CONSTANTS = 2
-"""The graph's initializers: the session's own, and the file's while it is read."""
+"""The initializers are in memory twice: in the session, and in the file while it is read."""
 COPIES_OF_INTERMEDIATES = 2
-"""The first step allocates each value by itself. From the second on ONNX Runtime has a plan of them all and takes one
-block for it (its memory pattern), while its arena keeps what the first step had."""
+"""The first step allocates each value alone. From the second step on ONNX Runtime allocates one block for all of them
+(its memory pattern), while its arena keeps the memory of the first step."""
 ROUNDING = 256
-"""ONNX Runtime's arena allocates multiples of so many bytes."""
+"""ONNX Runtime's arena allocates multiples of this many bytes."""
 
-ALIASES = names("Flatten Identity Reshape Squeeze Unsqueeze")
-"""Operators whose output is their input's memory."""
-IN_PLACE = names(
+ALIASES = words("Flatten Identity Reshape Squeeze Unsqueeze")
+"""Operators whose output shares their input's memory."""
+IN_PLACE = words(
     "Abs Add And Clip Div Elu Erf Exp HardSigmoid LeakyRelu Log Mul Neg Not Or Pow Reciprocal Relu Sigmoid Softplus "
     "Sqrt Sub Sum Tanh"
 )
-"""Operators that may write into an input of the same size which nothing reads after them."""
+"""Operators that may write their output into an input of the same size, if no later operator reads that input."""
 
 
 class Memory(NamedTuple):
-    """An estimate of a device's resident bytes at the peak of a step, by what they are for."""
+    """An estimate of a device's resident bytes at the peak of a step, by use."""
 
     runtime: int
     """Python, numpy and ONNX Runtime (BASE), and the session of this graph."""
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     constants: int
     """Frozen parameters and other constant tensors of the graph."""
     intermediates: int
-    """What the operators hand to one another."""
+    """Results that one operator passes to another."""
 
     @property
     def total(self) -> int:
@@ -53,9 +53,9 @@ class Memory(NamedTuple):
 
 
 def estimate(manifest: Manifest, model: onnx.ModelProto, values: Values) -> Memory:
-    """Peak resident bytes of a process that trains the bundle with fleetlearn_device's runtime ``onnx``, one thread.
+    """Estimate the peak of a process that trains the bundle with fleetlearn_device's runtime ``onnx``, one thread.
 
-    An estimate: the tests hold it within 25 % of what is measured on x86-64 Linux. ``values`` carry the batch size.
+    The tests hold the estimate within 25 % of a measurement on x86-64 Linux. ``values`` are those of one batch size.
     """
     elements = 2 * manifest.local_size + len(manifest.references) * manifest.size + 2 * manifest.state_size
     batch = sum(values[f"batch.{row.name}"].bytes for row in manifest.batch if f"batch.{row.name}" in values)
@@ -68,11 +68,11 @@ def estimate(manifest: Manifest, model: onnx.ModelProto, values: Values) -> Memo
 
 
 def peak_of_intermediates(model: onnx.ModelProto, values: Values) -> int:
-    """Most bytes that lie between operators at one time: from the operator that makes a tensor to its last reader.
+    """Return the most bytes of intermediate results at one time. A result lives from its operator to its last reader.
 
-    Inputs, constants and outputs of the graph do not count (the device binds memory of its own to them). As in ONNX
-    Runtime, reshapes share memory, elementwise operators write over an input that nobody reads after them, and a
-    transposition which only matrix products read becomes a part of these. A convolution's workspace counts.
+    The graph's inputs, constants and outputs do not count: the device binds its own memory to them. As in ONNX
+    Runtime, reshapes share memory, elementwise operators overwrite an input that no later operator reads, and a
+    transposition that only matrix products read becomes a part of them. A convolution's workspace counts.
     """
     nodes = _in_order_of_execution(model)
     last = {name: place for place, node in enumerate(nodes) for name in node.input}
@@ -82,15 +82,15 @@ def peak_of_intermediates(model: onnx.ModelProto, values: Values) -> int:
             readers.setdefault(name, set()).add(node.op_type)
     outputs = {row.name for row in model.graph.output}
     owner: dict[str, str] = {}
-    """Of a tensor that lives: whose memory it is in."""
+    """Live tensor -> the tensor whose memory it uses."""
     sharing: dict[str, int] = {}
-    """Of memory: how many tensors are in it."""
+    """Tensor that owns memory -> how many live tensors use it."""
     now = peak = 0
     for place, node in enumerate(nodes):
         dying = [name for name in dict.fromkeys(node.input) if name in owner and last[name] == place]
         made = [name for name in node.output if name in values and name not in outputs]
         if node.op_type == "Constant" or (_is_view(node, readers) and node.input[0] not in owner):
-            made = []  # constants, and views of what the device binds
+            made = []  # constants, and views of memory that the device binds
         for name in made:
             shared = node.input[0] if _is_view(node, readers) else None
             if node.op_type in IN_PLACE:
@@ -119,7 +119,7 @@ def _allocated(size: int) -> int:
 
 
 def _in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
-    """ONNX Runtime's order: depth first from the operators that nobody reads, each after all that it reads."""
+    """Return the nodes in ONNX Runtime's order: depth first from the nodes without readers, each after its inputs."""
     nodes = model.graph.node
     maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     read = {name for node in nodes for name in node.input}
@@ -137,8 +137,11 @@ def _in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
 
 
 def _workspace(node: NodeProto, values: Values) -> int:
-    """Bytes that a convolution unfolds its input into (MLAS does so for all of one image where it has more filters
-    than output places; ConvTranspose always)."""
+    """Return the bytes into which a convolution unfolds one image.
+
+    MLAS, ONNX Runtime's CPU library, does so for Conv if it has more filters than output elements, and for
+    ConvTranspose always.
+    """
     if node.op_type not in ("Conv", "ConvTranspose"):
         return 0
     image, weights = (values[name] for name in node.input[:2])

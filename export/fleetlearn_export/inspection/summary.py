@@ -1,4 +1,4 @@
-"""What a bundle is, in lines for people."""
+"""A bundle's contents and costs as lines of text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, Input, Parameter, S
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.inspection import graph_costs, step_memory
-from fleetlearn_export.model.source_locations import explained
+from fleetlearn_export.model.source_locations import as_export_error
 
 BATCH = 20
-"""Examples in the batch that costs are told for, unless the user asks for another."""
+"""Examples in the batch for which costs are given, unless the user asks for another size."""
 
 SWITCHES = {
     "proximal": "the proximal term",
@@ -35,16 +35,18 @@ REFERENCES = {
 
 class Line(NamedTuple):
     label: str
-    """Empty where the text goes on from the line before."""
+    """Empty if the text continues the line before."""
     text: str
 
 
 def summary(
     bundle: Bundle, batch: int = BATCH, *, frozen: int | None = None, without_ort_training: str | None = None
 ) -> list[list[Line]]:
-    """Groups of lines. ``frozen`` and ``without_ort_training`` are what an export knows beyond the bundle.
+    """Return groups of lines. Costs are for a batch of ``batch`` examples.
 
-    Costs are for a batch of ``batch`` examples. Raises BundleError, and ExportError where a graph is not ONNX.
+    frozen, without_ort_training: what ``Exported`` says and the bundle does not.
+
+    Raises BundleError, and ExportError if a graph is not ONNX.
     """
     graphs = {name: _graph(bundle, name) for name in (TRAIN, EVAL, INFER)}
     return [
@@ -56,7 +58,7 @@ def summary(
 
 
 def _graph(bundle: Bundle, name: str) -> onnx.ModelProto:
-    with explained(f"{bundle.path}: {name} is not an ONNX model"):
+    with as_export_error(f"{bundle.path}: {name} is not an ONNX model"):
         return onnx.load_model_from_string(bundle.read(name))
 
 
@@ -73,7 +75,7 @@ def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
         Line("SHA-256", bundle.sha256),
         Line("made by", manifest.made_by or "unknown"),
         Line("files", f"{size:,} bytes in {len(manifest.files)} files"),
-        *_list("holds", holds),
+        *_lines("holds", holds),
     ]
     if not manifest.has_ort_training:
         why = f": {_first_line(without_ort_training)}" if without_ort_training else ""
@@ -83,11 +85,11 @@ def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
 
 def _model(manifest: Manifest, train: onnx.ModelProto, frozen: int | None) -> list[Line]:
     rows = manifest.parameters
-    lines = [Line("parameters", f"{_count(row for row in rows if not row.buffer)}, trained")]
+    lines = [Line("parameters", f"{_elements(row for row in rows if not row.buffer)}, trained")]
     if personal := [row for row in rows if row.personal]:
-        lines.append(Line("personal", f"{_count(personal)}, never leave the device"))
+        lines.append(Line("personal", f"{_elements(personal)}, never leave the device"))
     if buffers := [row for row in rows if row.buffer]:
-        lines.append(Line("buffers", f"{_count(buffers)}, changed by training without a gradient"))
+        lines.append(Line("buffers", f"{_elements(buffers)}, changed by training without a gradient"))
     if frozen is not None:
         lines.append(Line("frozen", f"{frozen:,}, constants of the graphs" if frozen else "none"))
     elif constants := graph_costs.constants(train)[0]:
@@ -107,17 +109,17 @@ def _step(manifest: Manifest) -> list[Line]:
     rule = "the user's own" if step.optimizer == "custom" else step.optimizer
     hyper = [f"{row.name} ({'the plan says' if row.default is None else row.default})" for row in manifest.hyper]
     return [
-        Line("step", rule + (f" with {_and(switches)}" if switches else "")),
+        Line("step", rule + (f" with {_joined(switches)}" if switches else "")),
         Line("hyper-parameters", ", ".join(hyper) or "none"),
         Line("metrics", ", ".join(manifest.metrics) or "none"),
-        *_list("state", _state(manifest.state)),
+        *_lines("state", _state(manifest.state)),
         Line("references", ", ".join(REFERENCES[name] for name in manifest.references) or "none"),
         Line("random", "yes, from the input seed" if manifest.random else "no"),
     ]
 
 
 def _state(rows: tuple[State, ...]) -> list[str]:
-    """A line for each slot: the first word of its tensors' names."""
+    """Return a line for each state; its name is the first word of its tensors' names."""
     lines = []
     for slot, tensors in groupby(rows, key=lambda row: (row.name.split(".")[0], row.kept)):
         elements = sum(prod(row.shape) for row in tensors)
@@ -145,14 +147,14 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
     mebibytes = ", ".join(f"{name} {size / step_memory.MIB:.0f}" for name, size in sizes if size >= step_memory.MIB / 2)
     return [
         *lines,
-        Line("ONNX Runtime", _lowest(graphs, found)),
-        Line("FLOPs per step", f"{_short(flops.total)} with a batch of {batch}{share}"),
+        Line("ONNX Runtime", _lowest_runtime(graphs, found)),
+        Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
         Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
     ]
 
 
-def _lowest(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.Value]]) -> str:
-    """Of the graphs that a device runs, the one that asks for most decides."""
+def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.Value]]) -> str:
+    """Return the lowest ONNX Runtime that runs all of the device's graphs, with the reason."""
     try:
         needs = [(*graph_costs.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]
     except ValueError as error:
@@ -161,11 +163,11 @@ def _lowest(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph
     return f"{version} or newer, for {reason}" + (f" in {graph}" if graph != TRAIN else "")
 
 
-def _list(label: str, texts: list[str]) -> list[Line]:
+def _lines(label: str, texts: list[str]) -> list[Line]:
     return [Line("" if place else label, text) for place, text in enumerate(texts)]
 
 
-def _count(rows: Iterable[Parameter]) -> str:
+def _elements(rows: Iterable[Parameter]) -> str:
     rows = list(rows)
     return f"{sum(prod(row.shape) for row in rows):,} in {len(rows)} tensor{'s' * (len(rows) != 1)}"
 
@@ -174,12 +176,12 @@ def _array(row: Input) -> str:
     return f"{row.name}: {row.dtype} ({', '.join(map(str, ('n', *row.shape)))}{',' * (not row.shape)})"
 
 
-def _and(words: list[str]) -> str:
+def _joined(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _short(number: int) -> str:
-    """Three digits and a unit of thousands."""
+def _with_unit(number: int) -> str:
+    """Return three digits and a unit of thousands."""
     for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {unit}"

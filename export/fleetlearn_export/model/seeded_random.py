@@ -1,14 +1,14 @@
-"""Random numbers inside a graph: a function of a seed that is an input, the same in PyTorch and in every ONNX Runtime.
+"""Random numbers in a graph, made from a seed that is an input: the same in PyTorch and in every ONNX Runtime.
 
 A number is a hash of (seed, draw, element): a counter-based generator in the sense of Salmon et al., Parallel random
-numbers: as easy as 1, 2, 3 (2011). It has no state to carry, so that a traced graph stays a function and a step can be
-repeated. The hash is C. Wellons' ``lowbias32`` (the hash-prospector project: A. Appleby's finaliser of MurmurHash3 with
-constants found by search) of a Weyl sequence, index * golden ratio + key; a second key is added inside it, so that no
-two draws walk through the same sequence. Its last shift, which changes low bits only, is left out. Without the Weyl
-sequence neighbouring elements fail the birthday-spacings test.
+numbers: as easy as 1, 2, 3 (2011). It has no state, so a traced graph stays a function and a step can be repeated.
+The hash is C. Wellons' ``lowbias32`` (the hash-prospector project: A. Appleby's finaliser of MurmurHash3 with constants
+found by search) of a Weyl sequence, index * golden ratio + key; a second key is added inside it, so that no two draws
+use the same sequence. Its last shift, which changes low bits only, is left out. Without the Weyl sequence neighbouring
+elements fail the birthday-spacings test.
 
-It computes with what every ONNX Runtime has a CPU kernel for. A 32-bit word stands in an int64, so that no product
-leaves 63 bits; a right shift is a product with a power of two in float64, which is exact below 2**53.
+It uses only operators that every ONNX Runtime has a CPU kernel for. An int64 holds a 32-bit word, so that no product
+exceeds 63 bits; a right shift is a product with a power of two in float64, which is exact below 2**53.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _ONE_LAYER: Callable[..., Any] = torch_decompositions._rnn_helper
 
 
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Under it, whatever random numbers the code asks PyTorch for come from ``seed`` and from the draw's place.
+    """While it is active, all random numbers that PyTorch makes come from ``seed`` and the number of the draw.
 
     ``seed`` is an int64 scalar tensor, real or fake; 0 <= seed < 2**53 (a graph cannot check it). The first random
     operator is draw 0, the next draw 1; PyTorch's own generators, also those given as ``generator=``, are neither read
     nor advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a
-    multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced graph; PyTorch
-    refuses random operators under it where the code itself is run.
+    multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced graph; when the code
+    itself runs under vmap, PyTorch refuses random operators.
 
-    Raises ExportError on a random operator that it cannot replace, among them multinomial and poisson.
+    Raises ExportError on a random operator that it cannot replace, such as multinomial and poisson.
     """
 
     draws: int
-    """How many random operators were replaced."""
+    """The number of random operators that were replaced."""
 
     def __init__(self, seed: Tensor) -> None:
         if seed.dtype != torch.int64 or seed.dim() != 0:
@@ -57,8 +57,8 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = 0
         self._replaced: list[Any] = []
-        low, high = seed & _WORD, _shift(seed, 32)
-        # No two seeds have the same pair of keys: each line can be undone.
+        low, high = seed & _WORD, _shift_right(seed, 32)
+        # Each line is invertible, so no two seeds have the same pair of keys.
         spread = _mix(low ^ _GOLDEN)
         self._before = _mix(spread ^ high)
         self._between = _mix(spread ^ self._before)
@@ -84,92 +84,92 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.draws += 1
             return args[0].copy_(result) if func in _IN_PLACE else result
         if func.namespace == "aten":
-            with self:  # an operator made of others shows those, as it would where autograd records
+            with self:  # an operator made of others calls those, as it does when autograd records
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws_numbers(func, args, kwargs):
             raise ExportError(
                 f"random operator {func} cannot be drawn from the graph's seed. Draw with dropout, bernoulli, rand, "
                 "randn, randint, randperm, uniform_, normal_ or exponential_, or give the random numbers as an input"
             )
         return func(*args, **kwargs)
 
-    def words(self, size: _Size, part: int = 0) -> Tensor:
-        """int64 of shape ``size``: its low 32 bits are random, the high bits of these the best; the rest is not.
+    def random_words(self, size: _Size, part: int = 0) -> Tensor:
+        """Return int64 of shape ``size`` whose low 32 bits are random; the highest of these 32 are the best.
 
-        ``part`` (0 or 1) tells apart the two that one draw may need.
+        ``part`` (0 or 1) distinguishes the two tensors that one draw may need.
         """
         count: Any = 1
         for length in size:
             count = count * length
         place = 4 * self.draws + 2 * part
         index = torch.arange(count, dtype=torch.int64, device=self.device)
-        word = (index * _GOLDEN + (self._before ^ _constant(place))) & _WORD
-        word = word ^ _shift(word, 16)
-        word = (word * _FIRST + (self._between ^ _constant(place + 1))) & _WORD
-        word = word ^ _shift(word, 15)
+        word = (index * _GOLDEN + (self._before ^ _mix_number(place))) & _WORD
+        word = word ^ _shift_right(word, 16)
+        word = (word * _FIRST + (self._between ^ _mix_number(place + 1))) & _WORD
+        word = word ^ _shift_right(word, 15)
         return (word * _SECOND).reshape(tuple(size))
 
     def uniform(self, size: _Size, dtype: torch.dtype | None = None, part: int = 0) -> Tensor:
-        """Of shape ``size`` in [0, 1): multiples of 2**-24, or of as much as ``dtype`` holds exactly below 1."""
+        """Return numbers of shape ``size`` in [0, 1): multiples of 2**-24, or of the spacing of ``dtype`` below 1."""
         dtype = dtype or torch.get_default_dtype()
         if not dtype.is_floating_point:
             raise ExportError(f"uniform random numbers of {dtype} were asked for; they must be floating-point")
         digits = min(24, 1 - round(math.log2(torch.finfo(dtype).eps)))
-        signed = self.words(size, part).to(torch.int32) & -(1 << 32 - digits)
-        # float16 ends below 2**31.
+        signed = self.random_words(size, part).to(torch.int32) & -(1 << 32 - digits)
+        # Not float16: 2**31 is beyond its range.
         return (signed.to(torch.float64 if dtype == torch.float64 else torch.float32) * 2.0**-32 + 0.5).to(dtype)
 
     def normal(self, size: _Size, dtype: torch.dtype | None = None) -> Tensor:
-        """Of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller (1958), the cosine of the pair.
+        """Return numbers of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller (1958), only the cosine.
 
-        Not the same bit for bit on every runtime, whose logarithms and cosines differ by roundings.
+        Runtimes round logarithms and cosines differently, so these are not bit-identical everywhere.
         """
         radius = torch.sqrt(-2 * torch.log(1 - self.uniform(size, dtype)))
         return radius * torch.cos(2 * math.pi * self.uniform(size, dtype, part=1))
 
     def bernoulli(self, size: _Size, p: float) -> Tensor:
-        """bool of shape ``size``: True with probability ``p``."""
+        """Return bool of shape ``size``: True with probability ``p``."""
         if not 0 <= p <= 1:
             raise ExportError(f"a Bernoulli probability of {p}; it must be from 0 to 1")
         if p == 0:
             return torch.zeros(tuple(size), dtype=torch.bool, device=self.device)
-        return self.words(size).to(torch.int32) <= math.ceil(p * 2**32) - 2**31 - 1
+        return self.random_words(size).to(torch.int32) <= math.ceil(p * 2**32) - 2**31 - 1
 
     def integers(self, low: Any, high: Any, size: _Size) -> Tensor:
-        """float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``; at most 2**32 different ones."""
+        """Return float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``, at most 2**32 of them."""
         if high is None:
             raise ExportError("random integers without an upper end were asked for; give `to` (up to 2**32 values)")
-        share = (self.words(size) & _WORD).to(torch.float64) * 2.0**-32
+        share = (self.random_words(size) & _WORD).to(torch.float64) * 2.0**-32
         values: Tensor = torch.floor(share * (high - low)) + low
         return values
 
 
-def _shift(word: Tensor, bits: int) -> Tensor:
-    """A right shift of an int64 in [0, 2**53): exact in float64, while ONNX's BitShift takes unsigned types only."""
+def _shift_right(word: Tensor, bits: int) -> Tensor:
+    """Shift an int64 in [0, 2**53) right. float64 does that exactly; ONNX's BitShift takes unsigned types only."""
     return (word.to(torch.float64) * 2.0**-bits).to(torch.int64)
 
 
 def _mix(word: Tensor) -> Tensor:
-    """lowbias32 of an int64 in [0, 2**32), into the same."""
-    word = word ^ _shift(word, 16)
+    """Return lowbias32 of an int64 in [0, 2**32), in the same range."""
+    word = word ^ _shift_right(word, 16)
     word = (word * _FIRST) & _WORD
-    word = word ^ _shift(word, 15)
+    word = word ^ _shift_right(word, 15)
     word = (word * _SECOND) & _WORD
-    return word ^ _shift(word, 15)
+    return word ^ _shift_right(word, 15)
 
 
-def _constant(number: int) -> int:
-    """lowbias32 of a Python integer."""
+def _mix_number(number: int) -> int:
+    """Return lowbias32 of a Python integer."""
     word = number & _WORD
     word = ((word ^ word >> 16) * _FIRST) & _WORD
     word = ((word ^ word >> 15) * _SECOND) & _WORD
     return word ^ word >> 15
 
 
-def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operator draws at all: attention, and layers of cells, do only where a dropout is above 0."""
+def _draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the operator draws: attention and recurrent layers do so only if their dropout is above 0."""
     for place, row in enumerate(func._schema.arguments):
         if row.name in ("dropout_p", "dropout"):
             value = kwargs.get(row.name, args[place] if place < len(args) else row.default_value)
@@ -189,9 +189,9 @@ def _recurrent_layers(
     batch_first: bool,
     layer: Callable[..., Any],
 ) -> tuple[Tensor, list[Any]]:
-    """Layers of LSTM, GRU or RNN as symbolic tracing takes them apart, with the dropout between them.
+    """Compute layers of LSTM, GRU or RNN one by one, as symbolic tracing does, with the dropout between them.
 
-    PyTorch 2.13 leaves it out, without a word: it compares ``num_layers < i - 1``.
+    PyTorch 2.13 leaves that dropout out silently: it compares ``num_layers < i - 1``.
     """
     values = values.transpose(0, 1) if batch_first else values
     last: list[Any] = []
@@ -251,7 +251,7 @@ def _normal_like(mode: Seeded, self: Tensor, mean: float = 0.0, std: float = 1.0
 
 
 def _normal(mode: Seeded, mean: Any, std: Any = 1.0, size: _Size = (), **options: Any) -> Tensor:
-    like = mean + std  # of the shape and the dtype wanted, where one of the two is a tensor
+    like = mean + std  # if one of the two is a tensor, this has the shape and dtype of the result
     noise = mode.normal(like.shape, like.dtype) if isinstance(like, Tensor) else mode.normal(size, options.get("dtype"))
     values: Tensor = noise * std + mean
     return values
@@ -282,15 +282,15 @@ def _randint_like_low(
 
 
 def _randperm(mode: Seeded, n: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    # The index in the low bits: no two keys are equal, so that every way of sorting finds the same order.
+    # The index is in the low bits, so no two keys are equal, and every sorting algorithm finds the same order.
     index = torch.arange(n, dtype=torch.int64, device=mode.device)
-    return torch.argsort((mode.words((n,)) & _WORD >> 1) * 2**31 + index).to(dtype or torch.int64)
+    return torch.argsort((mode.random_words((n,)) & _WORD >> 1) * 2**31 + index).to(dtype or torch.int64)
 
 
 def _rrelu(
     mode: Seeded, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The output and the noise: the slope where the input is not positive, 1 elsewhere (B. Xu et al., 1505.00853)."""
+    """Return the output and the noise: the slope where the input is <= 0, else 1 (B. Xu et al., arXiv 1505.00853)."""
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise
     slopes = torch.where(self <= 0, _uniform(mode, self, lower, upper), 1.0)
@@ -314,7 +314,7 @@ _IN_PLACE: dict[Any, Callable[..., Tensor]] = {
     getattr(aten.random_, "from"): _randint_like_low,
     aten.rrelu_with_noise_.default: _rrelu_with_noise,
 }
-"""Their results are written over the first argument."""
+"""Operators that write their result into the first argument."""
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **_IN_PLACE,
     aten.native_dropout.default: _native_dropout,

@@ -1,4 +1,4 @@
-"""Calling a model with tensors that are not its own."""
+"""Calls of a model with other tensors in the place of its parameters and buffers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 
 def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[Any, ...]) -> Any:
-    """``torch.func.functional_call``. Where the model gives a buffer another tensor, ``tensors`` has it afterwards."""
-    with untouched(model):
+    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the new one afterwards."""
+    with own_tensors_restored(model):
         return torch.func.functional_call(model, tensors, arrays)
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """The model has its own tensors again after it.
+def own_tensors_restored(model: nn.Module) -> Iterator[None]:
+    """Give the model its own tensors again when the block ends.
 
-    Of a module in two places of the model, PyTorch 2.13 restores what it had by the first name, and by the second
-    what it found there then, which are the tensors given.
+    For a module in two places of the model PyTorch 2.13 does not: under the second name it saves, and later restores,
+    the tensors that it has already put there under the first.
     """
     own: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():

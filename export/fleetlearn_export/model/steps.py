@@ -1,15 +1,15 @@
 """Local steps: one optimizer step on a device, as plain functions of dicts of tensors, compiled into train.onnx.
 
-A step is a function ``(params, state, batch, hyper, ...) -> params, state, metrics``, the user's own or ``built_in``'s:
+A step is a function ``(params, state, batch, hyper, ...) -> params, state, metrics``, the user's own or a built-in one:
 
-    params      name -> tensor: what is trained, and the buffers that training changes
-    state       name -> tensor: what one step hands to the next
+    params      name -> tensor: the trained parameters, and the buffers that training changes
+    state       name -> tensor: what one step passes to the next
     batch       name -> tensor, the examples on the first axis
     hyper       name -> scalar float32 tensor
     metrics     ``loss``, the mean over the batch before the update, and one entry for each metric of the bundle
 
-Beyond these it may name, as keyword-only parameters, what else it needs: ``objective`` (the model, its loss and their
-gradients), and the references ``anchor``, ``correction`` and ``previous`` (name -> tensor, of what travels).
+A step asks for more by keyword-only parameters of these names: ``objective`` (the model with its loss and gradients),
+and the references ``anchor``, ``correction`` and ``previous`` (name -> tensor, without personal parameters).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from fleetlearn_export.model.stateless import functional_call
 
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]
-Optimizer = Callable[[Tensors, Tensors, Tensors, Mapping[str, Tensor]], tuple[Tensors, Tensors]]
+OptimizerStep = Callable[[Tensors, Tensors, Tensors, Mapping[str, Tensor]], tuple[Tensors, Tensors]]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 
 class Evaluated(NamedTuple):
-    """What ``Objective`` found on a batch."""
+    """What ``Objective`` returns for a batch."""
 
     loss: Tensor
-    """Scalar: the user's loss alone."""
+    """Scalar: the user's loss, without ``extra``."""
     metrics: Tensors
     """Scalars, means over the batch."""
     gradients: Tensors
-    """Of the loss, with ``extra`` added to it, for each trained parameter."""
+    """The gradient of the loss plus ``extra`` for each trained parameter."""
     buffers: Tensors
-    """The buffers that training changes, as they are after it."""
+    """The new values of the buffers that training changes."""
 
 
 class Objective:
-    """The user's model and loss as functions of the parameters, which are not the model's own."""
+    """The user's model and loss as functions of parameters that are given, not the model's own."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Objective:
     def __call__(
         self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], extra: Callable[[Any], Tensor] | None = None
     ) -> Evaluated:
-        """Loss and gradients in training mode. ``extra(outputs)``, a scalar, is added to what is differentiated."""
+        """Return loss and gradients in training mode. ``extra(outputs)``, a scalar, is added before differentiating."""
         leaves = {name: params[name].detach().requires_grad_() for name in self.trained}
-        # Copies: training changes buffers in place, and a model may change its inputs so.
+        # Copies: training changes buffers in place, and a model may change its inputs in place.
         given = {**{name: value.detach().clone() for name, value in self._buffers(params).items()}, **leaves}
         arrays, targets = self._split({name: value.clone() for name, value in batch.items()})
         with torch.enable_grad():
@@ -86,7 +86,7 @@ class Objective:
         )
 
     def outputs(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
-        """What the model returns in evaluation mode, without gradient."""
+        """Return the model's outputs in evaluation mode, without gradient."""
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -98,7 +98,7 @@ class Objective:
                 module.training = training
 
     def _buffers(self, params: Mapping[str, Tensor]) -> Tensors:
-        """All of the model's: those that it does not take from ``params`` (counters) must not change either."""
+        """Return all buffers. Those that are not in ``params`` (counters) are included, so that they are copied too."""
         return {name: params[name] if name in self.buffers else value for name, value in self.model.named_buffers()}
 
     def _split(self, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -139,12 +139,12 @@ def nesterov(
 def adam(params: Tensors, gradients: Tensors, state: Tensors, hyper: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; w - lr * m^ / (sqrt(v^) + epsilon).
 
-    m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t). Kingma and Ba 2015, "Adam: A Method for Stochastic Optimization",
+    m^ = m / (1 - beta1^t), v^ = v / (1 - beta2^t). Kingma and Ba 2015, "Adam: A Method for Stochastic Optimization",
     arXiv 1412.6980, Algorithm 1.
     """
     beta1, beta2 = hyper["beta1"], hyper["beta2"]
     after, moved = {"t": state["t"] + 1}, {}
-    # The step's size and epsilon in the form that leaves the least to do for each element.
+    # The two corrections are applied to lr and epsilon: that is less work than to each element of m and v.
     root = torch.sqrt(1 - beta2 ** after["t"])
     rate, epsilon = hyper["lr"] * root / (1 - beta1 ** after["t"]), hyper["epsilon"] * root
     for name, gradient in gradients.items():
@@ -167,30 +167,30 @@ def adamw(params: Tensors, gradients: Tensors, state: Tensors, hyper: Mapping[st
     return adam(decayed, gradients, state, hyper)
 
 
-class Rule(NamedTuple):
-    """An optimizer with what it needs."""
+class Optimizer(NamedTuple):
+    """An optimizer's step, with the state and hyper-parameters that it needs."""
 
-    step: Optimizer
+    step: OptimizerStep
     slots: tuple[str, ...] = ()
-    """Of its state: one tensor for each trained parameter."""
+    """Names of its state; each holds one tensor for each trained parameter."""
     counts: bool = False
-    """Whether it counts its steps in the state ``t``."""
+    """Whether it counts its steps, in the state ``t``."""
     hyper: Mapping[str, float] = {}
-    """Its hyper-parameters but lr, with their defaults."""
+    """Its hyper-parameters except lr, with their defaults."""
 
 
 _ADAM: Mapping[str, float] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-OPTIMIZERS: Mapping[str, Rule] = {
-    "sgd": Rule(sgd),
-    "momentum": Rule(momentum, ("momentum",), hyper={"momentum": 0.9}),
-    "nesterov": Rule(nesterov, ("momentum",), hyper={"momentum": 0.9}),
-    "adam": Rule(adam, ("m", "v"), True, _ADAM),
-    "adamw": Rule(adamw, ("m", "v"), True, _ADAM),
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "sgd": Optimizer(sgd),
+    "momentum": Optimizer(momentum, ("momentum",), hyper={"momentum": 0.9}),
+    "nesterov": Optimizer(nesterov, ("momentum",), hyper={"momentum": 0.9}),
+    "adam": Optimizer(adam, ("m", "v"), True, _ADAM),
+    "adamw": Optimizer(adamw, ("m", "v"), True, _ADAM),
 }
 
 
 def hyper_defaults(rule: LocalStep) -> dict[str, float | None]:
-    """The built-in step's scalar inputs and their defaults; None: the plan must say."""
+    """Return the built-in step's hyper-parameters with their defaults. None means that the plan must give a value."""
     values: dict[str, float | None] = {"lr": None}
     if rule.proximal or rule.contrastive:
         values["mu"] = 0.0 if rule.proximal else None
@@ -204,14 +204,14 @@ def hyper_defaults(rule: LocalStep) -> dict[str, float | None]:
 
 
 def initial_state(rule: LocalStep, trained: Mapping[str, Tensor]) -> Tensors:
-    """Zeros for each slot of the built-in step's optimizer."""
+    """Return zeros for each state of the built-in step's optimizer."""
     optimizer = OPTIMIZERS[rule.optimizer]
     state = {f"{slot}.{name}": torch.zeros_like(value) for slot in optimizer.slots for name, value in trained.items()}
     return state | ({"t": torch.zeros(())} if optimizer.counts else {})
 
 
 def references(rule: LocalStep) -> tuple[Reference, ...]:
-    """The vectors that the built-in step reads beside the model."""
+    """Return the names of the vectors that the built-in step reads besides the model."""
     needed = {
         "anchor": rule.proximal or rule.contrastive,
         "correction": rule.correction,
@@ -221,7 +221,7 @@ def references(rule: LocalStep) -> tuple[Reference, ...]:
 
 
 def built_in(rule: LocalStep, features: Function | None) -> Function:
-    """The step that ``rule`` describes: w <- optimizer(w, clipped(g + mu * (w - anchor)) + correction)."""
+    """Return the step that ``rule`` describes: w <- optimizer(w, clipped(g + mu * (w - anchor)) + correction)."""
 
     def step(
         params: Tensors,
@@ -237,7 +237,7 @@ def built_in(rule: LocalStep, features: Function | None) -> Function:
         extra = None
         if rule.contrastive:
             assert features is not None
-            # Of parameters that do not travel the other models have none: they take this one's.
+            # The other models have no personal parameters: they take this model's.
             near, far = (features(objective.outputs(params | model, batch)) for model in (anchor, previous))
 
             def extra(outputs: Any) -> Tensor:
@@ -260,17 +260,18 @@ def built_in(rule: LocalStep, features: Function | None) -> Function:
 
 
 def proximal(params: Tensors, gradients: Tensors, anchor: Tensors, mu: Tensor) -> Tensors:
-    """g + mu * (w - anchor), the gradient of the penalty mu/2 * ||w - anchor||^2: with the factor 1/2, as in Li, Sahu,
-    Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated Optimization in Heterogeneous Networks" (FedProx), arXiv
-    1812.06127, equation 2, where ``anchor`` is the round's global model w^t. With a device's own model as w it is the
-    step of Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv
-    2012.04221, Algorithm 1 (mu is their lambda). Personal parameters have no anchor and are not pulled.
+    """Return g + mu * (w - anchor): the gradient with the penalty mu/2 * ||w - anchor||^2 added to the loss.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated Optimization in Heterogeneous Networks" (FedProx),
+    arXiv 1812.06127, equation 2, where ``anchor`` is the round's global model w^t. With a device's own model as w it is
+    the step of Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv
+    2012.04221, Algorithm 1 (mu is their lambda). Personal parameters have no anchor: their gradients stay as they are.
     """
     return {name: g + mu * (params[name] - anchor[name]) if name in anchor else g for name, g in gradients.items()}
 
 
 def clipped(gradients: Tensors, max_norm: Tensor) -> Tensors:
-    """All of them scaled by one factor, so that their common L2 norm is at most ``max_norm``.
+    """Scale all gradients by one factor, so that their common L2 norm is at most ``max_norm``.
 
     Pascanu, Mikolov, Bengio 2013, "On the difficulty of training recurrent neural networks", arXiv 1211.5063,
     Algorithm 1; with the 1e-6 that torch.nn.utils.clip_grad_norm_ adds to the norm.
@@ -291,8 +292,8 @@ def contrastive_loss(current: Tensor, anchor: Tensor, previous: Tensor, temperat
     return torch.nn.functional.softplus((far - near) / temperature).mean()
 
 
-def named_needs(step: Function) -> tuple[str, ...]:
-    """What a user's step names beyond its four arguments. Raises ExportError."""
+def keyword_needs(step: Function) -> tuple[str, ...]:
+    """Return the keyword-only parameters of the user's step that the exporter provides. Raises ExportError."""
     known = ("objective", *REFERENCES)
     try:
         parameters = list(inspect.signature(step).parameters.values())

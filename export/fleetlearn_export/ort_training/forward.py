@@ -1,4 +1,4 @@
-"""A loss as the ONNX graph from which ONNX Runtime builds its own gradients: in operators that it knows these for."""
+"""The loss as an ONNX graph of operators for which ONNX Runtime can build gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.model.user_model import LossModule, Source
-from fleetlearn_export.silence import quiet
+from fleetlearn_export.model.user_model import LossModule, UserModel
+from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.missing_operators import adaptive_averages
 
 OPSET = 17
 EXPANDED = "fleetlearn.expanded"
-"""The domain of functions, all of them inlined, that stand for operators without a gradient there."""
+"""The domain of EXPANSIONS, functions that replace operators without a gradient there. All of them are inlined."""
 EXPANSIONS = [
     "Elu <alpha> (x) => (y) {"
     " a = Constant <value_float: float = @alpha> () one = Constant <value = float {1}> ()"
@@ -52,7 +52,7 @@ EXPANSIONS = [
     " size = Abs (x) below = Neg (size) e = Exp (below) f = Add (e, one) l = Log (f) r = Relu (x) y = Add (l, r) }",
 ]
 OPTIONAL = {"SoftmaxCrossEntropyLoss": 2, "LayerNormalization": 3}
-"""Operators whose gradient is built from outputs that they may leave out: how many they have with these."""
+"""Operators whose gradient needs their optional outputs -> how many outputs they have with these."""
 
 
 def l1_loss(
@@ -64,7 +64,7 @@ def l1_loss(
 def huber_loss(
     x: Tensor, y: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor | None:
-    """d^2 / 2 up to delta, from there delta * (|d| - delta / 2)."""
+    """Return d^2 / 2 up to delta, and delta * (|d| - delta / 2) above it."""
     distance = (x - y).abs()
     near = distance.clamp(max=delta)
     return _reduced(near * (distance - near / 2), reduction) if weight is None else None
@@ -78,7 +78,7 @@ def smooth_l1_loss(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> Tensor | None:
-    """Huber's, divided by its bend."""
+    """Return Huber's loss divided by beta."""
     if not beta:
         return l1_loss(x, y, reduction=reduction)
     huber = huber_loss(x, y, reduction, beta)
@@ -95,8 +95,10 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """With smoothed labels: a share of the loss is the mean over all classes (Szegedy et al. 2015, arXiv 1512.00567,
-    section 7)."""
+    """Return the loss with smoothed labels, part of which is the mean over all classes.
+
+    Szegedy et al. 2015, arXiv 1512.00567, section 7.
+    """
     if not label_smoothing or weight is not None or ignore_index != -100 or reduction != "mean" or y.dim() != 1:
         return None
     all_classes = -functional.log_softmax(x, 1).mean(1).mean()
@@ -109,8 +111,8 @@ def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 def embedding_bag(words: Tensor, weight: Tensor, *given: Any, mode: str = "mean", **options: Any) -> Tensor | None:
-    """Of bags of one size, (n, words)."""
-    if words.dim() != 2 or mode == "max" or any(value is not None for value in given) or _told(options):
+    """Return sums or means of bags of one size, (n, words)."""
+    if words.dim() != 2 or mode == "max" or any(value is not None for value in given) or _any_option_given(options):
         return None
     rows = functional.embedding(words, weight)
     return rows.sum(1) if mode == "sum" else rows.mean(1)
@@ -125,7 +127,7 @@ def convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """With padding="same" written out in numbers, which ONNX Runtime's gradient of Conv needs."""
+    """Return the convolution with padding="same" as numbers, which ONNX Runtime's gradient of Conv needs."""
     if padding != "same":
         return None
     count = weight.dim() - 2
@@ -144,7 +146,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor | None:
-    """As a convolution with equal weights. ONNX Runtime's gradient of AveragePool divides by 0 and ends the process."""
+    """Return a convolution with equal weights: ONNX Runtime's gradient of AveragePool divides by 0 and crashes."""
     count = x.dim() - 2
     padded = any([padding] if isinstance(padding, int) else padding)
     if ceil_mode or divisor_override or (padded and not count_include_pad):
@@ -163,8 +165,8 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int | None] | None)
     return None if set(outs) == {1} else adaptive_averages(x, outs)
 
 
-def _told(options: Mapping[str, Any]) -> bool:
-    """Whether any of these says more than that it is not used; the norm's type is said always."""
+def _any_option_given(options: Mapping[str, Any]) -> bool:
+    """Whether any option is set. The norm's type does not count: it is always given."""
     return any(value is not None and value is not False for name, value in options.items() if name != "norm_type")
 
 
@@ -175,13 +177,13 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
 
 
 def _convolve(x: Tensor, *given: Any) -> Tensor:
-    """In as many dimensions as the image has."""
+    """Call conv1d, conv2d or conv3d, whichever fits the image."""
     functions: tuple[Callable[..., Any], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
     out: Tensor = functions[x.dim() - 3](x, *given)
     return out
 
 
-WORDS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     functional.l1_loss: l1_loss,
     functional.huber_loss: huber_loss,
     functional.smooth_l1_loss: smooth_l1_loss,
@@ -200,34 +202,37 @@ WORDS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
 }
 
 
-class Plain(TorchFunctionMode):
-    """Says in other words what the exporter has no symbol for; where these give None, with what was given they do not
-    fit, and the function itself is called."""
+class ReplacedFunctions(TorchFunctionMode):
+    """Calls the function in REPLACEMENTS for what the exporter cannot translate. If that returns None, it does not
+    support these arguments, and the original function is called."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, given: tuple[Any, ...] = (), options: Any = None
     ) -> Any:
-        words = WORDS.get(function)
-        result = words(*given, **(options or {})) if words else None
+        replacement = REPLACEMENTS.get(function)
+        result = replacement(*given, **(options or {})) if replacement else None
         return function(*given, **(options or {})) if result is None else result
 
 
-def forward_model(source: Source, values: Mapping[str, Tensor], folder: Path) -> onnx.ModelProto:
-    """The mean loss and metrics of ``batch.NAME``, with the parameters under their names in the manifest. By the older
-    of PyTorch's two exporters, whose graphs ONNX Runtime's gradient builder understands. Raises ExportError."""
-    names = [f"batch.{name}" for name in source.batch]
+def forward_model(user: UserModel, values: Mapping[str, Tensor], folder: Path) -> onnx.ModelProto:
+    """Return the graph from ``batch.NAME`` to the mean loss and metrics, with parameters named as in the manifest.
+
+    The older of PyTorch's two exporters makes it: ONNX Runtime's gradient builder understands its graphs. Raises
+    ExportError.
+    """
+    names = [f"batch.{name}" for name in user.batch]
     file = folder / "forward.onnx"
-    with quiet(), Plain():
+    with silenced_python(), ReplacedFunctions():
         torch.onnx.export(
-            LossModule(source),
-            tuple(value.clone() for value in source.batch.values()),
+            LossModule(user),
+            tuple(value.clone() for value in user.batch.values()),
             str(file),
             dynamo=False,
             training=torch.onnx.TrainingMode.TRAINING,
             do_constant_folding=False,
             opset_version=OPSET,
             input_names=names,
-            output_names=["loss", *(f"metric.{name}" for name in source.metrics)],
+            output_names=["loss", *(f"metric.{name}" for name in user.metrics)],
             dynamic_axes={name: {0: "n"} for name in names},
         )
     model = _expanded(onnx.load(file))
@@ -254,7 +259,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with other operators in the place of those of EXPANSIONS."""
+    """Return the model with the operators of EXPANSIONS replaced."""
     head = f'<domain: "{EXPANDED}", opset_import: ["": {OPSET}]>\n'
     functions = {row.split(" ", 1)[0]: head + row for row in EXPANSIONS}
     used = {node.op_type for node in _nodes(model.graph)} & functions.keys()
@@ -265,7 +270,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
             node.domain = EXPANDED
             given = {attribute.name for attribute in node.attribute}
             schema = onnx.defs.get_schema(node.op_type, OPSET, "")
-            # Inlining knows no defaults.
+            # Inlining does not apply the schema's defaults.
             node.attribute.extend(
                 row.default_value
                 for name, row in schema.attributes.items()

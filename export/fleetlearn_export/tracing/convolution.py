@@ -1,4 +1,4 @@
-"""The backward pass of convolution in ONNX operators, for decompositions.py's table."""
+"""The backward pass of convolution in ONNX operators."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from torch.onnx.ops import symbolic
 from fleetlearn_export.tracing.pooling import Attributes
 
 FEW_CHANNELS = 8
-"""Below this many, one product with all taps' places side by side costs less than a product for each tap."""
+"""With fewer, one matrix product for all taps costs less than a product for each tap."""
 MANY_TAPS = 64
-"""Elements of a kernel above which a graph with some operators for each would grow too long."""
+"""With more elements in a kernel, a graph with a few operators for each would be too long."""
 LONG_ROW = 16
-"""Times the kernel's width: above, the rows of a depthwise convolution's images are too long to multiply whole."""
+"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise convolution."""
 
 
 class Windows(NamedTuple):
-    """Which places of its input a convolution brings together. One number for each of the image's axes."""
+    """A convolution's geometry: one number for each of the image's axes."""
 
     kernel: list[int]
     places: list[int]
-    """Of the output."""
+    """The output's size."""
     stride: list[int]
     padding: list[int]
     dilation: list[int]
 
     @property
     def taps(self) -> list[tuple[int, ...]]:
-        """Each element of the kernel, in order."""
+        """The indices of the kernel's elements, in order."""
         return list(product(*map(range, self.kernel)))
 
     def padded(self, x: Tensor, first: int) -> Tensor:
-        """``x``, whose image begins with the axis ``first``, with zeros around the image."""
+        """Return ``x`` with zeros around the image, whose first axis is ``first``."""
         after = x.dim() - first - len(self.kernel)
         both = [size for size in reversed(self.padding) for _ in range(2)]
         return torch.constant_pad_nd(x, [0] * 2 * after + both) if any(self.padding) else x
 
     def shifted(self, x: Tensor, first: int, tap: Sequence[int]) -> Tensor:
-        """The places of the padded ``x`` that the tap meets, in the output's shape."""
+        """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
         for i, element in enumerate(tap):
             begin = element * self.dilation[i]
             x = x.narrow(first + i, begin, (self.places[i] - 1) * self.stride[i] + 1)
@@ -65,9 +65,9 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution's input, weight and bias.
+    """Return the gradients of a convolution's input, weight and bias.
 
-    Input: the transposed convolution (of a transposed one: the convolution). Weight: ``_weight_gradient``.
+    The input's is the transposed convolution (for a transposed one, the convolution).
     """
     axes = list(range(2, x.dim()))
     stride, padding, dilation = (list(values) * (len(axes) // len(values)) for values in (stride, padding, dilation))
@@ -104,24 +104,24 @@ def convolution_backward(
 
 
 def _sizes(x: Tensor) -> list[int]:
-    """Of the axes behind the first two."""
+    """Return the sizes of the axes after the first two."""
     return [int(size) for size in x.shape[2:]]
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, groups: int) -> Tensor:
-    """What the gradient ``grad`` of a convolution's output and its input ``x`` make of its weight.
+    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the input.
 
-    An element of the kernel (a tap) meets, at each place of the output, one place of the input. Its gradient is the
-    product of these two, summed over all places of all examples: a product of matrices. Which arrangement of these
-    products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
+    For each element of the output an element of the kernel (a tap) multiplies one element of the input. The tap's
+    gradient is the sum of the products of these two over all elements and examples: a matrix product. Which
+    arrangement of these products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
     """
     taps, channels = prod(windows.kernel), int(weight.shape[1])
-    beside = all(
+    side_by_side = all(
         pad == 0 and gap == 1 and (count == 1 or step == size)
         for size, count, step, pad, gap in zip(*windows, strict=True)
     )
-    if beside and groups == 1:
-        found = _products(grad, _columns_beside(x, windows))
+    if side_by_side and groups == 1:
+        found = _products(grad, _columns_side_by_side(x, windows))
     elif taps > MANY_TAPS:
         found = _by_convolution(grad, x, windows, groups)
     elif channels == 1 and groups == weight.shape[0]:
@@ -135,25 +135,25 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, 
 
 
 def _products(grad: Tensor, columns: Tensor) -> Tensor:
-    """(n, outputs, ...) and (n, inputs, places) -> (outputs, inputs): the sum over examples and places."""
+    """Multiply (n, outputs, ...) and (n, inputs, places), summed over examples and places -> (outputs, inputs)."""
     grad = grad.flatten(2)
     outputs, inputs, places = int(grad.shape[1]), int(columns.shape[1]), int(grad.shape[2])
     if places == 1:
         return grad.squeeze(2).t() @ columns.squeeze(2)
     if outputs * inputs < (outputs + inputs) * places:
         return (grad @ columns.transpose(1, 2)).sum(0)
-    # A result for each example would be larger than what it is made of.
+    # A product for each example would be larger than its factors.
     return grad.transpose(0, 1).flatten(1) @ columns.transpose(1, 2).flatten(0, 1)
 
 
 def _columns(x: Tensor, windows: Windows) -> Tensor:
-    """(n, channels, ...) -> (n, channels * taps, places): what each tap meets."""
+    """Return the elements that each tap multiplies: (n, channels, ...) -> (n, channels * taps, places)."""
     padded = windows.padded(x, 2)
     return torch.stack([windows.shifted(padded, 2, tap) for tap in windows.taps], 2).flatten(1, 2).flatten(2)
 
 
-def _columns_beside(x: Tensor, windows: Windows) -> Tensor:
-    """The same where the windows lie beside each other: no place is in two of them."""
+def _columns_side_by_side(x: Tensor, windows: Windows) -> Tensor:
+    """Return the same for windows side by side, where no element is in two windows."""
     shape, order = list(x.shape[:2]), [0, 1]
     for i, (size, count) in enumerate(zip(windows.kernel, windows.places, strict=True)):
         x = x.narrow(2 + i, 0, size * count)
@@ -163,7 +163,7 @@ def _columns_beside(x: Tensor, windows: Windows) -> Tensor:
 
 
 def _tap_by_tap(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tensor:
-    """A product of matrices for each tap, with the channels last: what a tap meets is then rows of them, cheap to copy.
+    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which are cheap to copy.
 
     -> (outputs, inputs of a group, taps).
     """
@@ -179,8 +179,9 @@ def _tap_by_tap(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tenso
 
 
 def _by_rows(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
-    """Depthwise: the products of all pairs of places in a row of the output and the input's row that the tap's row
-    meets, of which those that belong to a tap are then added up. -> (channels, taps).
+    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then add up each tap's.
+
+    -> (channels, taps).
     """
     rows = Windows(*(values[:-1] for values in windows))
     x = x.transpose(0, 1)
@@ -191,7 +192,7 @@ def _by_rows(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def _of_taps(windows: Windows, size: int) -> Tensor:
-    """1 where a pair of places in the last axis of output and input belongs to a tap. -> (places * size, taps)."""
+    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places * size, taps)."""
     a = torch.arange(windows.places[-1]).reshape(-1, 1, 1)
     b = torch.arange(size).reshape(1, -1, 1)
     tap = torch.arange(windows.kernel[-1])
@@ -199,7 +200,7 @@ def _of_taps(windows: Windows, size: int) -> Tensor:
 
 
 def _by_sums(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
-    """Depthwise: a sum for each tap, with the channels last. -> (channels, taps)."""
+    """Depthwise: compute a sum for each tap, with the channels last. -> (channels, taps)."""
     image = range(2, x.dim())
     padded = windows.padded(x.permute(0, *image, 1), 1)
     grad = grad.permute(0, *image, 1)
@@ -208,8 +209,9 @@ def _by_sums(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def _by_convolution(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tensor:
-    """The convolution of the input with the output's gradient as its kernel, examples and channels exchanged, stride
-    and dilation exchanged, cropped to the kernel. -> (outputs, inputs of a group, ...).
+    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group, ...).
+
+    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to the kernel's size.
     """
     examples, image = x.shape[0], list(range(2, x.dim()))
     outputs, inputs, sizes = int(grad.shape[1]), int(x.shape[1]) // groups, _sizes(x)

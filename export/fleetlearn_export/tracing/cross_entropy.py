@@ -1,10 +1,10 @@
-"""Cross-entropy in fewer passes over the outputs than PyTorch takes it apart into.
+"""Cross-entropy in fewer passes over the outputs than PyTorch's decomposition needs.
 
 With p = softmax(outputs), y one-hot and s the weight of the example in the loss, 0 where its target is ignored, the
-gradient is (p - y) s. PyTorch goes through the gradient of log p, -y s, which is 0 almost everywhere.
+gradient is (p - y) s. PyTorch first computes the gradient of log p, -y s, which is 0 almost everywhere.
 
-``places`` name the class by its place, which is least work for one device; ``one_hot`` compares it with all classes,
-which vmap can spread over devices and leave the number of examples free.
+The functions ``..._by_index`` pick the target's class by its index, which is least work for one device. Those called
+``..._one_hot`` compare it with all classes: vmap can apply them to many devices and leave the number of examples free.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
-"""Of torch's reductions; 2 is the sum."""
-FEW = 128
-"""Classes up to which a one-hot row is copied from a table, as ONNX Runtime compares short rows slowly."""
+"""PyTorch's numbers for reductions; 2 is the sum."""
+TABLE_CLASSES = 128
+"""Up to this many classes a one-hot row is copied from a table, because ONNX Runtime compares short rows slowly."""
 torch.library.define(
     "fleetlearn::cross_entropy_backward",
     "(Tensor grad, Tensor logp, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
     "Tensor total_weight) -> Tensor",
 )
 BACKWARD: Any = torch.ops.fleetlearn.cross_entropy_backward.default
-"""With nll_loss_backward's arguments, the gradient of what log_softmax made ``logp`` of."""
+"""Takes nll_loss_backward's arguments. Returns the gradient of log_softmax's input, where ``logp`` is its output."""
 
 
 def fuse_cross_entropy(graph: torch.fx.Graph) -> None:
-    """Let BACKWARD stand for the backward pass of a log_softmax with that of a loss of its classes' logarithms."""
+    """Replace the backward passes of log_softmax and of the loss on its output by one call of BACKWARD."""
     for node in list(graph.nodes):
         if node.target is not aten._log_softmax_backward_data.default:
             continue
@@ -37,7 +37,9 @@ def fuse_cross_entropy(graph: torch.fx.Graph) -> None:
         if loss.target not in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
             continue
         value = logp.meta["val"]
-        same = attached(logp) is attached(loss.args[1]) and dim % value.dim() == _axis(value) and dtype == value.dtype
+        same = (
+            undetached(logp) is undetached(loss.args[1]) and dim % value.dim() == _axis(value) and dtype == value.dtype
+        )
         if same and len(loss.users) == 1:
             with graph.inserting_before(node):
                 fused = graph.call_function(BACKWARD, loss.args)
@@ -47,14 +49,14 @@ def fuse_cross_entropy(graph: torch.fx.Graph) -> None:
             graph.erase_node(loss)
 
 
-def attached(node: Any) -> Any:
-    """The node that made the value which automatic differentiation kept."""
+def undetached(node: Any) -> Any:
+    """Return the node that made the value, before automatic differentiation detached it."""
     while node.target is aten.detach.default:
         node = node.args[0]
     return node
 
 
-def backward_by_place(
+def backward_by_index(
     grad: Tensor,
     logp: Tensor,
     target: Tensor,
@@ -71,7 +73,7 @@ def backward_by_place(
     return logp.exp().scatter_add(_axis(logp), places, -ones) * scale
 
 
-torch.library.impl("fleetlearn::cross_entropy_backward", "CompositeExplicitAutograd")(backward_by_place)
+torch.library.impl("fleetlearn::cross_entropy_backward", "CompositeExplicitAutograd")(backward_by_index)
 
 
 def backward_one_hot(
@@ -85,7 +87,7 @@ def backward_one_hot(
 ) -> Tensor:
     chosen, valid = _chosen(logp, target, ignore_index), _valid(logp, target, ignore_index)
     if weight is None and reduction == MEAN:
-        # The total is a number of examples. Where it is 0 nothing is valid.
+        # The total is the number of valid examples. If it is 0, all rows are masked.
         scale = grad / total_weight.clamp(min=1) * valid.to(logp.dtype).unsqueeze(_axis(logp))
     else:
         weights = None
@@ -98,10 +100,10 @@ def backward_one_hot(
 def forward_one_hot(
     logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """nll_loss_forward: the loss, and the sum of the weights. A target that is no class counts as an ignored one."""
+    """Compute nll_loss_forward: the loss and the sum of the weights. A target that is no class is ignored."""
     chosen = _chosen(logp, target, ignore_index)
     by_class = None if weight is None else _by_class(weight, logp)
-    # Not a product: the logarithm of another class may be infinite.
+    # Not a product with a mask: the logarithm of another class may be infinite.
     picked = torch.where(chosen, logp if by_class is None else logp * by_class, 0.0)
     if reduction == NONE and logp.dim() > 1:
         return -picked.sum(_axis(logp)), logp.new_zeros(())
@@ -113,31 +115,31 @@ def forward_one_hot(
 
 
 def _axis(logp: Tensor) -> int:
-    """The classes'."""
+    """Return the axis of the classes."""
     return min(logp.dim() - 1, 1)
 
 
 def _by_class(values: Tensor, logp: Tensor) -> Tensor:
-    """(classes,) in a shape that repeats over all other axes."""
+    """Reshape (classes,) so that it broadcasts over all other axes."""
     return values.reshape([-1, *[1] * (logp.dim() - 1 - _axis(logp))])
 
 
 def _chosen(logp: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Whether it is the target's class."""
+    """Return, for each class, whether it is the target's and not ignored."""
     count = int(logp.shape[_axis(logp)])
     classes = torch.arange(count)
-    if count <= FEW:
+    if count <= TABLE_CLASSES:
         table = torch.arange(count + 1).unsqueeze(1) == classes
         rows = torch.where(_valid(logp, target, ignore_index), target, count)
         return torch.embedding(table, rows).movedim(-1, _axis(logp))
-    # A number that is no class is not equal to any: it needs no mask.
+    # An ignored number that is no class equals none of them, and needs no mask.
     if 0 <= ignore_index < count:
         classes = torch.where(classes == ignore_index, torch.iinfo(torch.int64).min, classes)
     return _by_class(classes, logp) == target.unsqueeze(_axis(logp))
 
 
 def _valid(logp: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Whether an example counts."""
+    """Return whether each example counts in the loss."""
     classes = int(logp.shape[_axis(logp)])
     valid = target.clamp(0, classes - 1) == target
     return valid & (target != ignore_index) if 0 <= ignore_index < classes else valid
@@ -146,7 +148,7 @@ def _valid(logp: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 def _scale(
     grad: Tensor, logp: Tensor, valid: Tensor, weights: Tensor | None, reduction: int, total_weight: Tensor
 ) -> Tensor:
-    """Of each example, with an axis of 1 for the classes. Not a product: where all are ignored the total is 0."""
+    """Return each example's weight in the gradient, (n, 1, ...). Not a product: the total is 0 if all are ignored."""
     if reduction == MEAN:
         grad = grad / total_weight
     if grad.dim():

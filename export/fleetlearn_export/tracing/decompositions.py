@@ -1,8 +1,7 @@
-"""What PyTorch's backward pass uses and ONNX has no operator for, said in ONNX operators.
+"""Tables of replacements for ATen operators that ONNX has no operator for.
 
-Each function replaces one ATen operator while a program is decomposed. ``symbolic`` places an ONNX operator of the
-standard domain into the program; its result has the right shape and no values, so a decomposed program can only be
-exported, not run.
+Each function replaces one ATen operator while a program is decomposed. ``symbolic`` puts a standard ONNX operator into
+the program. Its result has the right shape but no values, so a decomposed program can be exported, but not run.
 """
 
 from __future__ import annotations
@@ -68,40 +67,40 @@ COMPOSED = {
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 }
-"""What PyTorch takes apart itself: into those of FORWARD, and losses, of which the ONNX exporter forgets some options
-without an error."""
+"""Operators that PyTorch decomposes itself: into those of FORWARD, and losses, some of whose options the ONNX exporter
+silently ignores."""
 
 
 def tracing_decompositions() -> Decompositions:
-    """The replacements while a step is traced: what decomposing an exported program passes over, as PyTorch has not
-    only a formula for it but a kernel too."""
+    """Return the replacements for tracing: operators that decomposing an exported program leaves as they are, because
+    PyTorch has a kernel for them besides a formula."""
     table: Decompositions = get_decompositions([aten.mish_backward, aten.silu_backward])
     return table
 
 
-def plain_decompositions() -> Decompositions:
-    """The replacements that stay in PyTorch: fewer operators, all of which it can run."""
+def pytorch_decompositions() -> Decompositions:
+    """Return the replacements by other PyTorch operators: a program decomposed with these can still be run."""
     table: Decompositions = {
-        # By its own functions for losses and batch norm in training mode the ONNX exporter writes what computes
-        # something else, without an error.
+        # The ONNX exporter's own functions for losses and for batch norm in training mode compute something else,
+        # without an error.
         **core_aten_decompositions(),
         **get_decompositions([aten._native_batch_norm_legit_functional]),
         **FORWARD,
         **BACKWARD,
     }
     for operator in (aten.im2col.default, aten.col2im.default):
-        table[operator] = _in_order(table[operator])
+        table[operator] = _contiguous(table[operator])
     return table
 
 
-def decompositions(graph: torch.fx.Graph) -> Decompositions:
-    """The replacements for a training step's graph."""
+def training_decompositions(graph: torch.fx.Graph) -> Decompositions:
+    """Return the replacements for a training step's graph."""
     table: Decompositions = {
-        **plain_decompositions(),
+        **pytorch_decompositions(),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,
-        aten.mul.Scalar: partial(_by_size, torch.mul),
-        aten.div.Scalar: partial(_by_size, torch.div),
+        aten.mul.Scalar: partial(_times_symbolic_number, torch.mul),
+        aten.div.Scalar: partial(_times_symbolic_number, torch.div),
     }
     if _indices_only_for_backward(graph):
         table[aten.max_pool2d_with_indices.default] = max_pool2d_with_indices
@@ -110,8 +109,10 @@ def decompositions(graph: torch.fx.Graph) -> Decompositions:
 
 
 def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
-    """The replacements for a forward graph. What it has nothing of stays as it is: the ONNX exporter knows more of it,
-    such as a recurrent layer in one operator."""
+    """Return the replacements for a forward graph: as few as it needs.
+
+    The ONNX exporter translates most forward operators better as they are, such as a recurrent layer into one operator.
+    """
     called = {node.target for node in graph.nodes}
     table: Decompositions = {}
     if called & COMPOSED:
@@ -121,7 +122,7 @@ def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
         table = dict(FORWARD)
     layers = [node for node in graph.nodes if node.target is aten.lstm.input]
     if any(node.args[1][0].meta["val"].shape[-1] != node.args[1][1].meta["val"].shape[-1] for node in layers):
-        # A projected state is smaller than the cell's, for which the ONNX exporter has one size.
+        # A projected state is smaller than the cell's; the ONNX exporter assumes one size for both.
         table[aten.lstm.input] = core_aten_decompositions()[aten.lstm.input]
     pools = (node for node in graph.nodes if node.target is aten.max_pool2d.default)
     if any(True in (*node.args[5:], node.kwargs.get("ceil_mode")) for node in pools):
@@ -129,8 +130,8 @@ def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
     return table
 
 
-def _in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """With the result's values in memory in the order of its axes, as the operator itself leaves them."""
+def _contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with a contiguous result, as the operator itself has."""
     return lambda *given, **options: function(*given, **options).contiguous()
 
 
@@ -138,9 +139,9 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
     return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
 
 
-def _by_size(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
-    """With a number that is made of the number of examples (2 / (n - 1), as in the gradient of a deviation): ONNX's
-    exporter takes it for a tensor only."""
+def _times_symbolic_number(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
+    """Turn a number that depends on the number of examples (2 / (n - 1) in a deviation's gradient) into a tensor: the
+    ONNX exporter accepts it in no other form."""
     sizes: tuple[Any, ...] = (torch.SymFloat, torch.SymInt)
     return (
         operation(values, torch.scalar_tensor(number, dtype=values.dtype))
@@ -150,9 +151,10 @@ def _by_size(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, numb
 
 
 def _indices_only_for_backward(graph: torch.fx.Graph) -> bool:
-    """Whether max-pooling's indices stay inside the pooling operators, so that they may be counted in ONNX's way.
+    """Whether only pooling's backward pass reads max-pooling's indices, so that they may be numbered in ONNX's way.
 
-    PyTorch counts inside one image's channel, ONNX over the whole array; converting costs a second pooling.
+    PyTorch numbers the elements of one image's channel, ONNX those of the whole array. Converting would cost a second
+    pooling.
     """
     for node in graph.nodes:
         if node.target is aten.max_pool2d_with_indices.default:

@@ -1,4 +1,4 @@
-"""Operators that PyTorch takes apart into more passes over memory than ONNX Runtime needs for them."""
+"""Replacements for operators that PyTorch decomposes into more passes over memory than ONNX Runtime needs."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 
 from fleetlearn_export.tracing import cross_entropy
-from fleetlearn_export.tracing.cross_entropy import attached, fuse_cross_entropy
+from fleetlearn_export.tracing.cross_entropy import fuse_cross_entropy, undetached
 
 aten = torch.ops.aten
 
 
 def relu_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """ONNX Runtime's Where takes several times longer than a product: ten times in version 1.19."""
+    """Multiply with a mask: ONNX Runtime's Where takes several times longer (ten times in version 1.19)."""
     if threshold != 0:
         found: Tensor = decomposition_table[aten.threshold_backward.default](grad, x, threshold)
         return found
     return grad * (x > 0).to(grad.dtype)
 
 
-CHEAPER: dict[Any, Callable[..., Any]] = {
+CHEAPER_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.threshold_backward.default: relu_backward,
-    cross_entropy.BACKWARD: cross_entropy.backward_by_place,
+    cross_entropy.BACKWARD: cross_entropy.backward_by_index,
 }
 
 
-def simplify(graph: torch.fx.Graph) -> None:
-    """Change a training step's graph in place, before its operators are taken apart."""
-    pool_behind_relu(graph)
+def fuse_operators(graph: torch.fx.Graph) -> None:
+    """Change a training step's graph in place, before its operators are decomposed."""
+    mask_before_pooling(graph)
     fuse_cross_entropy(graph)
 
 
-def pool_behind_relu(graph: torch.fx.Graph) -> None:
-    """Mask the gradient of a ReLU that max-pooling follows where it is small, in front of the pooling's backward pass.
+def mask_before_pooling(graph: torch.fx.Graph) -> None:
+    """Apply a ReLU's mask before the backward pass of the max-pooling behind it, where the gradient is small.
 
-    It comes to the places of the maxima, and there the ReLU's outputs are the maxima.
+    That pass moves the gradient to the places of the maxima, and there the ReLU's outputs are the maxima.
     """
     nodes: list[Any] = list(graph.nodes)
     for node in nodes:
@@ -48,8 +48,8 @@ def pool_behind_relu(graph: torch.fx.Graph) -> None:
         spread, passed, threshold = node.args
         if spread.target is not aten.max_pool2d_with_indices_backward.default or len(spread.users) > 1:
             continue
-        indices = attached(spread.args[-1])
-        if threshold != 0 or attached(passed) is not attached(spread.args[1]) or indices.target is not getitem:
+        indices = undetached(spread.args[-1])
+        if threshold != 0 or undetached(passed) is not undetached(spread.args[1]) or indices.target is not getitem:
             continue
         maxima = [item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0]
         if maxima:

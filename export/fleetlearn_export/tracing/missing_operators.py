@@ -1,7 +1,7 @@
-"""What neither PyTorch takes apart nor ONNX has, in PyTorch's own operators, for decompositions.py's table.
+"""Operators that PyTorch does not decompose and ONNX does not have, written with other PyTorch operators.
 
-Sums at repeated places are ``scatter_add``, which becomes ONNX's ScatterElements: ScatterND, to which the exporter
-turns ``index_put``, loses some of them in ONNX Runtime 1.19 when it runs on more than one thread.
+Sums at repeated indices use ``scatter_add``, which becomes ONNX's ScatterElements. The exporter turns ``index_put``
+into ScatterND, which loses some of the summands in ONNX Runtime 1.19 when it runs on more than one thread.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor
 
 aten = torch.ops.aten
 MEAN, MAX = 1, 2
-"""Modes of embedding bags; 0 is the sum."""
+"""PyTorch's numbers for the modes of embedding bags; 0 is the sum."""
 REPLICATION = (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 
 
-def _each(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
+def _per_axis(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values
 
 
 def _sizes(x: Tensor, count: int) -> list[int]:
-    """Of the last ``count`` axes, the image's: they are fixed by the example."""
+    """Return the sizes of the last ``count`` axes, the image's. The example fixes them."""
     return [int(size) for size in x.shape[-count:]]
 
 
-def _spread(grad: Tensor, kernel: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Windows beside each other: each window's value to all of its places; places behind the last window get 0."""
+def _repeat_over_windows(grad: Tensor, kernel: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Repeat each window's value over the window, for windows side by side. Elements behind the last window are 0."""
     count = len(kernel)
     head, sizes = list(grad.shape[:-count]), _sizes(grad, count)
     wide = grad.reshape([*head, *(size for pair in zip(sizes, [1] * count, strict=True) for size in pair)])
@@ -50,27 +50,27 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Each output's gradient, divided by its window's size, to the places of its window; overlapping windows add up.
+    """Add each output's gradient, divided by its window's size, to all elements of the window.
 
-    Where windows overlap that is the transposed convolution with a kernel of ones.
+    If windows overlap, that is the transposed convolution with a kernel of ones.
     """
     sizes = _sizes(x, len(kernel_size)) if len(kernel_size) > 1 else _sizes(x, x.dim() - 2)
     count = len(sizes)
-    kernel, pads = _each(kernel_size, count), _each(padding, count)
-    strides = _each(stride, count, kernel)
+    kernel, pads = _per_axis(kernel_size, count), _per_axis(padding, count)
+    strides = _per_axis(stride, count, kernel)
     windows = _sizes(grad, count)
     if divisor_override:
         grad = grad / divisor_override
     else:
         for axis in range(count):
-            # Windows may reach over the padding's end where sizes are rounded up; what is there does not count.
+            # With sizes rounded up a window may reach beyond the padding. Elements there do not count.
             begin = torch.arange(windows[axis]) * strides[axis] - pads[axis]
             end = (begin + kernel[axis]).clamp(max=sizes[axis] + pads[axis])
             if not count_include_pad:
                 begin, end = begin.clamp(min=0), end.clamp(max=sizes[axis])
             grad = grad / (end - begin).to(grad.dtype).reshape([-1] + [1] * (count - 1 - axis))
     if kernel == strides and not any(pads) and all(w * k <= n for w, k, n in zip(windows, kernel, sizes, strict=True)):
-        return _spread(grad, kernel, sizes)
+        return _repeat_over_windows(grad, kernel, sizes)
     over = [n - ((w - 1) * s - 2 * p + k) for n, w, s, p, k in zip(sizes, windows, strides, pads, kernel, strict=True)]
     out = aten.convolution(
         grad.reshape([-1, 1, *windows]),
@@ -90,15 +90,17 @@ def avg_pool_backward(
     return whole
 
 
-def _averages(size: int, out: int, like: Tensor) -> Tensor:
-    """(out, size): what adaptive pooling along one axis multiplies with. Window i is floor(i * size / out) up to
-    ceil((i + 1) * size / out)."""
+def _averaging_matrix(size: int, out: int, like: Tensor) -> Tensor:
+    """Return the matrix (out, size) of adaptive average pooling along one axis.
+
+    Window i goes from floor(i * size / out) up to, but without, ceil((i + 1) * size / out).
+    """
     places, windows = torch.arange(size), torch.arange(out)[:, None]
     begin, end = windows * size // out, ((windows + 1) * size + out - 1) // out
     return ((places >= begin) & (places < end)).to(like.dtype) / (end - begin)
 
 
-def _along(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
+def _multiply_along(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
     return torch.matmul(x.transpose(axis, -1), matrix.transpose(0, 1)).transpose(axis, -1)
 
 
@@ -113,9 +115,9 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def adaptive_averages(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Adaptive average pooling as a product of matrices along each axis."""
+    """Compute adaptive average pooling as a matrix product along each axis."""
     for axis, out in enumerate(output_size, -len(output_size)):
-        x = _along(_averages(int(x.shape[axis]), out, x), x, axis)
+        x = _multiply_along(_averaging_matrix(int(x.shape[axis]), out, x), x, axis)
     return x
 
 
@@ -131,16 +133,17 @@ def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, count: int) -> Tensor:
     sizes, outs = _sizes(x, count), _sizes(grad, count)
     if all(size % out == 0 for size, out in zip(sizes, outs, strict=True)):
         kernel = [size // out for size, out in zip(sizes, outs, strict=True)]
-        return _spread(grad / prod(kernel), kernel, sizes)
+        return _repeat_over_windows(grad / prod(kernel), kernel, sizes)
     for axis, (size, out) in enumerate(zip(sizes, outs, strict=True), -count):
-        grad = _along(_averages(size, out, grad).transpose(0, 1), grad, axis)
+        grad = _multiply_along(_averaging_matrix(size, out, grad).transpose(0, 1), grad, axis)
     return grad
 
 
-def _largest(x: Tensor, axes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest in each window and its place in the flattened image, the first of equals.
+def _window_maxima(x: Tensor, axes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest element of each window and its index in the flattened image; of equals the first.
 
-    ``axes`` has for each axis of the image the windows' places along it, (outputs, kernel). A place may be repeated.
+    axes: for each axis of the image the indices of the windows' elements along it, (outputs, kernel). An index may
+        occur twice.
     """
     sizes, count = _sizes(x, len(axes)), len(axes)
     table = torch.zeros([1] * 2 * count, dtype=torch.int64)
@@ -164,7 +167,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Te
         begin, end = windows * size // out, ((windows + 1) * size + out - 1) // out
         longest = max(((i + 1) * size + out - 1) // out - i * size // out for i in range(out))
         axes.append(torch.minimum(begin + torch.arange(longest), end - 1))
-    return _largest(x, axes)
+    return _window_maxima(x, axes)
 
 
 def max_pool3d_with_indices(
@@ -175,25 +178,25 @@ def max_pool3d_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    kernel, pads, steps = _each(kernel_size, 3), _each(padding, 3), _each(dilation, 3)
+    kernel, pads, steps = _per_axis(kernel_size, 3), _per_axis(padding, 3), _per_axis(dilation, 3)
     axes = []
-    for size, k, s, p, d in zip(_sizes(x, 3), kernel, _each(stride, 3, kernel), pads, steps, strict=True):
+    for size, k, s, p, d in zip(_sizes(x, 3), kernel, _per_axis(stride, 3, kernel), pads, steps, strict=True):
         out = (size + 2 * p - d * (k - 1) - 1 + (s - 1) * ceil_mode) // s + 1
         if ceil_mode and (out - 1) * s >= size + p:
-            out -= 1  # the last window would begin behind the image
+            out -= 1  # the last window would begin beyond the image
         places = torch.arange(out)[:, None] * s - p + torch.arange(k) * d
-        # What lies beside the image never is the largest: the window's first or last place in it instead.
+        # The padding never holds the largest element: use the window's first or last index inside the image instead.
         places = places + d * ((-places).clamp(min=0) + d - 1).div(d, rounding_mode="floor")
         axes.append(places - d * ((places - size + 1).clamp(min=0) + d - 1).div(d, rounding_mode="floor"))
-    return _largest(x, axes)
+    return _window_maxima(x, axes)
 
 
 def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _sent_back(grad, x, indices, 2)
+    return _add_at_maxima(grad, x, indices, 2)
 
 
 def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _sent_back(grad, x, indices, 3)
+    return _add_at_maxima(grad, x, indices, 3)
 
 
 def max_pool3d_with_indices_backward(
@@ -206,18 +209,18 @@ def max_pool3d_with_indices_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    return _sent_back(grad, x, indices, 3)
+    return _add_at_maxima(grad, x, indices, 3)
 
 
-def _sent_back(grad: Tensor, x: Tensor, indices: Tensor, count: int) -> Tensor:
-    """Each output's gradient to where its maximum was; ``indices`` count within the image."""
+def _add_at_maxima(grad: Tensor, x: Tensor, indices: Tensor, count: int) -> Tensor:
+    """Add each output's gradient at the index of its maximum in the flattened image."""
     head = x.shape[:-count]
     flat = torch.zeros_like(x).reshape([*head, -1])
     return flat.scatter_add(-1, indices.reshape([*head, -1]), grad.reshape([*head, -1])).reshape(x.shape)
 
 
 def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """The gradients of the repeated edges to the edges. ``padding`` begins with the last axis."""
+    """Add the gradients of the repeated edges to the edges. ``padding`` begins with the last axis."""
     for place in range(len(padding) // 2):
         axis, before, after = -1 - place, padding[2 * place], padding[2 * place + 1]
         size = int(x.shape[axis])
@@ -229,8 +232,8 @@ def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) ->
     return grad
 
 
-def _rows_added(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """(count, ...) with each of ``rows`` added at its place on the first axis."""
+def _sum_rows(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Return (count, ...) with each of ``rows`` added at its index on the first axis."""
     flat = rows.reshape(rows.shape[0], -1)
     where = places.reshape(-1, 1).expand(flat.shape)
     shape = [count, *rows.shape[1:]]
@@ -245,8 +248,8 @@ def embedding_dense_backward(
     if padding_idx >= 0:
         rows = rows * (flat != padding_idx).to(rows.dtype)[:, None]
     if scale_grad_by_freq:
-        rows = rows / _rows_added(rows.new_ones(flat.shape), flat, num_weights)[flat][:, None]
-    return _rows_added(rows, flat, num_weights)
+        rows = rows / _sum_rows(rows.new_ones(flat.shape), flat, num_weights)[flat][:, None]
+    return _sum_rows(rows, flat, num_weights)
 
 
 def embedding_bag(
@@ -260,16 +263,16 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The bags' sums or means (bags, width); then for the backward pass each index's bag and the bags' sizes."""
+    """The bags' sums or means (bags, width); for the backward pass each word's bag, and twice the bags' sizes."""
     begins = offsets[:-1] if include_last_offset else offsets
     bags, words = begins.shape[0], indices.shape[0]
-    # How many bags have begun: bags may be empty, the last ones too.
-    marks = _rows_added(torch.ones_like(begins), begins, words + 1)
+    # A word's bag is the number of bags that begin up to it, less 1. Bags may be empty, the last ones too.
+    marks = _sum_rows(torch.ones_like(begins), begins, words + 1)
     bag = marks.cumsum(0)[:words] - 1
     rows = _weighted(weight.index_select(0, indices), indices, per_sample_weights, padding_idx)
     present = torch.ones_like(indices) if padding_idx < 0 else (indices != padding_idx).to(torch.int64)
-    sizes = _rows_added(present, bag, bags)
-    out = _rows_added(rows, bag, bags)
+    sizes = _sum_rows(present, bag, bags)
+    out = _sum_rows(rows, bag, bags)
     if mode == MEAN:
         out = out / sizes.clamp(min=1)[:, None]
     return out, bag, sizes, sizes
@@ -298,7 +301,7 @@ def embedding_bag_backward(
     if mode == MEAN:
         grad = grad / bag_size.clamp(min=1)[:, None]
     rows = _weighted(grad.index_select(0, offset2bag), indices, per_sample_weights, padding_idx)
-    return _rows_added(rows, indices, num_weights)
+    return _sum_rows(rows, indices, num_weights)
 
 
 def embedding_bag_per_sample_weights_backward(
@@ -317,7 +320,7 @@ def embedding_bag_per_sample_weights_backward(
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
-    """With ``accumulate``, as the gradient of ``x[indices]``: rows added at places; without, as the exporter has it."""
+    """Add rows at indices (``accumulate``, the gradient of ``x[indices]``). Leaves other calls to the exporter."""
     given = [axis for axis, places in enumerate(indices) if places is not None]
     places = [indices[axis] for axis in given]
     if not accumulate or any(row is not None and row.dtype == torch.bool for row in places):
@@ -326,7 +329,7 @@ def index_put(
     flat = torch.zeros([], dtype=torch.int64)
     for axis, row in zip(given, (row for row in places if row is not None), strict=True):
         flat = flat * x.shape[axis] + torch.where(row < 0, row + x.shape[axis], row)
-    # The places' axes stand where the first of the indexed axes stood, or in front where those were apart.
+    # The indices' axes are where the first indexed axis was, or in front if the indexed axes were not adjacent.
     front = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
     rest = [x.shape[axis] for axis in others]
     values = values.expand([*rest[:front], *flat.shape, *rest[front:]])
@@ -350,7 +353,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """What nn.Bilinear uses: the three multiplied, summed over ``sumdim``."""
+    """Multiply the three and sum over ``sumdim``; nn.Bilinear uses it."""
     for axis in expand1:
         a = a.unsqueeze(axis)
     for axis in expand2:
@@ -361,19 +364,22 @@ def trilinear(
 
 
 def shrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
-    """Of hardshrink and softshrink: nothing inside -lambd .. lambd."""
+    """Return the gradient of hardshrink and softshrink: 0 inside -lambd .. lambd."""
     return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
 
 
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Of w = g * v / |v|, the norm over all axes but ``dim`` (Salimans, Kingma 2016, arXiv 1602.07868, equation 3)."""
+    """Return the gradients of v and g in w = g * v / |v|, with the norm over all axes except ``dim``.
+
+    Salimans, Kingma 2016, arXiv 1602.07868, equation 3.
+    """
     axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
     grad_g = (grad * v).sum(axes, keepdim=True) / norms
     return g / norms * (grad - v * grad_g / norms), grad_g
 
 
-def refusal(node: torch.fx.Node) -> str | None:
-    """Why a call of an operator, in the model as the user wrote it, can have no gradient in a bundle."""
+def reason_without_gradient(node: torch.fx.Node) -> str | None:
+    """Return why a call of an operator in the user's model can have no gradient in a bundle, or None."""
     operator: Any = node.target
     names = [row.name for row in operator._schema.arguments]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -1,4 +1,4 @@
-"""Pooling in ONNX operators, for decompositions.py's table."""
+"""Max pooling and its backward pass in ONNX operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def max_pool2d_with_indices(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """MaxPool with its indices counted over the whole array; without them where the backward pass needs none."""
+    """Return MaxPool and its indices over the whole array; zeros as indices if the backward pass needs none."""
     if _windows_cover(x, kernel_size, stride, padding, dilation):
         values = _maxima(x, _pair(kernel_size))
         return values, torch.zeros_like(values, dtype=torch.int64)
@@ -44,7 +44,7 @@ def max_pool2d(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> Tensor:
-    """MaxPool."""
+    """Return MaxPool."""
     attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
     return symbolic("MaxPool", (x,), attributes, dtype=x.dtype, shape=shape)
 
@@ -57,10 +57,10 @@ def _max_pool(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[Attributes, list[Any]]:
-    """MaxPool's attributes and its result's shape.
+    """Return MaxPool's attributes and its result's shape.
 
-    Rounding up is said by padding at the end: under ceil_mode, ONNX Runtime 1.19 keeps a last window that begins behind
-    the image, which PyTorch leaves out.
+    Sizes are rounded up by padding at the end: with ceil_mode, ONNX Runtime 1.19 keeps a last window that begins beyond
+    the image. PyTorch leaves that window out.
     """
     kernel, begin, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
     strides, end = _pair(stride, kernel), list(begin)
@@ -84,7 +84,7 @@ def _max_pool(
 def _windows_cover(
     x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
-    """Whether each place of the image is in one window."""
+    """Whether each element of the image is in exactly one window."""
     kernel = _pair(kernel_size)
     return (
         _pair(stride, kernel) == kernel
@@ -95,8 +95,9 @@ def _windows_cover(
 
 
 def _maxima(x: Tensor, kernel: Sequence[int]) -> Tensor:
-    """Of windows that cover the image, which is handed to ONNX Runtime as one channel: with many it would reorder them
-    for this one operator.
+    """Return the maxima of windows that cover the image.
+
+    ONNX Runtime gets the image as one channel: it would reorder several channels for this one operator.
     """
     *head, height, width = x.shape
     flat = x.reshape(head[0], 1, -1, width)
@@ -104,7 +105,7 @@ def _maxima(x: Tensor, kernel: Sequence[int]) -> Tensor:
 
 
 def enlarged(x: Tensor, kernel: Sequence[int]) -> Tensor:
-    """Each element of the last axes repeated to a block of the kernel's size."""
+    """Repeat each element of the last axes to a block of the kernel's size."""
     image = x.dim() - len(kernel)
     shape = [*x.shape[:image], *(int(size) * times for size, times in zip(x.shape[image:], kernel, strict=True))]
     scales = torch.cat([torch.ones(image), *(torch.full((1,), float(times)) for times in kernel)])
@@ -126,16 +127,16 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Send each output's gradient to where its maximum was; windows that overlap add up.
+    """Add each output's gradient at the index of its maximum.
 
-    ONNX Runtime takes many times longer for the indices of maxima than for the maxima. Where the windows lie beside
-    each other and cover the image, the first place of each that equals its maximum is found by comparing.
+    ONNX Runtime takes many times longer for the indices of maxima than for the maxima. If the windows are side by side
+    and cover the image, comparing finds the first element of each window that equals its maximum.
     """
     kernel = _pair(kernel_size)
     if _windows_cover(x, kernel, stride, padding, dilation):
         height, width = (int(size) for size in x.shape[-2:])
         down, right = (torch.arange(size) % times for size, times in zip((height, width), kernel, strict=True))
-        # The greatest in the first place, none 0.
+        # Decreasing over the window, and never 0.
         order = (kernel[0] * kernel[1] - kernel[1] * down.reshape(-1, 1) - right).to(x.dtype)
         largest = x == enlarged(_maxima(x, kernel), kernel)
         first = _maxima(largest.to(x.dtype) * order, kernel)
@@ -143,7 +144,7 @@ def max_pool2d_with_indices_backward(
     reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
     if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
         shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])
-        # The indices alone say where; with the pool's own kernel, ONNX Runtime refuses shapes that were rounded.
+        # MaxUnpool needs the indices only. With the pool's own kernel ONNX Runtime refuses shapes that were rounded.
         attributes: Attributes = {"kernel_shape": [1, 1], "strides": [1, 1]}
         return symbolic("MaxUnpool", (grad, indices, shape), attributes, dtype=grad.dtype, shape=x.shape)
     flat = torch.zeros_like(x).reshape(-1)

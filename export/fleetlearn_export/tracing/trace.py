@@ -1,7 +1,7 @@
-"""A model and its loss as programs over flat lists of tensors: one training step, evaluation, and use.
+"""The training step, the evaluation and the model as programs over flat lists of tensors.
 
-The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing it notes every
-operator of the forward pass, the backward pass and the update; what comes of it is exported as one program.
+The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing it records every
+operator of the forward pass, the backward pass and the update. The record is exported as one program.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
-    explained,
-    fixed_size,
-    own_frames_recorded,
-    place_of_node,
-    place_of_replacement,
+    as_export_error,
+    fixed_size_error,
+    location_of_node,
+    location_of_replaced_size,
+    user_frames_recorded,
 )
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, Source
-from fleetlearn_export.silence import quiet
+from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
+from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import tracing_decompositions
-from fleetlearn_export.tracing.missing_operators import refusal
+from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 
-ROWS = Dim("n", min=2)
-"""Of a batch. PyTorch takes a size of 1 for a constant: traced with 2 or more; the graphs are checked with 1 later."""
+FREE_BATCH_SIZE = Dim("n", min=2)
+"""The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
 
 
 class Program(NamedTuple):
-    """An exported program and the names of what goes in and comes out, in order."""
+    """An exported program, with the names of its inputs and outputs in order."""
 
     exported: ExportedProgram
     inputs: list[str]
     outputs: list[str]
-    origin: torch.fx.Graph
-    """A graph whose operators know their places in the user's code."""
-    traced: torch.fx.Graph | None = None
-    """Another one, with the step's own operators in it."""
+    located: torch.fx.Graph
+    """A graph of the user's loss whose operators have their locations in the user's code."""
+    located_step: torch.fx.Graph | None = None
+    """A graph of the whole step with such locations."""
 
 
-class Called(nn.Module):
-    """``inner``, with its model's parameters as the first arguments."""
+class ParametersAsArguments(nn.Module):
+    """``inner``, with its model's parameters as first arguments."""
 
     def __init__(self, inner: nn.Module, names: list[str]) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ class Called(nn.Module):
         return result
 
 
-class Traced(nn.Module):
-    """A traced graph with its arguments as one tuple."""
+class FlatArguments(nn.Module):
+    """A traced graph that takes its arguments as one tuple."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__()
@@ -76,21 +76,21 @@ class Traced(nn.Module):
         return tuple(self.inner(*values))
 
 
-def check_source(source: Source) -> torch.fx.Graph:
-    """Export the loss alone: what keeps a model from being a graph shows best there. The model is in training mode.
+def export_loss(user: UserModel) -> torch.fx.Graph:
+    """Export the loss alone: what cannot be exported is easiest to name there. The model is in training mode.
 
-    Returns a graph whose operators know their places in the user's code. Raises ExportError.
+    Returns a graph whose operators have their locations in the user's code. Raises ExportError.
     """
-    exported = _export(LossModule(source), 0, list(source.batch.values()))
-    _check_operators(exported.graph)
+    exported = _export(LossModule(user), 0, list(user.batch.values()))
+    _refuse_unsupported_operators(exported.graph)
     graph: torch.fx.Graph = exported.graph
     return graph
 
 
 def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int]) -> torch.fx.GraphModule:
-    """Run the function on stand-ins without values, and note each operator: the forward pass, and the backward pass
-    that automatic differentiation makes of it. ``rows`` says of some arguments which axis is the examples', and free.
-    Raises ExportError.
+    """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
+
+    rows: argument -> the axis whose size is the number of examples, which stays free. Raises ExportError.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
@@ -102,7 +102,7 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapp
     def flat(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(function(dict(zip(arguments, values, strict=True))).values())
 
-    with explained("the training step cannot be traced"), quiet(), own_frames_recorded():
+    with as_export_error("the training step cannot be traced"), silenced_python(), user_frames_recorded():
         graph: torch.fx.GraphModule = make_fx(
             flat,
             decomposition_table=tracing_decompositions(),
@@ -114,81 +114,84 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapp
         value.shape[rows[name]] for name, value in zip(arguments, stand_ins, strict=True) if name in rows
     ]
     if any(size.node.expr.is_number for size in sizes if isinstance(size, torch.SymInt)):
-        # Most of such a graph may be right, and only a division by the number of examples wrong.
-        raise fixed_size("the training step cannot be traced", place_of_replacement(mode.shape_env))
+        # Such a graph may be wrong in a single place, such as a division by the number of examples.
+        raise fixed_size_error("the training step cannot be traced", location_of_replaced_size(mode.shape_env))
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
-            # Plain attributes are not exported; a model's own parameters come here where they are frozen.
+            # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
             delattr(graph, node.target)
             graph.register_buffer(node.target, value.detach().clone())
     return graph
 
 
 def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
-    """A traced graph as an exported program, in which nothing is changed in place. Raises ExportError."""
-    shapes = tuple({rows[name]: ROWS} if name in rows else None for name in arguments)
-    with explained("the traced step cannot be exported"), quiet():
-        exported = torch.export.export(Traced(graph), tuple(arguments.values()), dynamic_shapes=(shapes,), strict=False)
-    _check_operators(exported.graph)
+    """Export a traced graph as a program in which nothing is changed in place. Raises ExportError."""
+    shapes = tuple({rows[name]: FREE_BATCH_SIZE} if name in rows else None for name in arguments)
+    with as_export_error("the traced step cannot be exported"), silenced_python():
+        exported = torch.export.export(
+            FlatArguments(graph), tuple(arguments.values()), dynamic_shapes=(shapes,), strict=False
+        )
+    _refuse_unsupported_operators(exported.graph)
     return exported
 
 
-def train_program(step: TrainStep, origin: torch.fx.Graph) -> Program:
-    """One local step: forward, backward and update."""
+def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
+    """Return the program of one local step: forward, backward and update. Raises ExportError."""
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    graph = trace(step.function, arguments, rows)
-    _check_operators(graph.graph)
-    return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), origin, graph.graph)
+    graph = trace(step.run, arguments, rows)
+    _refuse_unsupported_operators(graph.graph)
+    return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), located, graph.graph)
 
 
-def eval_program(source: Source, values: dict[str, Tensor]) -> Program:
-    """Sums over a batch. The model is in evaluation mode."""
-    module = Called(EvalModule(source), list(values))
-    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *source.batch.values()])
-    _check_repeatable(source, exported.graph)
-    inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in source.batch)]
-    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in source.metrics), "examples"]
+def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
+    """Return the program of sums over a batch. The model is in evaluation mode. Raises ExportError."""
+    module = ParametersAsArguments(EvalModule(user), list(values))
+    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()])
+    _refuse_random_evaluation(user, exported.graph)
+    inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in user.batch)]
+    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
     return Program(exported, inputs, outputs, exported.graph)
 
 
-def infer_program(source: Source, values: dict[str, Tensor], outputs: list[str]) -> Program:
-    """The model alone. The model is in evaluation mode."""
-    module = Called(InferModule(source), list(values))
-    inputs = source.inputs()
+def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]) -> Program:
+    """Return the program of the model alone. The model is in evaluation mode. Raises ExportError."""
+    module = ParametersAsArguments(InferModule(user), list(values))
+    inputs = user.inputs()
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *inputs.values()])
     return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
 
 
 def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
-    """Export with a dynamic first axis for the arguments after the ``fixed`` first ones."""
-    shapes = [{0: ROWS} if place >= fixed else None for place in range(len(arguments))]
+    """Export with a free first axis for all arguments except the first ``fixed``."""
+    shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
-    with explained("the model cannot be exported"), quiet(), own_frames_recorded():
+    with as_export_error("the model cannot be exported"), silenced_python(), user_frames_recorded():
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 
 
-def _check_operators(graph: torch.fx.Graph) -> None:
-    """Refuse what no bundle can hold; the rest of what ONNX lacks shows when the graph is converted."""
+def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
+    """Raise ExportError on operators that no bundle can hold. The conversion finds others that ONNX lacks."""
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        reason = refusal(node)
+        reason = reason_without_gradient(node)
         if reason:
-            raise ExportError(f"operator {node.target}{place_of_node(node)} {reason}")
+            raise ExportError(f"operator {node.target}{location_of_node(node)} {reason}")
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.is_complex():
             raise ExportError(
-                f"operator {node.target}{place_of_node(node)} gives complex numbers, which ONNX does not compute with"
+                f"operator {node.target}{location_of_node(node)} gives complex numbers, which ONNX does not compute "
+                "with"
             )
 
 
-def _check_repeatable(source: Source, graph: torch.fx.Graph) -> None:
-    """Refuse a model that is random in evaluation mode."""
-    with explained("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
-        LossModule(source)(*(value.clone() for value in source.batch.values()))
+def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
+    """Raise ExportError if the model draws random numbers in evaluation mode."""
+    with as_export_error("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
+        LossModule(user)(*(value.clone() for value in user.batch.values()))
     if seeded.draws:
-        # A dropout that is switched off is still there.
+        # A dropout that is switched off is still in the graph: it has the argument False.
         random = [
             node
             for node in graph.nodes
@@ -196,7 +199,7 @@ def _check_repeatable(source: Source, graph: torch.fx.Graph) -> None:
             and torch.Tag.nondeterministic_seeded in node.target.tags
             and False not in node.args
         ]
-        place = f" in operator {random[0].target}{place_of_node(random[0])}" if random else ""
+        place = f" in operator {random[0].target}{location_of_node(random[0])}" if random else ""
         raise ExportError(
             f"in evaluation mode the model draws random numbers{place}. Let it do so in training only: nn.Dropout, or "
             "functional.dropout(x, p, self.training)"

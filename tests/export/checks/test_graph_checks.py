@@ -11,9 +11,10 @@ import pytest
 import torch
 from export_cases import DIGITS, Case
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train, compare
+from fleetlearn_export.checks.comparison import compare
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
-from fleetlearn_export.model.user_model import Source, training
+from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
 from torch.nn import functional
 
@@ -23,8 +24,8 @@ def case(cases: Callable[[str], Case]) -> Case:
     return cases("softmax")
 
 
-def source_of(case: Case) -> Source:
-    return Source(case.model, case.loss, {"accuracy": DIGITS["accuracy"]}, {"x": case.x[:8], "y": case.y[:8]}, 1)
+def source_of(case: Case) -> UserModel:
+    return UserModel(case.model, case.loss, {"accuracy": DIGITS["accuracy"]}, {"x": case.x[:8], "y": case.y[:8]}, 1)
 
 
 def step_of(case: Case) -> TrainStep:
@@ -48,23 +49,26 @@ def tampered(content: bytes, output: str, operator: str) -> bytes:
 @pytest.mark.parametrize("name", ["weight", "bias"])
 def test_a_wrong_gradient_is_found_and_its_parameter_named(case: Case, name: str) -> None:
     content = tampered(case.exported.bundle.read(TRAIN), f"next.param.{name}", "Add")
-    with training(case.model), pytest.raises(ExportError, match=f"another gradient than PyTorch for parameter {name}"):
+    with (
+        training_mode(case.model),
+        pytest.raises(ExportError, match=f"another gradient than PyTorch for parameter {name}"),
+    ):
         check_train(source_of(case), step_of(case), content)
 
 
 def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
-    source, values, bundle = source_of(case), values_of(case), case.exported.bundle
-    with training(case.model):
+    user, values, bundle = source_of(case), values_of(case), case.exported.bundle
+    with training_mode(case.model):
         content = tampered(bundle.read(TRAIN), "loss", "Mul")
         with pytest.raises(ExportError, match=r"on a batch of 8, differs from PyTorch in the loss by [\d.]+ "):
-            check_train(source, step_of(case), content)
-    with training(case.model, mode=False):
+            check_train(user, step_of(case), content)
+    with evaluation_mode(case.model):
         content = tampered(bundle.read(EVAL), "metric_sum.accuracy", "Add")
         with pytest.raises(ExportError, match=r"evaluation differs from PyTorch in metric_sum\.accuracy"):
-            check_eval(source, content, values)
+            check_eval(user, content, values)
         with pytest.raises(ExportError, match="model differs from PyTorch in output"):
-            check_infer(source, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()})
-        assert check_infer(source, bundle.read(INFER), values) < 1e-6
+            check_infer(user, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()})
+        assert check_infer(user, bundle.read(INFER), values) < 1e-6
 
 
 def test_compare() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from fleetlearn_export.graphs.split import Part, Parts, sizes, split, tidy
+from fleetlearn_export.graphs.split import Part, Parts, remove_copies, result_bytes, split
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,9 +20,9 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 def parts_of(step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = "real") -> tuple[GraphModule, Parts]:
     module = make_fx(step, tracing_mode=mode)(W, X, Y, LR)
-    tidy(module)
+    remove_copies(module)
     _, x, y, lr = (node.name for node in module.graph.find_nodes(op="placeholder"))
-    return module, split(module.graph, [lr], [x, y], 1, sizes(module, (W, X, Y, LR)), room)
+    return module, split(module.graph, [lr], [x, y], 1, result_bytes(module, (W, X, Y, LR)), room)
 
 
 def operators(part: Part) -> list[str]:

@@ -132,8 +132,8 @@ def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, mon
     """Bit for bit the same; also for numbers of steps beyond those of a call."""
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     found = []
-    for kept in (train_many.KEPT, 0):
-        monkeypatch.setattr(train_many, "KEPT", kept)
+    for kept in (train_many.MAX_KEPT_BYTES, 0):
+        monkeypatch.setattr(train_many, "MAX_KEPT_BYTES", kept)
         torch.manual_seed(0)
         bundle = export_bundle(
             nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(5, 3)

@@ -14,7 +14,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import serialised, to_onnx
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.train_step import plain_kernels
-from fleetlearn_export.silence import quiet
+from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.trace import Program
 from scipy import stats
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ def test_the_hash_stays_what_it_is() -> None:
     """Bundles of older releases and newer ones draw alike. The numbers came from a program in C with uint32_t."""
     mode = seeded(2**53 - 1)
     mode.draws = 3
-    assert (mode.words((4,)) & WORD).tolist() == [1958297466, 3860749886, 1938718793, 3175352819]
+    assert (mode.random_words((4,)) & WORD).tolist() == [1958297466, 3860749886, 1938718793, 3175352819]
 
 
 def test_no_product_leaves_63_bits() -> None:
@@ -136,7 +136,7 @@ def test_birthday_spacings(square: np.ndarray, axis: int) -> None:
 def test_each_bit_of_the_seed_changes_half_of_the_bits() -> None:
     base = torch.arange(2**40, 2**40 + 64)
     flipped = torch.stack([base ^ (1 << bit) for bit in range(53)])
-    words = torch.vmap(torch.vmap(lambda seed: Seeded(seed).words((64,))))
+    words = torch.vmap(torch.vmap(lambda seed: Seeded(seed).random_words((64,))))
     changed = (words(flipped) ^ words(base[None])).numpy()
     rates = np.array([(changed >> bit & 1).mean(axis=(1, 2)) for bit in range(8, 32)])
     assert rates.shape == (24, 53)
@@ -329,7 +329,7 @@ def mixture(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
 
 def onnx_of(graph: torch.fx.GraphModule, x: Tensor, outputs: int) -> onnxruntime.InferenceSession:
     arguments = (x, torch.tensor(0))
-    with quiet():
+    with silenced_python():
         exported = torch.export.export(graph, arguments, dynamic_shapes=({0: Dim("n", min=2)}, None))
         exported = exported.run_decompositions({})
     program = Program(exported, ["x", "seed"], [f"y{place}" for place in range(outputs)], graph.graph)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.model.source_locations import explained, place_of_error, place_of_operator
-from fleetlearn_export.model.user_model import make_source
-from fleetlearn_export.tracing.trace import check_source
+from fleetlearn_export.model.source_locations import as_export_error, location_of_error, location_of_operator
+from fleetlearn_export.model.user_model import make_user_model
+from fleetlearn_export.tracing.trace import export_loss
 from torch import nn
 from torch.nn import functional
 
@@ -105,8 +105,8 @@ def test_an_operator_of_the_loss_is_named_with_its_line(tmp_path: Path) -> None:
 
 def test_a_module_of_torch_is_named_by_its_path() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.Linear(8, 3))
-    graph = check_source(make_source(model, functional.cross_entropy, (X, Y), {}, None, 1))
-    assert place_of_operator("aten.native_dropout.default", graph) == " in 1.1 (Dropout)"
+    graph = export_loss(make_user_model(model, functional.cross_entropy, (X, Y), {}, None, 1))
+    assert location_of_operator("aten.native_dropout.default", graph) == " in 1.1 (Dropout)"
 
 
 def test_the_innermost_of_the_users_lines_counts() -> None:
@@ -122,15 +122,15 @@ def test_the_innermost_of_the_users_lines_counts() -> None:
     line = next(n for n, text in enumerate(linecache.getlines(__file__), 1) if text.endswith("# inner line\n"))
     with (
         pytest.raises(ExportError, match=f"what: ValueError: outer at .*:{line} in inner") as caught,
-        explained("what"),
+        as_export_error("what"),
     ):
         outer()
     assert isinstance(caught.value.__cause__, ValueError)
-    assert place_of_error(KeyError()) == ""
+    assert location_of_error(KeyError()) == ""
 
 
 def test_what_passes_is_not_explained() -> None:
-    with pytest.raises(KeyError), explained("what", KeyError):
+    with pytest.raises(KeyError), as_export_error("what", KeyError):
         raise KeyError
-    with pytest.raises(ExportError, match=r"^plain$"), explained("what"):
+    with pytest.raises(ExportError, match=r"^plain$"), as_export_error("what"):
         raise ExportError("plain")

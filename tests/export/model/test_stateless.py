@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.model.stateless import functional_call, untouched
+from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
 from torch import nn
 
 
@@ -41,6 +41,6 @@ def test_after_an_error_too() -> None:
 
     model = Twice()
     own = model.one.weight
-    with pytest.raises(KeyError), untouched(model):
+    with pytest.raises(KeyError), own_tensors_restored(model):
         change(model)
     assert model.two.weight is own

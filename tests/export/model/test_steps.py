@@ -20,8 +20,8 @@ from fleetlearn_export.model.steps import (
     contrastive_loss,
     hyper_defaults,
     initial_state,
+    keyword_needs,
     momentum,
-    named_needs,
     nesterov,
     proximal,
     references,
@@ -236,9 +236,9 @@ def test_what_a_rule_needs() -> None:
 
 
 def test_named_needs() -> None:
-    assert named_needs(lambda params, state, batch, hyper: None) == ()
-    assert named_needs(lambda p, s, b, h, /, *, previous, objective: None) == ("objective", "previous")
-    assert named_needs(lambda p, s, b, h, rate=0.1, *, anchor, mine=3, **rest: None) == ("anchor",)
+    assert keyword_needs(lambda params, state, batch, hyper: None) == ()
+    assert keyword_needs(lambda p, s, b, h, /, *, previous, objective: None) == ("objective", "previous")
+    assert keyword_needs(lambda p, s, b, h, rate=0.1, *, anchor, mine=3, **rest: None) == ("anchor",)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_step_with_other_parameters_is_refused(step: Any) -> None:
         match=r"the step takes \(.*\); expected \(params, state, batch, hyper\), and behind a \* any of objective, "
         "anchor, correction, previous",
     ):
-        named_needs(step)
+        keyword_needs(step)
 
 
 def test_a_step_whose_parameters_cannot_be_read_is_refused() -> None:
     with pytest.raises(ExportError, match="the step's parameters cannot be read"):
-        named_needs(dict)
+        keyword_needs(dict)

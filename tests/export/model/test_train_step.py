@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError, LocalStep, export_bundle
-from fleetlearn_export.model.train_step import TrainStep, changed_buffers, make_train_step, matching
-from fleetlearn_export.model.user_model import Source, make_source, training
+from fleetlearn_export.model.train_step import TrainStep, changed_buffers, make_train_step, names_matching
+from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -34,15 +34,15 @@ def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.argmax(1) == y).float()
 
 
-def source_of(model: nn.Module | None = None, **options: Any) -> Source:
+def source_of(model: nn.Module | None = None, **options: Any) -> UserModel:
     arguments: dict[str, Any] = {"metrics": {"accuracy": accuracy}, "names": None, "targets": 1} | options
-    return make_source(model or Net(), functional.cross_entropy, (X, Y), **arguments)
+    return make_user_model(model or Net(), functional.cross_entropy, (X, Y), **arguments)
 
 
 def made(step: Any = None, model: nn.Module | None = None, **options: Any) -> TrainStep:
-    source = source_of(model)
-    with training(source.model):
-        return make_train_step(source, step or LocalStep(), **options)
+    user = source_of(model)
+    with training_mode(user.model):
+        return make_train_step(user, step or LocalStep(), **options)
 
 
 def sgd(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
@@ -78,8 +78,8 @@ def test_inputs_and_outputs_in_the_graphs_order() -> None:
         *("batch.x", "batch.y", "hyper.lr", "hyper.mu", "hyper.momentum"),
     ]
     assert len({value.data_ptr() for value in arguments.values()}) == len(arguments), "each has its own memory"
-    with training(step.objective.model):
-        results = step.function(arguments)
+    with training_mode(step.objective.model):
+        results = step.run(arguments)
     assert list(results) == step.outputs()
     assert list(results)[len(step.values) :] == [
         *(f"next.state.momentum.{name}" for name in trained),
@@ -88,14 +88,14 @@ def test_inputs_and_outputs_in_the_graphs_order() -> None:
 
 
 def test_making_a_step_leaves_the_model_as_it_was() -> None:
-    source = source_of()
-    before = {name: value.detach().clone() for name, value in source.model.state_dict().items()}
-    with training(source.model):
-        step = make_train_step(source, LocalStep(contrastive=True), features=lambda outputs: outputs)
-        step.function(step.arguments())
-        assert all(module.training for module in source.model.modules())
-        assert all(torch.equal(value, before[name]) for name, value in source.model.state_dict().items())
-    assert all(value.grad is None for value in source.model.parameters())
+    user = source_of()
+    before = {name: value.detach().clone() for name, value in user.model.state_dict().items()}
+    with training_mode(user.model):
+        step = make_train_step(user, LocalStep(contrastive=True), features=lambda outputs: outputs)
+        step.run(step.arguments())
+        assert all(module.training for module in user.model.modules())
+        assert all(torch.equal(value, before[name]) for name, value in user.model.state_dict().items())
+    assert all(value.grad is None for value in user.model.parameters())
 
 
 HYPER = {"hyper": {"lr": None}}
@@ -219,9 +219,9 @@ def test_hyper_parameters_and_state_are_taken_over() -> None:
 
 def test_names_by_pattern_and_by_module() -> None:
     names = ["head.weight", "head.bias", "headline.weight", "norm.weight"]
-    assert matching(["head"], names, "personal", "parameter") == {"head.weight", "head.bias"}
-    assert matching(["head*", "norm.weight"], names, "personal", "parameter") == set(names)
-    assert matching([], names, "personal", "parameter") == set()
+    assert names_matching(["head"], names, "personal", "parameter") == {"head.weight", "head.bias"}
+    assert names_matching(["head*", "norm.weight"], names, "personal", "parameter") == set(names)
+    assert names_matching([], names, "personal", "parameter") == set()
 
 
 class Counting(nn.Module):
@@ -368,16 +368,16 @@ PLAIN = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 )
 def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> None:
     """On a batch of another size than it was traced with. What it is given stays as it was."""
-    source = source_of(model)
-    with training(model):
-        complete = make_train_step(source, step, hyper={"lr": 0.1})
+    user = source_of(model)
+    with training_mode(model):
+        complete = make_train_step(user, step, hyper={"lr": 0.1})
         assert complete.random == (step in (noisy, each_example_clipped))
         arguments = complete.arguments()
-        graph = trace(complete.function, arguments, {"batch.x": 0, "batch.y": 0})
+        graph = trace(complete.run, arguments, {"batch.x": 0, "batch.y": 0})
         given = arguments | {"batch.x": torch.randn(7, 6), "batch.y": torch.tensor([0, 1, 2, 0, 1, 2, 0])}
         given |= {"seed": torch.tensor(5)} if complete.random else {}
         before = {name: value.clone() for name, value in given.items()}
-        expected = complete.function(given)
+        expected = complete.run(given)
         found = dict(zip(complete.outputs(), graph(*given.values()), strict=True))
     assert all(torch.equal(value, before[name]) for name, value in given.items())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
@@ -385,15 +385,15 @@ def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> N
     moved = max(float((expected[f"next.{name}"] - v).abs().max()) for name, v in given.items() if name[0] == "p")
     assert moved > 1e-3
     if step is by_func_grad:
-        plain = make_train_step(source, sgd, hyper={"lr": 0.1}).function(given)
+        plain = make_train_step(user, sgd, hyper={"lr": 0.1}).run(given)
         torch.testing.assert_close({**expected, "metric.accuracy": plain["metric.accuracy"]}, plain, rtol=0, atol=1e-6)
 
 
 def test_a_random_step_repeats_itself_with_its_seed() -> None:
     step = made(noisy, hyper={"lr": 0.1})
-    with training(step.objective.model):
-        first, second = (step.function(step.arguments() | {"seed": torch.tensor(3)}) for _ in range(2))
-        other = step.function(step.arguments() | {"seed": torch.tensor(4)})
+    with training_mode(step.objective.model):
+        first, second = (step.run(step.arguments() | {"seed": torch.tensor(3)}) for _ in range(2))
+        other = step.run(step.arguments() | {"seed": torch.tensor(4)})
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     noise = first["next.param.body.weight"] - other["next.param.body.weight"]
     assert float(noise.std()) == pytest.approx(0.1 * 2**0.5, rel=0.5)

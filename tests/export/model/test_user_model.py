@@ -9,10 +9,11 @@ from fleetlearn_export import ExportError
 from fleetlearn_export.model.user_model import (
     EvalModule,
     LossModule,
-    default_names,
-    make_source,
+    default_array_names,
+    evaluation_mode,
+    make_user_model,
     named_outputs,
-    training,
+    training_mode,
 )
 from torch import nn
 from torch.nn import functional
@@ -22,32 +23,32 @@ X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
 
 def source_of(model: Any = None, loss: Any = functional.cross_entropy, example: Any = (X, Y), **options: Any) -> Any:
     arguments = {"metrics": {}, "names": None, "targets": 1} | options
-    return make_source(nn.Linear(3, 2) if model is None else model, loss, example, **arguments)
+    return make_user_model(nn.Linear(3, 2) if model is None else model, loss, example, **arguments)
 
 
 def test_arrays_are_copies_of_at_least_two_rows() -> None:
     x = np.ones((1, 3), np.float32)
-    source = source_of(
+    user = source_of(
         loss=lambda outputs, a, b: (outputs - a[:, :2] + b[:, :2]).sum(1).mean(), example=(x, X[:1], X[:1]), targets=2
     )
-    assert list(source.batch) == ["x", "y0", "y1"]
-    assert [tuple(array.shape) for array in source.batch.values()] == [(2, 3)] * 3
-    assert len({array.data_ptr() for array in source.batch.values()}) == 3
-    assert list(source.inputs()) == ["x"]
+    assert list(user.batch) == ["x", "y0", "y1"]
+    assert [tuple(array.shape) for array in user.batch.values()] == [(2, 3)] * 3
+    assert len({array.data_ptr() for array in user.batch.values()}) == 3
+    assert list(user.inputs()) == ["x"]
 
 
 def test_default_names() -> None:
-    assert default_names(1, 1) == ["x", "y"]
-    assert default_names(2, 0) == ["x0", "x1"]
-    assert default_names(1, 3) == ["x", "y0", "y1", "y2"]
+    assert default_array_names(1, 1) == ["x", "y"]
+    assert default_array_names(2, 0) == ["x0", "x1"]
+    assert default_array_names(1, 3) == ["x", "y0", "y1", "y2"]
 
 
 def test_modules_give_means_and_sums_of_scalars_and_of_values_for_each_example() -> None:
     metrics = {"mean": lambda outputs, y: y.float().mean(), "each": lambda outputs, y: y == 1}
-    source = source_of(metrics=metrics)
+    user = source_of(metrics=metrics)
     with torch.no_grad():
-        loss, *means = LossModule(source)(X, Y)
-        loss_sum, *sums = EvalModule(source)(X, Y)
+        loss, *means = LossModule(user)(X, Y)
+        loss_sum, *sums = EvalModule(user)(X, Y)
     assert [float(value) for value in means] == [0.5, 0.5]
     assert float(loss_sum) == pytest.approx(4 * float(loss))
     assert [float(value) for value in sums] == [2.0, 2.0, 4.0]
@@ -143,16 +144,16 @@ def line_of(comment: str) -> int:
 def test_training_gives_everything_back() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5))
     model[1].eval()
-    with training(model):
+    with training_mode(model):
         assert model[0].training
         assert model[1].training
         first = model(X)
-    with training(model):
-        assert torch.equal(model(X), first), "randomness begins anew"
+    with training_mode(model):
+        assert torch.equal(model(X), first), "randomness begins again from the same state"
     assert [module.training for module in model.modules()] == [True, True, False]
     assert torch.equal(model[0].running_mean, torch.zeros(3))
     assert int(model[0].num_batches_tracked) == 0
-    with pytest.raises(ValueError, match="expected 2D"), training(model, mode=False):
+    with pytest.raises(ValueError, match="expected 2D"), evaluation_mode(model):
         model(torch.zeros(1))
     assert model.training
 

@@ -10,9 +10,9 @@ import torch
 from by_hand import largest_difference, pytorch_training
 from export_cases import Case
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import Source, make_source, training
+from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
 from fleetlearn_export.ort_training.artifacts import Artifacts, make_artifacts
-from fleetlearn_export.silence import quiet_process
+from fleetlearn_export.silence import silenced_process
 from fleetlearn_protocol.manifest import LocalStep
 from torch import nn
 from torch.nn import functional
@@ -27,7 +27,7 @@ def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> 
     assert case.exported.without_ort_training is None
     folder = case.exported.bundle.path / "ort_training"
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
-    with quiet_process():
+    with silenced_process():
         module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
         optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     assert module.input_names() == ["batch.x", "batch.y"]
@@ -50,10 +50,10 @@ def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> 
 
 def artifacts_of(
     model: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
-) -> tuple[Source, Artifacts]:
-    source = make_source(model, loss, (x, y), {}, None, 1)
-    with training(model):
-        return source, make_artifacts(source, make_train_step(source, LocalStep()))
+) -> tuple[UserModel, Artifacts]:
+    user = make_user_model(model, loss, (x, y), {}, None, 1)
+    with training_mode(model):
+        return user, make_artifacts(user, make_train_step(user, LocalStep()))
 
 
 def test_cross_entropy_as_the_only_output(capfd: pytest.CaptureFixture[str]) -> None:

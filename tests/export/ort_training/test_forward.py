@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.model.user_model import make_source, training
-from fleetlearn_export.ort_training.forward import EXPANSIONS, WORDS, Plain, _expanded, forward_model
+from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.ort_training.forward import EXPANSIONS, REPLACEMENTS, ReplacedFunctions, _expanded, forward_model
 from torch import nn
 from torch.nn import functional
 
@@ -50,8 +50,8 @@ WEIGHT = torch.randn(4, 2, 3, 2)
 )
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_the_same_in_other_words(function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> None:
-    assert WORDS[function](*given, **options) is not None
-    with Plain():
+    assert REPLACEMENTS[function](*given, **options) is not None
+    with ReplacedFunctions():
         found = function(*given, **options)
     torch.testing.assert_close(found, function(*given, **options), rtol=1e-5, atol=1e-6)
 
@@ -75,8 +75,8 @@ def test_the_same_in_other_words(function: Callable[..., Any], given: tuple[Any,
 def test_what_the_other_words_do_not_cover_stays(
     function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    assert WORDS[function](*given, **options) is None
-    with Plain():
+    assert REPLACEMENTS[function](*given, **options) is None
+    with ReplacedFunctions():
         found = function(*given, **options)
     torch.testing.assert_close(found, function(*given, **options))
 
@@ -116,6 +116,6 @@ def test_a_gradient_that_would_end_the_process_is_never_asked_for(tmp_path: Path
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.LazyLinear(2))
     x, y = torch.randn(3, 1, 6, 6), torch.randn(3, 2)
     model(x)
-    source = make_source(model, functional.mse_loss, (x, y), {}, None, 1)
-    with training(model), pytest.raises(ExportError, match="gradient of AveragePool divides by 0"):
-        forward_model(source, dict(model.named_parameters()), tmp_path)
+    user = make_user_model(model, functional.mse_loss, (x, y), {}, None, 1)
+    with training_mode(model), pytest.raises(ExportError, match="gradient of AveragePool divides by 0"):
+        forward_model(user, dict(model.named_parameters()), tmp_path)

@@ -9,7 +9,7 @@ import torch
 from fleetlearn_export.tracing import cross_entropy
 from fleetlearn_export.tracing.cross_entropy import (
     BACKWARD,
-    backward_by_place,
+    backward_by_index,
     backward_one_hot,
     forward_one_hot,
     fuse_cross_entropy,
@@ -45,7 +45,7 @@ def compare(outputs: Tensor, target: Tensor, weight: Tensor | None, ignored: int
     torch.testing.assert_close(found, loss, equal_nan=True)
     if reduction != "none":
         torch.testing.assert_close(found_total, total)
-    for backward in (backward_by_place, backward_one_hot):
+    for backward in (backward_by_index, backward_one_hot):
         gradient = backward(grad, logp, target, weight, number, ignored, total)
         torch.testing.assert_close(gradient, expected, equal_nan=True, rtol=1e-5, atol=1e-6)
     return loss
@@ -66,7 +66,7 @@ def test_as_pytorch(shape: tuple[int, ...], weight: Tensor | None, ignored: int,
 
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_many_classes_are_compared(monkeypatch: pytest.MonkeyPatch, ignored: int) -> None:
-    monkeypatch.setattr(cross_entropy, "FEW", 4)
+    monkeypatch.setattr(cross_entropy, "TABLE_CLASSES", 4)
     outputs, target = torch.randn(6, 5), torch.tensor([ignored, 0, 4, ignored, 2, 1])
     for weight in (None, WEIGHT):
         compare(outputs, target, weight, ignored, "mean")
@@ -77,7 +77,7 @@ def test_by_hand() -> None:
     logp, target = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log(), torch.tensor([0, -100])
     loss, total = forward_one_hot(logp, target, None, 1, -100)
     assert (float(loss), float(total)) == (pytest.approx(1.3862944), 1.0)
-    for backward in (backward_by_place, backward_one_hot):
+    for backward in (backward_by_index, backward_one_hot):
         gradient = backward(torch.tensor(1.0), logp, target, None, 1, -100, total)
         torch.testing.assert_close(gradient, torch.tensor([[-0.75, 0.75], [0.0, 0.0]]))
 

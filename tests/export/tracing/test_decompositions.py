@@ -9,12 +9,12 @@ import onnx
 import pytest
 import torch
 from fleetlearn_export import LocalStep, export_bundle
-from fleetlearn_export.checks.graph_checks import Trained, check_train
+from fleetlearn_export.checks.graph_checks import CheckedStep, check_train
 from fleetlearn_export.graphs.conversion import serialised, to_onnx
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import make_source, training
-from fleetlearn_export.tracing.decompositions import decompositions
-from fleetlearn_export.tracing.trace import check_source, train_program
+from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.tracing.decompositions import training_decompositions
+from fleetlearn_export.tracing.trace import export_loss, train_program
 from torch import nn
 
 
@@ -80,15 +80,15 @@ STACKS = {
 }
 
 
-def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[onnx.ModelProto, Trained]:
+def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[onnx.ModelProto, CheckedStep]:
     """The training step's graph, and what it did against PyTorch."""
     model(x)
-    source = make_source(model, loss, (x, y), {}, None, 1)
-    with training(model):
-        step = make_train_step(source, LocalStep())
-        program = train_program(step, check_source(source))
-        graph = to_onnx(program, decompositions(program.exported.graph))
-        return graph, check_train(source, step, serialised(graph))
+    user = make_user_model(model, loss, (x, y), {}, None, 1)
+    with training_mode(model):
+        step = make_train_step(user, LocalStep())
+        program = train_program(step, export_loss(user))
+        graph = to_onnx(program, training_decompositions(program.exported.graph))
+        return graph, check_train(user, step, serialised(graph))
 
 
 @pytest.mark.parametrize("name", STACKS)

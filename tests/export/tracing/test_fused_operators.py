@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.tracing.fused_operators import CHEAPER, pool_behind_relu
+from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, mask_before_pooling
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 @pytest.mark.parametrize("threshold", [0, 0.5])
 def test_gradient_behind_a_threshold(threshold: float) -> None:
     grad, x = torch.randn(2, 50), torch.randn(2, 50).relu()
-    cheaper = CHEAPER[aten.threshold_backward.default]
+    cheaper = CHEAPER_DECOMPOSITIONS[aten.threshold_backward.default]
     assert torch.equal(cheaper(grad, x, threshold), aten.threshold_backward.default(grad, x, threshold))
 
 
@@ -38,7 +38,7 @@ def test_the_mask_of_a_relu_is_taken_where_its_pooling_is_small(window: int) -> 
     x = (2 * torch.randn(3, 2, 8, 9)).round()
     graph = traced(window, 0, x)
     expected = graph(x)
-    pool_behind_relu(graph.graph)
+    mask_before_pooling(graph.graph)
     graph.recompile()
     assert torch.equal(graph(x), expected)
     (mask,) = (node for node in graph.graph.nodes if node.target is aten.threshold_backward.default)
@@ -49,7 +49,7 @@ def test_a_mask_of_more_than_the_pooling_stays() -> None:
     x = torch.randn(3, 2, 8, 8)
     graph = traced(2, 1.0, x)
     expected, before = graph(x), graph.code
-    pool_behind_relu(graph.graph)
+    mask_before_pooling(graph.graph)
     graph.recompile()
     assert graph.code == before
     assert torch.equal(graph(x), expected)
