@@ -54,7 +54,7 @@ class BundleCache:
 
     def export(self, model: nn.Module, loss: Any, example: Any, path: str | Path, **options: Any) -> Exported:
         path = Path(path)
-        options.setdefault("name", path.stem)
+        options = dict(sorted({"name": path.stem, **options}.items()))
         key = hashlib.sha256("\n".join(fingerprint([made_with(), model, loss, example, options])).encode()).hexdigest()
         entry = self.folder / key
         with self._lock(key):  # a second process waits for the first instead of exporting too

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 import zoo
+from bundle_cache import cached_export
 from export_cases import Case
-from fleetlearn_export import LocalStep, export_bundle
+from fleetlearn_export import LocalStep
 from fleetlearn_export.inspection import graph_costs, step_memory
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
@@ -109,7 +110,7 @@ def test_memory_is_within_a_quarter_of_what_is_measured(cases: Callable[[str], C
 def test_memory_of_larger_models(tmp_path: Path, name: str) -> None:
     case = zoo.make(name)
     step = LocalStep("adam", proximal=True)
-    made = export_bundle(
+    made = cached_export(
         case.module, case.loss, case.batch(4), tmp_path / "zoo.bundle", step=step, targets=case.targets
     )
     for batch in (20, 100):

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from fleetlearn_export import Exported, LocalStep, export_bundle
+from bundle_cache import cached_export
+from fleetlearn_export import Exported, LocalStep
 from fleetlearn_export.inspection.summary import Line, summary
 from fleetlearn_protocol import Bundle, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY, Many, State
@@ -20,7 +21,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4), nn.Linear(4, 3)
     )
     model[0].requires_grad_(False)
-    return export_bundle(
+    return cached_export(
         model,
         nn.functional.cross_entropy,
         (torch.randn(4, 6), torch.tensor([0, 1, 2, 0])),
