@@ -120,8 +120,8 @@ def split(
     after = _part(graph, late | same, outputs[carried:])
     crossing = [node for node in nodes if node in core and node.name in after.inputs]
     middle = _part(graph, core | same | again, [*outputs[:carried], *crossing])
-    spread = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
-    return Parts(_part(graph, early | same, spread), middle, after)
+    provided = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
+    return Parts(_part(graph, early | same, provided), middle, after)
 
 
 def _depends_on_sizes_only(node: Node) -> bool:

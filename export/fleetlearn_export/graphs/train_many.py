@@ -93,10 +93,10 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located
         plain = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
     remove_copies(plain)
     names = step.outputs()
-    places = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
-    shared = [place for name, place in places.items() if name.startswith(SHARED)]
-    batch = [place for name, place in places.items() if name.startswith("batch.")]
-    carried = {name: places[name.removeprefix("next.")] for name in names if name.startswith("next.")}
+    node_names = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
+    shared = [node for name, node in node_names.items() if name.startswith(SHARED)]
+    batch = [node for name, node in node_names.items() if name.startswith("batch.")]
+    carried = {name: node_names[name.removeprefix("next.")] for name in names if name.startswith("next.")}
     size, room = result_bytes(plain, single.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
     before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
     kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
@@ -105,37 +105,37 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located
         """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
         if not part.outputs:
             return []
-        over = tuple(None if place in shared else 0 for place in part.inputs)
+        over = tuple(None if node in shared else 0 for node in part.inputs)
         block = vmap(Vectorizable(plain, graph=part.graph).run, in_dims=over)
-        return list(block(*(values[place] for place in part.inputs)))
+        return list(block(*(values[node] for node in part.inputs)))
 
     def function(given: Tensors) -> Tensors:
-        now = {place: given[name] for name, place in places.items()}
-        versions = {place: [now[place]] for place in carried.values()}
+        now = {node: given[name] for name, node in node_names.items()}
+        versions = {node: [now[node]] for node in carried.values()}
         # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
-        whole = now | {place: now[place].transpose(0, 1).flatten(0, 1) for place in batch}
+        whole = now | {node: now[node].transpose(0, 1).flatten(0, 1) for node in batch}
         made = dict(zip(before.outputs, run(before, whole), strict=True))
-        slices = {place: torch.split(value, many.devices) for place, value in made.items()}
-        slices |= {place: now[place].unbind(1) for place in batch}
+        slices = {node: torch.split(value, many.devices) for node, value in made.items()}
+        slices |= {node: now[node].unbind(1) for node in batch}
         crossing = []
         for number in range(many.steps):
-            now |= {place: values[number] for place, values in slices.items()}
+            now |= {node: values[number] for node, values in slices.items()}
             found = run(core, now)
             crossing.append(found[len(carried) :])
             done = given["steps"] > number
-            for place, value in zip(carried.values(), found, strict=False):
+            for node, value in zip(carried.values(), found, strict=False):
                 if not kept:
-                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[place])
-                now[place] = value
-                versions[place].append(value)
-            if "seed" in places:
-                now[places["seed"]] = now[places["seed"]] + 1
+                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
+                now[node] = value
+                versions[node].append(value)
+            if "seed" in node_names:
+                now[node_names["seed"]] = now[node_names["seed"]] + 1
         joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
         measured = run(after, whole | made | dict(zip(core.outputs[len(carried) :], joined, strict=True)))
         done = given["steps"] > torch.arange(many.steps)[:, None]
         values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
         steps = given["steps"]
-        last = {name: _version_after(versions[place], steps) if kept else now[place] for name, place in carried.items()}
+        last = {name: _version_after(versions[node], steps) if kept else now[node] for name, node in carried.items()}
         return last | dict(zip(names[len(carried) :], values, strict=True))
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
@@ -156,8 +156,8 @@ def _version_after(versions: list[Tensor], steps: Tensor) -> Tensor:
 
     versions: the values after 0, 1, 2, ... steps, each (devices, ...).
     """
-    places = steps.clamp(0, len(versions) - 1) * len(steps) + torch.arange(len(steps))
-    return torch.cat(versions).index_select(0, places)
+    rows = steps.clamp(0, len(versions) - 1) * len(steps) + torch.arange(len(steps))
+    return torch.cat(versions).index_select(0, rows)
 
 
 def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:

@@ -99,8 +99,8 @@ def training_decompositions(graph: torch.fx.Graph) -> Decompositions:
         **pytorch_decompositions(),
         aten.convolution_backward.default: convolution_backward,
         aten.empty_permuted.default: empty_permuted,
-        aten.mul.Scalar: partial(_times_symbolic_number, torch.mul),
-        aten.div.Scalar: partial(_times_symbolic_number, torch.div),
+        aten.mul.Scalar: partial(_with_number_as_tensor, torch.mul),
+        aten.div.Scalar: partial(_with_number_as_tensor, torch.div),
     }
     if _indices_only_for_backward(graph):
         table[aten.max_pool2d_with_indices.default] = max_pool2d_with_indices
@@ -139,7 +139,7 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
     return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
 
 
-def _times_symbolic_number(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
+def _with_number_as_tensor(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
     """Turn a number that depends on the number of examples (2 / (n - 1) in a deviation's gradient) into a tensor: the
     ONNX exporter accepts it in no other form."""
     sizes: tuple[Any, ...] = (torch.SymFloat, torch.SymInt)
