@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.user_model import LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
-from fleetlearn_export.tracing.missing_operators import adaptive_averages
+from fleetlearn_export.tracing.missing_pooling import adaptive_averages
 
 OPSET = 17
 EXPANDED = "fleetlearn.expanded"

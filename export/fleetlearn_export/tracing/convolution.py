@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic
 
-from fleetlearn_export.tracing.pooling import Attributes
+from fleetlearn_export.tracing.max_pooling import Attributes
 
 FEW_CHANNELS = 8
 """With fewer, one matrix product for all taps costs less than a product for each tap."""

@@ -15,37 +15,38 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from fleetlearn_export.tracing import missing_operators as missing
+from fleetlearn_export.tracing import missing_pooling
 from fleetlearn_export.tracing.convolution import convolution_backward
-from fleetlearn_export.tracing.pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
+from fleetlearn_export.tracing.max_pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
 
 aten = torch.ops.aten
 Decompositions = dict[Any, Callable[..., Any]]
 
 
 FORWARD: Decompositions = {
-    aten._adaptive_avg_pool2d.default: missing.adaptive_avg_pool,
-    aten._adaptive_avg_pool3d.default: missing.adaptive_avg_pool,
-    aten.adaptive_max_pool2d.default: missing.adaptive_max_pool,
-    aten.adaptive_max_pool3d.default: missing.adaptive_max_pool,
+    aten._adaptive_avg_pool2d.default: missing_pooling.adaptive_avg_pool,
+    aten._adaptive_avg_pool3d.default: missing_pooling.adaptive_avg_pool,
+    aten.adaptive_max_pool2d.default: missing_pooling.adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: missing_pooling.adaptive_max_pool,
     aten._embedding_bag.default: missing.embedding_bag,
     aten._embedding_bag_forward_only.default: missing.embedding_bag,
     aten._trilinear.default: missing.trilinear,
 }
 BACKWARD: Decompositions = {
-    aten._adaptive_avg_pool2d_backward.default: missing.adaptive_avg_pool2d_backward,
-    aten._adaptive_avg_pool3d_backward.default: missing.adaptive_avg_pool3d_backward,
+    aten._adaptive_avg_pool2d_backward.default: missing_pooling.adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d_backward.default: missing_pooling.adaptive_avg_pool3d_backward,
     aten._embedding_bag_backward.default: missing.embedding_bag_backward,
     aten._embedding_bag_per_sample_weights_backward.default: missing.embedding_bag_per_sample_weights_backward,
-    aten.adaptive_max_pool2d_backward.default: missing.adaptive_max_pool2d_backward,
-    aten.adaptive_max_pool3d_backward.default: missing.adaptive_max_pool3d_backward,
-    aten.avg_pool2d_backward.default: missing.avg_pool_backward,
-    aten.avg_pool3d_backward.default: missing.avg_pool_backward,
+    aten.adaptive_max_pool2d_backward.default: missing_pooling.adaptive_max_pool2d_backward,
+    aten.adaptive_max_pool3d_backward.default: missing_pooling.adaptive_max_pool3d_backward,
+    aten.avg_pool2d_backward.default: missing_pooling.avg_pool_backward,
+    aten.avg_pool3d_backward.default: missing_pooling.avg_pool_backward,
     aten.embedding_dense_backward.default: missing.embedding_dense_backward,
     aten.hardshrink_backward.default: missing.shrink_backward,
     aten.index_put.default: missing.index_put,
     aten._unsafe_index_put.default: missing.index_put,
-    aten.max_pool3d_with_indices.default: missing.max_pool3d_with_indices,
-    aten.max_pool3d_with_indices_backward.default: missing.max_pool3d_with_indices_backward,
+    aten.max_pool3d_with_indices.default: missing_pooling.max_pool3d_with_indices,
+    aten.max_pool3d_with_indices_backward.default: missing_pooling.max_pool3d_with_indices_backward,
     aten.replication_pad1d_backward.default: missing.replication_pad_backward,
     aten.replication_pad2d_backward.default: missing.replication_pad_backward,
     aten.replication_pad3d_backward.default: missing.replication_pad_backward,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from export_cases import DIGITS, Case
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.checks.comparison import compare
 from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
@@ -69,29 +67,6 @@ def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
         with pytest.raises(ExportError, match="model differs from PyTorch in output"):
             check_infer(user, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()})
         assert check_infer(user, bundle.read(INFER), values) < 1e-6
-
-
-def test_compare() -> None:
-    expected = torch.tensor([100.0, 1.0])
-    assert compare({"a": (np.array([100.0005, 1]), expected)}, "it") == pytest.approx(5e-6, rel=1e-2)
-    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 2e-05 \(and in 0 more\)"):
-        compare({"a": (np.array([100.002, 1]), expected), "b": (np.zeros(2), torch.zeros(2))}, "it")
-    with pytest.raises(ExportError, match="in a by nan"):
-        compare({"a": (np.array([np.nan, 1]), expected)}, "it")
-    with pytest.raises(ExportError, match=r"a with shape \(1,\) where PyTorch has \(2,\)"):
-        compare({"a": (np.zeros(1), expected)}, "it")
-
-
-def test_infinity_is_equal_to_itself_and_hides_nothing() -> None:
-    """Scores of what is masked out are -inf; NaN is nothing to compare with."""
-    expected = torch.tensor([-torch.inf, 1.0])
-    assert compare({"a": (np.array([-np.inf, 1]), expected)}, "it") == 0
-    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.1 "):
-        compare({"a": (np.array([-np.inf, 1.1]), expected)}, "it")
-    with pytest.raises(ExportError, match=r"in a by inf"):
-        compare({"a": (np.array([1.0, 1.0]), expected)}, "it")
-    with pytest.raises(ExportError, match="it cannot be compared: PyTorch itself gives NaN in a"):
-        compare({"a": (np.array([np.nan]), torch.tensor([torch.nan]))}, "it")
 
 
 def test_what_a_single_example_is_nothing_for(tmp_path: Path) -> None:
