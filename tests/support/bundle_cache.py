@@ -63,7 +63,7 @@ class BundleCache:
                 shutil.rmtree(draft, ignore_errors=True)  # a process that exported was killed
                 draft.mkdir()
                 made = self.exporter(model, loss, example, draft / "bundle", **options)
-                (draft / "exported.json").write_text(json.dumps(made._replace(bundle=None)._asdict()))
+                (draft / "exported.json").write_text(json.dumps({**made._asdict(), "bundle": None}))
                 draft.rename(entry)
             entry.touch()
             shutil.copytree(entry / "bundle", path, dirs_exist_ok=True)
