@@ -70,7 +70,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv demo-output fedprox.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv demo-output fedprox.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

@@ -30,7 +30,7 @@ app = typer.Typer(
     help="PyTorch model to training bundle.", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch that costs are told for.")]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch for which costs are given.")]
 
 
 def main() -> None:
@@ -72,10 +72,10 @@ def export(
     batch: BatchSize = 20,
 ) -> None:
     """Export a PyTorch model as a training bundle, and say what it holds."""
-    with _errors():
+    with _errors_as_one_line():
         check_installation()
         from fleetlearn_export.bundle import export_bundle
-        from fleetlearn_export.summary import Line, summary
+        from fleetlearn_export.inspection.summary import Line, summary
 
         arguments = _arguments(function)
         try:
@@ -99,9 +99,9 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder or zip.")], batch: BatchSize = 20
 ) -> None:
     """Check a bundle's files and say what it holds."""
-    with _errors():
+    with _errors_as_one_line():
         check_installation()
-        from fleetlearn_export.summary import summary
+        from fleetlearn_export.inspection.summary import summary
 
         opened = open_bundle(bundle)
         _show(opened.manifest.name, summary(opened, batch))
@@ -119,10 +119,10 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The int8 ONNX file to write.")],
 ) -> None:
     """Write an int8 model for faster and smaller inference, and say how it differs on a set."""
-    with _errors():
+    with _errors_as_one_line():
         check_installation()
+        from fleetlearn_export.inspection.summary import Line
         from fleetlearn_export.quantize import quantize, read_data, read_model
-        from fleetlearn_export.summary import Line
 
         with _stages() as stage:
             stage("reading")
@@ -161,8 +161,8 @@ def quantize(
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """What the user can mend, as one line on standard error, and exit code 1."""
+def _errors_as_one_line() -> Iterator[None]:
+    """Print errors that the user can correct as one line on standard error, and exit with 1."""
     try:
         yield
     except (ExportError, BundleError, ImportError) as error:
@@ -174,9 +174,9 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _stages() -> Iterator[Callable[[str], None]]:
-    """A function to call at the beginning of each stage. On a terminal, standard error shows them with their times.
+    """Yield a function to call at the beginning of each stage. On a terminal, standard error shows stages and times.
 
-    It writes to a copy of that file: PyTorch's exporter is kept quiet by having the process's own turned away.
+    It writes to a copy of standard error, because ``silenced_process`` redirects the process's own.
     """
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as file:
         console = Console(file=file)
@@ -207,7 +207,7 @@ def _arguments(function: str) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks something itself
+            raise  # the module exists, and an import in it failed
         raise ExportError(f"there is no module {error.name} here or among the installed ones") from None
     if not callable(getattr(module, name, None)):
         raise ExportError(f"module {module_name} ({module.__file__}) has no function {name}")
@@ -227,7 +227,7 @@ def _show(title: str, groups: Iterable[Iterable[tuple[str, str]]]) -> None:
         table.add_section()
         for label, text in group:
             table.add_row(label, text)
-    # Brackets in a name are no markup.
+    # A name may contain brackets, which would be read as markup.
     Console(markup=False, highlight=False).print(table)
 
 

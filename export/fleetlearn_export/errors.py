@@ -2,4 +2,4 @@
 
 
 class ExportError(Exception):
-    """The model, its loss, its metrics or the example cannot become a training bundle: what, where, what to do."""
+    """The model, its loss, its metrics or the example cannot become a training bundle. The text says what to do."""

@@ -1,4 +1,4 @@
-"""Whether this environment can export at all; looked at before anything of it is imported."""
+"""Checks that this environment can export, before anything that exporting needs is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 MODULES = ("torch", "onnx", "onnxscript", "onnxruntime")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
-"""Distributions that all install into the one folder ``onnxruntime``."""
+"""Distributions that install into the same folder, ``onnxruntime``."""
 
 
 def installed(distribution: str) -> bool:
@@ -19,7 +19,7 @@ def installed(distribution: str) -> bool:
 
 
 def check_installation() -> None:
-    """Raise ImportError where a package is missing, or where two builds of ONNX Runtime lie over one another."""
+    """Raise ImportError if a package is missing, or if two builds of ONNX Runtime are installed over one another."""
     runtimes = [name for name in RUNTIMES if installed(name)]
     if len(runtimes) > 1:
         raise ImportError(

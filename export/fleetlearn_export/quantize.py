@@ -1,4 +1,4 @@
-"""A trained model with its weights and activations in 8 bits: ONNX Runtime's static quantisation, and what it cost.
+"""Quantisation of a trained model's weights and activations to 8 bits by ONNX Runtime, and what it costs.
 
 Post-training quantisation as in Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference" (arXiv 1712.05877): ranges of the activations are measured on examples. The graph is
@@ -28,16 +28,16 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.places import explained
-from fleetlearn_export.quiet import quiet
+from fleetlearn_export.model.source_locations import as_export_error
+from fleetlearn_export.silence import silenced_python
 
-WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
-"""Operators whose weights get 8 bits; a Gather's table is an embedding."""
-BETWEEN = ("AveragePool", "Clip", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that leave a range as it is, so that what passes through them stays int8. Sums are not among them: what
-a residual connection adds up over many layers keeps its precision."""
+WITH_WEIGHTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
+"""Operators whose weights are quantised to 8 bits; a Gather's weights are an embedding's table."""
+RANGE_KEEPING = ("AveragePool", "Clip", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that keep the range of their input, so that it stays int8 through them. Sums are not among them: what a
+residual connection adds up over many layers keeps its precision."""
 CALIBRATION = 512
-"""Examples, drawn with a fixed seed, on which the ranges of activations are measured."""
+"""The number of examples, drawn with a fixed seed, on which the ranges of activations are measured."""
 BATCH = 64
 
 Array = NDArray[Any]
@@ -54,32 +54,32 @@ class Score(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """An int8 model, and how it differs from the one that it was made of, over the whole set."""
+    """An int8 model, and how it differs from the given model over the whole set."""
 
     content: bytes
     """The ONNX file."""
     size_before: int
     """Bytes of the given file."""
     operators: dict[str, int]
-    """Operators that now have weights of 8 bits, by kind."""
+    """Type of operator -> how many of them have 8-bit weights now."""
     elements: tuple[int, int]
-    """Elements of weights that have 8 bits now, and of all the model's constant float32 tensors."""
+    """Elements of weights that have 8 bits now; elements of all constant float32 tensors of the given model."""
     largest: float
     """Largest difference of an element of an output."""
     mean: float
     """Mean absolute difference of the outputs' elements."""
     magnitude: float
-    """Largest absolute value among the outputs, to compare with."""
+    """Largest absolute value of the given model's outputs, to compare with."""
     scores: dict[str, Score]
-    """By output; empty where the set has no targets that fit."""
+    """By output; empty if the set has no targets that fit."""
     examples: int
-    """In the set."""
+    """How many examples the set has."""
 
 
 def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
-    """infer.onnx of a bundle (a folder or zip), with the names of its targets; or the bytes of an ONNX file, and None.
+    """Read a bundle's infer.onnx (a folder or zip) and the names of its targets; or an ONNX file, and None.
 
-    Raises BundleError, and ExportError where there is no such file.
+    Raises BundleError, and ExportError if the file cannot be read.
     """
     path = Path(path)
     if path.is_dir() or zipfile.is_zipfile(path):
@@ -94,7 +94,7 @@ def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
 
 
 def read_data(path: str | PathLike[str]) -> dict[str, Array]:
-    """The arrays of an .npz file. Raises ExportError."""
+    """Read the arrays of an .npz file. Raises ExportError."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -110,16 +110,17 @@ def read_data(path: str | PathLike[str]) -> dict[str, Array]:
 def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None) -> Quantized:
     """Make an int8 model of an infer.onnx, and compare the two on a set.
 
-    content: the ONNX file: float32 parameters as initializers, the first axis of inputs and outputs the examples'.
-    data: arrays named as the model's inputs, and the targets; as many rows in each.
-    targets: which of ``data`` belong to the outputs, in their order; unless given, those that are no inputs, where
-        there are as many as outputs, or ``y`` where there is one output.
+    content: the ONNX file. Its parameters are float32 initializers; the first axis of inputs and outputs is the
+        examples'.
+    data: arrays named as the model's inputs, and the targets. All have the same number of rows.
+    targets: names in ``data`` of the outputs' targets, in the outputs' order. Unless given: the arrays that are no
+        inputs, if there are as many as outputs, else ``y`` if there is one output.
 
-    Weights are int8, of 7 bits and with a scale for each channel (so that products do not overflow the 16 bits in which
-    x86 processors without VNNI add them up); activations uint8 with one scale, from their least to their greatest value
-    on up to 512 examples of the set.
+    Weights are int8 with a scale for each channel. They use 7 bits, so that products do not overflow the 16 bits in
+    which x86 processors without VNNI add them up. Activations are uint8 with one scale, from their least to their
+    greatest value on up to 512 examples of the set.
 
-    Raises ExportError: not an ONNX model, a set that does not fit it, nothing to quantise.
+    Raises ExportError if ``content`` is not an ONNX model, if the set does not fit it, or if nothing can be quantised.
     """
     model = _model(content, "the model")
     inputs = _inputs(model, data)
@@ -127,14 +128,14 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
     chosen = np.sort(np.random.default_rng(0).permutation(examples)[:CALIBRATION])
     with tempfile.TemporaryDirectory() as folder:
         prepared = _prepared(content, Path(folder, "prepared.onnx"))
-        if not _weighed(prepared.graph):
+        if not _with_weights(prepared.graph):
             kinds = ", ".join(sorted({node.op_type for node in prepared.graph.node}))
             raise ExportError(
-                f"nothing to quantise: the model has no {', '.join(WEIGHED[:-1])} or {WEIGHED[-1]} with constant "
-                f"float32 weights; it has {kinds or 'no operators'}"
+                f"nothing to quantise: the model has no {', '.join(WITH_WEIGHTS[:-1])} or {WITH_WEIGHTS[-1]} with "
+                f"constant float32 weights; it has {kinds or 'no operators'}"
             )
         made = _quantized(Path(folder), prepared, {name: array[chosen] for name, array in inputs.items()})
-    weighed = _weighed(made.graph)
+    weighed = _with_weights(made.graph)
     floats = [row for row in prepared.graph.initializer if row.data_type == onnx.TensorProto.FLOAT]
     after = made.SerializeToString(deterministic=True)
     outputs, changed = _run(content, inputs), _run(after, inputs)
@@ -143,7 +144,7 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
         content=after,
         size_before=len(content),
         operators=dict(Counter(node.op_type for node in weighed)),
-        elements=(_elements(_stored(made.graph).values()), _elements(floats)),
+        elements=(_elements(_quantized_constants(made.graph).values()), _elements(floats)),
         largest=max(float(row.max(initial=0)) for row in differences),
         mean=float(np.concatenate([row.ravel() for row in differences]).mean()),
         magnitude=max(float(np.abs(row).max(initial=0)) for row in outputs.values()),
@@ -156,13 +157,13 @@ def _model(content: bytes, what: str) -> onnx.ModelProto:
     try:
         model = onnx.load_model_from_string(content)
         onnx.checker.check_model(model)
-    except Exception as error:  # of protobuf, and of the checker
+    except Exception as error:  # protobuf's and the checker's
         raise ExportError(f"{what} is not an ONNX model, or damaged: {error}") from None
     return model
 
 
 def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
-    """The arrays for the model's inputs. Raises ExportError, saying what was expected."""
+    """Return the arrays for the model's inputs. Raises ExportError if one is missing or does not fit."""
     constant = {row.name for row in model.graph.initializer}
     found: dict[str, Array] = {}
     for row in model.graph.input:
@@ -188,22 +189,22 @@ def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
 
 
 def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
-    """The model with constants folded and batch normalisations taken into convolutions; written to ``path`` too."""
+    """Fold constants, and batch normalisations into convolutions. Writes the model to ``path`` and returns it."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 4
-    with explained("ONNX Runtime cannot load the model"):
+    with as_export_error("ONNX Runtime cannot load the model"):
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
-    # By these marks the quantiser knows that the model was prepared, and does not warn that it should be.
+    # These marks tell the quantiser that the model is prepared. Without them it warns.
     helper.set_model_props(model, dict.fromkeys(("onnx.infer", "onnx.quant.pre_process"), "onnxruntime.quant"))
     onnx.save(model, path)
     return model
 
 
 def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Array]) -> onnx.ModelProto:
-    with quiet(), _no_log(), explained("ONNX Runtime cannot quantise the model"):
+    with silenced_python(), _logging_disabled(), as_export_error("ONNX Runtime cannot quantise the model"):
         quantization = _import_quantization()
         reader = quantization.CalibrationDataReader
         batches = _batches(examples)
@@ -212,8 +213,8 @@ def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Arra
             folder / "int8.onnx",
             type("Reader", (reader,), {"get_next": lambda self: next(batches, None)})(),
             quant_format=quantization.QuantFormat.QDQ,
-            op_types_to_quantize=[*WEIGHED, *BETWEEN],
-            nodes_to_exclude=_left_out(prepared),
+            op_types_to_quantize=[*WITH_WEIGHTS, *RANGE_KEEPING],
+            nodes_to_exclude=_excluded(prepared),
             per_channel=True,
             reduce_range=True,
             activation_type=quantization.QuantType.QUInt8,
@@ -228,8 +229,8 @@ def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Arra
     return model
 
 
-def _left_out(model: onnx.ModelProto) -> list[str]:
-    """Transposed convolutions in groups: ONNX Runtime's quantiser takes the weights' axis for that of the bias."""
+def _excluded(model: onnx.ModelProto) -> list[str]:
+    """Return grouped transposed convolutions: ONNX Runtime's quantiser confuses the axes of their weights and bias."""
     return [
         node.name
         for node in model.graph.node
@@ -238,7 +239,7 @@ def _left_out(model: onnx.ModelProto) -> list[str]:
 
 
 def _import_quantization() -> Any:
-    """onnxruntime.quantization, which sets up the whole program's log when it is imported: that is taken back."""
+    """Import onnxruntime.quantization. The import configures the whole program's log; this undoes that."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -249,8 +250,8 @@ def _import_quantization() -> Any:
 
 
 @contextmanager
-def _no_log() -> Iterator[None]:
-    """Without what the quantiser tells the root logger about its own doings."""
+def _logging_disabled() -> Iterator[None]:
+    """Switch logging off: the quantiser reports its progress to the root logger."""
     before = logging.root.manager.disable
     logging.disable()
     try:
@@ -265,29 +266,29 @@ def _batches(arrays: Arrays) -> Iterator[dict[str, Array]]:
 
 
 def _run(content: bytes, inputs: Arrays) -> dict[str, Array]:
-    """The outputs over the whole set."""
+    """Return the outputs for the whole set."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    with explained("ONNX Runtime cannot run the model on the set"):
+    with as_export_error("ONNX Runtime cannot run the model on the set"):
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         parts = [session.run(None, batch) for batch in _batches(inputs)]
     names = [row.name for row in session.get_outputs()]
     return {name: np.concatenate(rows) for name, rows in zip(names, zip(*parts, strict=True), strict=True)}
 
 
-def _weighed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Operators of ``WEIGHED`` with a constant weight: float32 before, and after, 8 bits and a DequantizeLinear."""
-    stored = _stored(graph)
+def _with_weights(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the operators whose weight is constant: float32, or 8 bits behind a DequantizeLinear once quantised."""
+    stored = _quantized_constants(graph)
     weights = stored or {row.name: row for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT}
     return [
         node
         for node in graph.node
-        if node.op_type in WEIGHED and node.input[0 if node.op_type == "Gather" else 1] in weights
+        if node.op_type in WITH_WEIGHTS and node.input[0 if node.op_type == "Gather" else 1] in weights
     ]
 
 
-def _stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """The constant tensors of 8 bits, by the names of what is made of them."""
+def _quantized_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the constant tensors of 8 bits, by the names of their dequantised values."""
     constants = {
         row.name: row for row in graph.initializer if row.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
     }
@@ -303,7 +304,7 @@ def _elements(tensors: Iterable[onnx.TensorProto]) -> int:
 
 
 def _targets(outputs: Arrays, inputs: Arrays, data: Arrays, names: Sequence[str] | None) -> dict[str, Array]:
-    """The array of the set that belongs to each output, where that is clear."""
+    """Return each output's target from the set, if it is clear which array that is."""
     if names is None:
         names = [name for name in data if name not in inputs]
         if len(names) != len(outputs):

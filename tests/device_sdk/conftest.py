@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from bundle_cache import cached_export
 from fleetlearn_device.ort import installed
-from fleetlearn_export import LocalStep, export_bundle
+from fleetlearn_export import LocalStep
 from numpy.typing import NDArray
 from torch import nn
 
@@ -71,7 +72,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
         x = x if name == "cnn" else x.reshape(len(x), 64)
         model = _model(name)
         path = tmp_path_factory.mktemp(name) / f"{name}.bundle"
-        exported = export_bundle(
+        exported = cached_export(
             model,
             DIGITS["loss"],
             (torch.from_numpy(x[:4]), torch.from_numpy(y[:4])),

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fleetlearn_export import LocalStep, export_bundle
+from bundle_cache import cached_export
+from fleetlearn_export import LocalStep
 from processes import DIGITS, Processes, processes
 from torch import nn
 
@@ -20,7 +21,7 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = torch.nn.Linear(64, 10)
-    export_bundle(
+    cached_export(
         model,
         DIGITS["loss"],
         (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
@@ -39,7 +40,7 @@ def own_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10))
-    export_bundle(
+    cached_export(
         model,
         DIGITS["loss"],
         (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),

@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
+from bundle_cache import cached_export
 from export_cases import DIGITS, Case, mcmahan_cnn
-from fleetlearn_export import LocalStep, export_bundle
+from fleetlearn_export import LocalStep
 from torch import nn
 
 
@@ -30,10 +31,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
                 model = DIGITS["model"]()
             case _:
                 model, x, y = mcmahan_cnn(), torch.rand(300, 1, 28, 28), torch.randint(10, (300,))
-        exported = export_bundle(
+        exported = cached_export(
             model,
             DIGITS["loss"],
-            (x[:8], y[:8]),
+            (x[:4], y[:4]),
             tmp_path_factory.mktemp(name) / f"{name}.bundle",
             step=LocalStep("sgd", proximal=name != "mlp"),
             metrics={"accuracy": DIGITS["accuracy"]},

@@ -17,7 +17,7 @@ import pytest
 import torch
 from by_hand import GraphTraining, largest_difference
 from fleetlearn_export import Exported, LocalStep, export_bundle
-from fleetlearn_export.seeded import Seeded
+from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_protocol.manifest import TRAIN
 from torch import Tensor, nn
 from torch.nn import functional

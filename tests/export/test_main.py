@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fleetlearn_export import LocalStep, export_bundle
+from bundle_cache import cached_export
+from fleetlearn_export import LocalStep
 from fleetlearn_export.__main__ import main
 from fleetlearn_protocol import Bundle, open_bundle, pack_bundle, write_bundle
 from fleetlearn_protocol.manifest import INFER, TRAIN
@@ -58,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     torch.manual_seed(0)
-    return export_bundle(
+    return cached_export(
         torch.nn.Linear(3, 2),
         torch.nn.functional.cross_entropy,
         (torch.randn(4, 3), torch.tensor([0, 1, 1, 0])),

@@ -13,8 +13,8 @@ import torch
 import zoo
 from by_hand import bundle_training, largest_difference, pytorch_training
 from fleetlearn_export import Exported, ExportError, export_bundle
-from fleetlearn_export.quiet import quiet_process
-from fleetlearn_export.seeded import Seeded
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.silence import silenced_process
 from fleetlearn_protocol.manifest import ORT_TRAINING
 from torch import nn
 from torch.nn import functional
@@ -121,7 +121,7 @@ def test_ort_training_agrees_or_says_why_not(bundles: Bundles, name: str) -> Non
         return
     files = [str(exported.bundle.path / "ort_training" / file) for file in ORT_TRAINING]
     state = api.CheckpointState.load_checkpoint(files[3])
-    with quiet_process():
+    with silenced_process():
         module = api.Module(files[0], state, files[1])
         optimizer = api.Optimizer(files[2], module)
     optimizer.set_learning_rate(LR)

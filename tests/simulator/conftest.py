@@ -17,7 +17,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 features, 10 classes, FedProx; blocks of 8 devices and 3 steps."""
     import torch
-    from fleetlearn_export import LocalStep, Many, export_bundle
+    from bundle_cache import cached_export
+    from fleetlearn_export import LocalStep, Many
     from torch import nn
 
     with torch.random.fork_rng(devices=[]):
@@ -29,7 +30,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("softmax") / "softmax.bundle"
     step, many = LocalStep(proximal=True), Many(8, 3)
-    export_bundle(
+    cached_export(
         model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
     )
     return path

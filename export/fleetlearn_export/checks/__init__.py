@@ -1,0 +1,1 @@
+"""Comparison of the exported graphs with the same computation in PyTorch, before a bundle is published."""

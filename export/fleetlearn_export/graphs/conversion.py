@@ -1,0 +1,169 @@
+"""Conversion of exported programs to ONNX graphs of standard operators, cleaned and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+from torch import Tensor
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.rewrite import rewrite
+from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
+from fleetlearn_export.silence import silenced_python
+from fleetlearn_export.tracing.decompositions import Decompositions
+from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
+from fleetlearn_export.tracing.trace import Program
+
+OPSET = 18
+IR_VERSION = 8
+"""The IR version of opset 18: any ONNX Runtime since 1.14 reads it."""
+MAX_BYTES = 2**31 - 1
+"""The largest serialised graph; a limit of protobuf."""
+
+_SYMBOL = re.compile(r"\bs\d+\b")
+"""PyTorch's name for a free size, alone or in an expression. A graph has one free size, the number of examples."""
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
+
+
+def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
+    """Decompose the program with ``table`` and convert it. Raises ExportError on an operator that ONNX lacks."""
+    exported = program.exported
+    try:
+        with (
+            as_export_error("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError),
+            silenced_python(),
+        ):
+            if table:
+                fuse_operators(exported.graph)
+                exported = exported.run_decompositions({**table, **CHEAPER_DECOMPOSITIONS})
+            result = torch.onnx.export(
+                exported,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=program.inputs,
+                output_names=program.outputs,
+                verbose=False,
+                external_data=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        found = _OPERATOR.search(str(error))
+        if not found:
+            raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
+        name = ".".join(found.groups())
+        graphs = [program.located, *([program.located_step] if program.located_step else [])]
+        place = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
+        place = place or ", which a step of decomposition or of the backward pass made"
+        raise ExportError(
+            f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with other operators"
+        ) from error
+    assert result is not None
+    with as_export_error("the exported graph cannot be cleaned"):
+        model = _clean(result.model, program.outputs)
+    check_standard(model)
+    return model
+
+
+def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
+    model.ir_version = IR_VERSION
+    passes.InlinePass()(model)
+    rewrite(model.graph)
+    for clean in (
+        passes.CommonSubexpressionEliminationPass(),
+        passes.DeduplicateInitializersPass(),
+        passes.IdentityEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.TopologicalSortPass(),
+        passes.ClearMetadataAndDocStringPass(),
+    ):
+        clean(model)
+    proto = ir.to_proto(model)
+    for row, name in zip(proto.graph.output, outputs, strict=True):
+        if row.name != name:  # two outputs had the same value, and the cleaning left one of them
+            proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
+            row.name = name
+    # All free sizes get one name. ONNX Runtime's own shape inference gives each unknown size another name; it then
+    # finds less memory to reuse, and takes ten times as long to look for it.
+    for row in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for size in row.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = _SYMBOL.sub("n", size.dim_param)
+    return proto
+
+
+def check_standard(model: onnx.ModelProto) -> None:
+    """Raise ExportError unless every operator is a standard one, of an opset and IR version that runtimes read."""
+    for node in _nodes(model.graph):
+        if node.domain not in ("", "ai.onnx"):
+            raise ExportError(f"operator {node.domain}::{node.op_type} came into the graph; only ONNX's own may")
+    if model.functions:
+        raise ExportError(f"function {model.functions[0].domain}::{model.functions[0].name} was left in the graph")
+    for row in model.opset_import:
+        if row.domain not in ("", "ai.onnx") or row.version > OPSET:
+            raise ExportError(
+                f"the graph needs opset {row.version} of {row.domain or 'ONNX'}; at most {OPSET} is written"
+            )
+    if model.ir_version > IR_VERSION:
+        raise ExportError(f"the graph has IR version {model.ir_version}; at most {IR_VERSION} is written")
+    with as_export_error("the graph is not valid ONNX"):
+        onnx.checker.check_model(model)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def serialised(model: onnx.ModelProto) -> bytes:
+    """Serialise the graph: the same graph gives the same bytes. Raises ExportError above protobuf's limit."""
+    if model.ByteSize() > MAX_BYTES:
+        raise ExportError(f"a graph of {model.ByteSize()} bytes; ONNX files end at {MAX_BYTES}")
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
+    """Serialise the graph with its inputs ``param.NAME`` replaced by initializers that hold ``values`` as raw bytes."""
+    kept = [row for row in model.graph.input if not row.name.startswith("param.")]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    used = {name for node in _nodes(model.graph) for name in node.input}
+    for name, value in values.items():
+        if f"param.{name}" in used:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), f"param.{name}"))
+    return serialised(model)
+
+
+def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
+    """Return where each parameter's raw bytes begin in the serialised graph. Leaves out unused parameters.
+
+    A TensorProto is written in the order of its fields' numbers: dims, data_type, name (8), raw_data (9).
+    """
+    offsets = {}
+    for name, value in values.items():
+        raw, label = value.numpy().tobytes(), f"param.{name}".encode()
+        head = b"\x42" + _varint(len(label)) + label + b"\x4a" + _varint(len(raw))
+        place = content.find(head) + len(head)
+        if place < len(head):
+            continue
+        if content.find(head, place) >= 0 or content[place : place + len(raw)] != raw:
+            raise ExportError(f"the serialised graph does not show where the bytes of parameter {name} are")
+        offsets[name] = place
+    return offsets
+
+
+def _varint(number: int) -> bytes:
+    """Encode a length as protobuf does: seven bits a byte, the lowest first, the high bit set on all but the last."""
+    out = bytearray()
+    while number > 127:
+        out.append(number % 128 + 128)
+        number //= 128
+    return bytes([*out, number])

@@ -1,0 +1,126 @@
+"""Rewrites of ONNX graphs that save passes over memory. ONNX Runtime does not do them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+
+def rewrite(graph: ir.Graph) -> None:
+    """Change the graph in place. Nodes that are no longer used stay in it."""
+    for node in graph:
+        if node.op_type == "Slice":
+            _merge_slices(graph, node)
+        elif node.op_type == "Sub":
+            _update_within_product(graph, node)
+
+
+def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
+    """Merge a slice of a slice along other axes into one slice. PyTorch slices one axis at a time."""
+    source = _producer(node.inputs[0], "Slice")
+    if source is None:
+        return
+    inner, outer = _bounds(source), _bounds(node)
+    if inner is None or outer is None or {*inner[2].tolist()} & {*outer[2].tolist()}:
+        return
+    node.replace_input_with(0, source.inputs[0])
+    for place, (first, second) in enumerate(zip(inner, outer, strict=True), 1):
+        tensor = ir.tensor(np.concatenate([first, second]))
+        value = ir.Value(name=f"{node.outputs[0].name}/{place}", const_value=tensor, type=ir.TensorType(tensor.dtype))
+        value.shape = ir.Shape([tensor.size])
+        graph.register_initializer(value)
+        node.replace_input_with(place, value)
+
+
+def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
+    """Return starts, ends, axes and steps; None unless all are constants and no axis is counted from the end."""
+    values = [value.const_value if value is not None else None for value in node.inputs[1:]]
+    arrays = [value.numpy().astype(np.int64) for value in values if value is not None]
+    return arrays if len(arrays) == 4 and min(arrays[2]) >= 0 else None
+
+
+def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
+    """Turn w - lr * (a @ b) into w - (lr * a) @ b, and into one Gemm if the matrices have two axes.
+
+    That saves one or two passes over the weights.
+    """
+    weights, step = node.inputs
+    scaling = _producer(step, "Mul")
+    if scaling is None or not _has_one_reader(step):
+        return
+    rates = [value for value in scaling.inputs if _shape(value) == []]
+    gradients = [value for value in scaling.inputs if value not in rates]
+    product = _producer(gradients[0], "MatMul") if len(rates) == len(gradients) == 1 else None
+    sizes = _shape(weights) or []
+    # Gemm would silently repeat the rows of a smaller w.
+    if product is None or not _has_one_reader(gradients[0]) or len(sizes) < 2 or sizes != _shape(gradients[0]):
+        return
+    if any(len(_shape(value) or []) != len(sizes) for value in product.inputs):
+        return
+    transposes = [_producer(value, "Transpose") for value in product.inputs]
+    factors = [
+        transpose.inputs[0] if transpose else value for transpose, value in zip(transposes, product.inputs, strict=True)
+    ]
+    rows, columns = sizes[-2:]
+    smaller = int(isinstance(rows, int) and isinstance(columns, int) and rows > columns)
+    factors[smaller] = _insert(graph, node, "Mul", [factors[smaller], rates[0]], factors[smaller])
+    if len(sizes) == 2:
+        _as_gemm(node, weights, factors, [int(transpose is not None) for transpose in transposes])
+        return
+    transpose = transposes[smaller]
+    if transpose is not None:
+        factors[smaller] = _insert(
+            graph, node, "Transpose", [factors[smaller]], transpose.outputs[0], transpose.attributes.values()
+        )
+    product.replace_input_with(smaller, factors[smaller])
+    graph.remove(product)
+    graph.insert_before(node, product)
+    node.replace_input_with(1, product.outputs[0])
+
+
+def _as_gemm(node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | None], transposed: list[int]) -> None:
+    node.op_type = "Gemm"
+    node.resize_inputs(3)
+    for place, factor in enumerate((*factors, weights)):
+        node.replace_input_with(place, factor)
+    node.attributes["transA"] = ir.AttrInt64("transA", transposed[0])
+    node.attributes["transB"] = ir.AttrInt64("transB", transposed[1])
+    node.attributes["alpha"] = ir.AttrFloat32("alpha", -1.0)
+
+
+def _insert(
+    graph: ir.Graph,
+    before: ir.Node,
+    operator: str,
+    inputs: list[ir.Value | None],
+    like: ir.Value | None,
+    attributes: Iterable[ir.Attr] = (),
+) -> ir.Value:
+    """Insert a node before ``before``. Returns its output, which gets the shape and type of ``like``."""
+    made = ir.node(operator, inputs, attributes={row.name: row for row in attributes})
+    value = made.outputs[0]
+    value.name = f"{before.outputs[0].name}/{operator}"
+    made.name = f"{before.name}/{operator}"
+    if like is not None:
+        value.shape, value.type = like.shape, like.type
+    graph.insert_before(before, made)
+    return value
+
+
+def _producer(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """Return the node that makes the value if it is of this operator, else None."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == operator else None
+
+
+def _shape(value: ir.Value | None) -> list[object] | None:
+    """Return the shape, in which a free size is a name; None if it is unknown."""
+    return list(value.shape) if value is not None and value.shape is not None else None
+
+
+def _has_one_reader(value: ir.Value | None) -> bool:
+    """Whether exactly one node reads the value."""
+    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()

@@ -1,0 +1,195 @@
+"""The program of train_many.onnx: several steps of train.onnx for a block of devices in one call, for simulating."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from fleetlearn_protocol.manifest import Many
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.func import vmap
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.conversion import check_standard
+from fleetlearn_export.graphs.split import Part, remove_copies, result_bytes, split
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.silence import silenced_python
+from fleetlearn_export.tracing import cross_entropy
+from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions
+from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
+from fleetlearn_export.tracing.trace import Program, export_traced, trace
+
+aten = torch.ops.aten
+SHARED = ("anchor", "hyper")
+"""Inputs that are the same for all devices of a block: names begin with these."""
+MAX_KEPT_BYTES = 2**26
+"""Up to this many bytes, the parameters and state after every step of a block are kept until the end of a call. Each
+device's own are then selected once, instead of in each step."""
+MAX_TOGETHER_BYTES = 2**22
+"""Up to this many bytes (with as many rows as the example has), what need not run step after step runs once for all
+steps of a block. With more bytes the passes over memory cost more than the saved operators."""
+
+
+def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
+    return torch.where(_indices_along(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
+
+
+def scatter_value(values: Tensor, axis: int, index: Tensor, value: float) -> Tensor:
+    return torch.where(_indices_along(values, axis) == index, value, values)
+
+
+def _indices_along(values: Tensor, axis: int) -> Tensor:
+    """Return the index of each element along the axis."""
+    return torch.arange(values.shape[axis]).reshape(-1, *[1] * (values.dim() - 1 - axis % values.dim()))
+
+
+VECTORIZABLE: Decompositions = {
+    cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
+    aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
+    aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
+    aten.gather.default: gather,
+    aten.scatter.value: scatter_value,
+}
+"""Replacements in which vmap leaves the number of examples free."""
+
+
+class Vectorizable(torch.fx.Interpreter):
+    """Runs a graph so that vmap leaves the number of examples free: sizes are read from the values."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is aten.sym_size.int:
+            return args[0].shape[args[1]]
+        return super().call_function(target, args, kwargs)
+
+
+def check_many_settings(many: Many | None) -> None:
+    """Raise ExportError unless ``many`` describes a block of devices, or is None."""
+    if many is not None and (not isinstance(many, Many) or many.devices < 2 or many.steps < 1 or many.batch == 0):
+        raise ExportError(f"many={many!r}; expected Many(devices, steps) of at least 2 devices and 1 step")
+
+
+def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located: torch.fx.Graph) -> Program:
+    """Return the program of ``many.steps`` steps of ``many.devices`` devices. Raises ExportError."""
+    single = step.arguments()
+    if many.batch is not None:
+        # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
+        rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
+        single |= {name: value[rows] for name, value in single.items() if name.startswith("batch.")}
+
+    def spread(name: str, value: Tensor) -> Tensor:
+        if name.startswith(SHARED):
+            return value
+        axes = (many.devices, many.steps) if name.startswith("batch.") else (many.devices,)
+        return value.expand(*axes, *value.shape).clone()
+
+    arguments = {name: spread(name, value) for name, value in single.items()}
+    arguments["steps"] = torch.full((many.devices,), many.steps)
+    fuse_operators(exported.graph)
+    with silenced_python():
+        plain = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
+    remove_copies(plain)
+    names = step.outputs()
+    node_names = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
+    shared = [node for name, node in node_names.items() if name.startswith(SHARED)]
+    batch = [node for name, node in node_names.items() if name.startswith("batch.")]
+    carried = {name: node_names[name.removeprefix("next.")] for name in names if name.startswith("next.")}
+    size, room = result_bytes(plain, single.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
+    before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
+    kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
+
+    def run(part: Part, values: Tensors) -> list[Tensor]:
+        """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
+        if not part.outputs:
+            return []
+        over = tuple(None if node in shared else 0 for node in part.inputs)
+        block = vmap(Vectorizable(plain, graph=part.graph).run, in_dims=over)
+        return list(block(*(values[node] for node in part.inputs)))
+
+    def function(given: Tensors) -> Tensors:
+        now = {node: given[name] for name, node in node_names.items()}
+        versions = {node: [now[node]] for node in carried.values()}
+        # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
+        whole = now | {node: now[node].transpose(0, 1).flatten(0, 1) for node in batch}
+        made = dict(zip(before.outputs, run(before, whole), strict=True))
+        slices = {node: torch.split(value, many.devices) for node, value in made.items()}
+        slices |= {node: now[node].unbind(1) for node in batch}
+        crossing = []
+        for number in range(many.steps):
+            now |= {node: values[number] for node, values in slices.items()}
+            found = run(core, now)
+            crossing.append(found[len(carried) :])
+            done = given["steps"] > number
+            for node, value in zip(carried.values(), found, strict=False):
+                if not kept:
+                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
+                now[node] = value
+                versions[node].append(value)
+            if "seed" in node_names:
+                now[node_names["seed"]] = now[node_names["seed"]] + 1
+        joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
+        measured = run(after, whole | made | dict(zip(core.outputs[len(carried) :], joined, strict=True)))
+        done = given["steps"] > torch.arange(many.steps)[:, None]
+        values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
+        steps = given["steps"]
+        last = {name: _version_after(versions[node], steps) if kept else now[node] for name, node in carried.items()}
+        return last | dict(zip(names[len(carried) :], values, strict=True))
+
+    free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
+    try:
+        program = export_traced(trace(function, arguments, free), arguments, free)
+    except ExportError as error:
+        if many.batch is not None:
+            raise
+        raise ExportError(
+            f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
+            f"Many({many.devices}, {many.steps}, batch=...)"
+        ) from error
+    return Program(program, list(arguments), names, located)
+
+
+def _version_after(versions: list[Tensor], steps: Tensor) -> Tensor:
+    """Select each device's value after its number of ``steps``.
+
+    versions: the values after 0, 1, 2, ... steps, each (devices, ...).
+    """
+    rows = steps.clamp(0, len(versions) - 1) * len(steps) + torch.arange(len(steps))
+    return torch.cat(versions).index_select(0, rows)
+
+
+def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
+    """Skip the selection of each device's version, with an If, when all devices do all steps.
+
+    This edits the ONNX graph because vmap and the exporter do not keep PyTorch's own branches.
+    """
+    graph, helper = model.graph, onnx.helper
+    makers = {name: node for node in graph.node for name in node.output}
+    most, least, all_do = (f"picked.{name}" for name in ("most", "least", "by_none"))
+    branched = []
+    for row in graph.output:
+        pick = makers.get(row.name)
+        versions = makers.get(pick.input[0]) if pick is not None and pick.op_type == "Gather" else None
+        if pick is None or versions is None or versions.op_type != "Concat":
+            continue
+        last, picked = (onnx.ValueInfoProto.FromString(row.SerializeToString()) for _ in range(2))
+        last.name, picked.name = f"{row.name}.last", f"{row.name}.picked"
+        whole = helper.make_node("Identity", [versions.input[-1]], [last.name])
+        parts = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (versions, pick)]
+        parts[1].output[:] = [picked.name]
+        branches = (
+            helper.make_graph([whole], last.name, [], [last]),
+            helper.make_graph(parts, picked.name, [], [picked]),
+        )
+        pick.CopyFrom(helper.make_node("If", [all_do], [row.name], then_branch=branches[0], else_branch=branches[1]))
+        branched.append(versions)
+    if branched:
+        for node in branched:
+            graph.node.remove(node)
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(many.steps, np.int64), most))
+        graph.node.insert(0, helper.make_node("GreaterOrEqual", [least, most], [all_do]))
+        graph.node.insert(0, helper.make_node("ReduceMin", ["steps"], [least], keepdims=0))
+        check_standard(model)
+    return model

@@ -1,0 +1,152 @@
+"""An estimate of the memory that a training step needs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import onnx
+from fleetlearn_protocol import Manifest
+from onnx import NodeProto
+
+from fleetlearn_export.inspection.graph_costs import Values, attribute, words
+
+MIB = 2**20
+BASE = 67 * MIB
+"""Measured resident bytes of Python 3.11, numpy, ONNX Runtime 1.31.1 and fleetlearn_device on x86-64 Linux after the
+first step of a tiny model. The imports alone take 54 MiB of these."""
+BYTES_OF_A_NODE = 4096
+"""Bytes that a session keeps for each operator, measured on graphs of 50 to 720 operators."""
+COPIES_OF_CONSTANTS = 2
+"""The initializers are in memory twice: in the session, and in the file while it is read."""
+COPIES_OF_INTERMEDIATES = 2
+"""The first step allocates each value alone. From the second step on ONNX Runtime allocates one block for all of them
+(its memory pattern), while its arena keeps the memory of the first step."""
+ROUNDING = 256
+"""ONNX Runtime's arena allocates multiples of this many bytes."""
+
+ALIASES = words("Flatten Identity Reshape Squeeze Unsqueeze")
+"""Operators whose output shares their input's memory."""
+IN_PLACE = words(
+    "Abs Add And Clip Div Elu Erf Exp HardSigmoid LeakyRelu Log Mul Neg Not Or Pow Reciprocal Relu Sigmoid Softplus "
+    "Sqrt Sub Sum Tanh"
+)
+"""Operators that may write their output into an input of the same size, if no later operator reads that input."""
+
+
+class Memory(NamedTuple):
+    """An estimate of a device's resident bytes at the peak of a step, by use."""
+
+    runtime: int
+    """Python, numpy and ONNX Runtime (BASE), and the session of this graph."""
+    vectors: int
+    """Parameters, references and state, each a flat vector, and the batch."""
+    constants: int
+    """Frozen parameters and other constant tensors of the graph."""
+    intermediates: int
+    """Results that one operator passes to another."""
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def estimate(manifest: Manifest, model: onnx.ModelProto, values: Values) -> Memory:
+    """Estimate the peak of a process that trains the bundle with fleetlearn_device's runtime ``onnx``, one thread.
+
+    The tests hold the estimate within 25 % of a measurement on x86-64 Linux. ``values`` are those of one batch size.
+    """
+    elements = 2 * manifest.local_size + len(manifest.references) * manifest.size + 2 * manifest.state_size
+    batch = sum(values[f"batch.{row.name}"].bytes for row in manifest.batch if f"batch.{row.name}" in values)
+    return Memory(
+        runtime=BASE + BYTES_OF_A_NODE * len(model.graph.node),
+        vectors=4 * elements + batch,
+        constants=COPIES_OF_CONSTANTS * sum(values[row.name].bytes for row in model.graph.initializer),
+        intermediates=COPIES_OF_INTERMEDIATES * peak_of_intermediates(model, values),
+    )
+
+
+def peak_of_intermediates(model: onnx.ModelProto, values: Values) -> int:
+    """Return the most bytes of intermediate results at one time. A result lives from its operator to its last reader.
+
+    The graph's inputs, constants and outputs do not count: the device binds its own memory to them. As in ONNX
+    Runtime, reshapes share memory, elementwise operators overwrite an input that no later operator reads, and a
+    transposition that only matrix products read becomes a part of them. A convolution's workspace counts.
+    """
+    nodes = _in_order_of_execution(model)
+    last = {name: place for place, node in enumerate(nodes) for name in node.input}
+    readers: dict[str, set[str]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    outputs = {row.name for row in model.graph.output}
+    owner: dict[str, str] = {}
+    """Live tensor -> the tensor whose memory it uses."""
+    sharing: dict[str, int] = {}
+    """Tensor that owns memory -> how many live tensors use it."""
+    now = peak = 0
+    for place, node in enumerate(nodes):
+        dying = [name for name in dict.fromkeys(node.input) if name in owner and last[name] == place]
+        made = [name for name in node.output if name in values and name not in outputs]
+        if node.op_type == "Constant" or (_is_view(node, readers) and node.input[0] not in owner):
+            made = []  # constants, and views of memory that the device binds
+        for name in made:
+            shared = node.input[0] if _is_view(node, readers) else None
+            if node.op_type in IN_PLACE:
+                free = (row for row in dying if sharing[owner[row]] == 1 and values[row].bytes == values[name].bytes)
+                shared = next(free, None)
+            owner[name] = owner[shared] if shared else name
+            sharing[owner[name]] = sharing.get(owner[name], 0) + 1
+            now += 0 if shared else _allocated(values[name].bytes)
+        peak = max(peak, now + _workspace(node, values))
+        for name in (*dying, *(row for row in made if row not in last)):
+            place_of = owner.pop(name)
+            sharing[place_of] -= 1
+            if not sharing[place_of]:
+                now -= _allocated(values[place_of].bytes)
+    return peak
+
+
+def _is_view(node: NodeProto, readers: Mapping[str, set[str]]) -> bool:
+    if node.op_type == "Transpose":
+        return readers.get(node.output[0], {"none"}) <= {"MatMul", "Gemm"}
+    return node.op_type in ALIASES
+
+
+def _allocated(size: int) -> int:
+    return -(-size // ROUNDING) * ROUNDING
+
+
+def _in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
+    """Return the nodes in ONNX Runtime's order: depth first from the nodes without readers, each after its inputs."""
+    nodes = model.graph.node
+    maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    read = {name for node in nodes for name in node.input}
+    order, seen = [], set()
+    stack = [(place, False) for place, node in enumerate(nodes) if read.isdisjoint(node.output)][::-1]
+    while stack:
+        place, done = stack.pop()
+        if done:
+            order.append(nodes[place])
+        elif place not in seen:
+            seen.add(place)
+            stack.append((place, True))
+            stack += ((maker[name], False) for name in nodes[place].input if name in maker)
+    return order
+
+
+def _workspace(node: NodeProto, values: Values) -> int:
+    """Return the bytes into which a convolution unfolds one image.
+
+    MLAS, ONNX Runtime's CPU library, does so for Conv if it has more filters than output elements, and for
+    ConvTranspose always.
+    """
+    if node.op_type not in ("Conv", "ConvTranspose"):
+        return 0
+    image, weights = (values[name] for name in node.input[:2])
+    if node.op_type == "ConvTranspose":
+        return prod(image.shape[2:]) * prod(weights.shape[1:]) * image.dtype.itemsize
+    places = prod(values[node.output[0]].shape[2:])
+    wide = weights.shape[0] // attribute(node, "group", 1) > places
+    return places * prod(weights.shape[1:]) * image.dtype.itemsize if wide else 0

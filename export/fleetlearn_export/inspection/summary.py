@@ -1,0 +1,192 @@
+"""A bundle's contents and costs as lines of text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from math import prod
+from typing import NamedTuple
+
+import onnx
+from fleetlearn_protocol import Bundle, Manifest
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, Input, Parameter, State
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.inspection import graph_costs, step_memory
+from fleetlearn_export.model.source_locations import as_export_error
+
+BATCH = 20
+"""Examples in the batch for which costs are given, unless the user asks for another size."""
+
+SWITCHES = {
+    "proximal": "the proximal term",
+    "correction": "drift correction",
+    "contrastive": "the contrastive loss",
+    "clip": "clipped gradients",
+    "weight_decay": "weight decay",
+}
+REFERENCES = {
+    "anchor": "anchor (the round's model)",
+    "correction": "correction (c - c_k)",
+    "previous": "previous (the model of the device's last task)",
+}
+
+
+class Line(NamedTuple):
+    label: str
+    """Empty if the text continues the line before."""
+    text: str
+
+
+def summary(
+    bundle: Bundle, batch: int = BATCH, *, frozen: int | None = None, without_ort_training: str | None = None
+) -> list[list[Line]]:
+    """Return groups of lines. Costs are for a batch of ``batch`` examples.
+
+    frozen, without_ort_training: what ``Exported`` says and the bundle does not.
+
+    Raises BundleError, and ExportError if a graph is not ONNX.
+    """
+    graphs = {name: _graph(bundle, name) for name in (TRAIN, EVAL, INFER)}
+    return [
+        _files(bundle, without_ort_training),
+        _model(bundle.manifest, graphs[TRAIN], frozen),
+        _step(bundle.manifest),
+        _running(bundle.manifest, graphs, batch),
+    ]
+
+
+def _graph(bundle: Bundle, name: str) -> onnx.ModelProto:
+    with as_export_error(f"{bundle.path}: {name} is not an ONNX model"):
+        return onnx.load_model_from_string(bundle.read(name))
+
+
+def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
+    manifest = bundle.manifest
+    holds = ["graphs of standard ONNX operators"]
+    if manifest.has_ort_training:
+        holds.append("ONNX Runtime's own training artifacts (ort_training)")
+    if manifest.many is not None:
+        holds.append(f"train_many for {manifest.many.devices} devices, {manifest.many.steps} steps a call")
+    size = sum(file.size for file in manifest.files.values())
+    lines = [
+        Line("bundle", str(bundle.path)),
+        Line("SHA-256", bundle.sha256),
+        Line("made by", manifest.made_by or "unknown"),
+        Line("files", f"{size:,} bytes in {len(manifest.files)} files"),
+        *_lines("holds", holds),
+    ]
+    if not manifest.has_ort_training:
+        why = f": {_first_line(without_ort_training)}" if without_ort_training else ""
+        lines.append(Line("", f"no ort_training{why}"))
+    return lines
+
+
+def _model(manifest: Manifest, train: onnx.ModelProto, frozen: int | None) -> list[Line]:
+    rows = manifest.parameters
+    lines = [Line("parameters", f"{_elements(row for row in rows if not row.buffer)}, trained")]
+    if personal := [row for row in rows if row.personal]:
+        lines.append(Line("personal", f"{_elements(personal)}, never leave the device"))
+    if buffers := [row for row in rows if row.buffer]:
+        lines.append(Line("buffers", f"{_elements(buffers)}, changed by training without a gradient"))
+    if frozen is not None:
+        lines.append(Line("frozen", f"{frozen:,}, constants of the graphs" if frozen else "none"))
+    elif constants := graph_costs.constants(train)[0]:
+        lines.append(Line("constants", f"{constants:,} in train.onnx: frozen parameters, and what the step needs"))
+    size = f"{4 * manifest.size:,}"
+    return [
+        *lines,
+        Line("batch", "; ".join(map(_array, manifest.batch))),
+        Line("outputs", "; ".join(map(_array, manifest.outputs))),
+        Line("bytes per round", f"{size} down, {size} up, as float32"),
+    ]
+
+
+def _step(manifest: Manifest) -> list[Line]:
+    step = manifest.step
+    switches = [words for name, words in SWITCHES.items() if getattr(step, name)]
+    rule = "the user's own" if step.optimizer == "custom" else step.optimizer
+    hyper = [f"{row.name} ({'the plan says' if row.default is None else row.default})" for row in manifest.hyper]
+    return [
+        Line("step", rule + (f" with {_joined(switches)}" if switches else "")),
+        Line("hyper-parameters", ", ".join(hyper) or "none"),
+        Line("metrics", ", ".join(manifest.metrics) or "none"),
+        *_lines("state", _state(manifest.state)),
+        Line("references", ", ".join(REFERENCES[name] for name in manifest.references) or "none"),
+        Line("random", "yes, from the input seed" if manifest.random else "no"),
+    ]
+
+
+def _state(rows: tuple[State, ...]) -> list[str]:
+    """Return a line for each state; its name is the first word of its tensors' names."""
+    lines = []
+    for slot, tensors in groupby(rows, key=lambda row: (row.name.split(".")[0], row.kept)):
+        elements = sum(prod(row.shape) for row in tensors)
+        lines.append(f"{slot[0]}: {4 * elements:,} bytes on the device" + (", kept between tasks" if slot[1] else ""))
+    return lines or ["none"]
+
+
+def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int) -> list[Line]:
+    train = graphs[TRAIN]
+    kinds = Counter(node.op_type for node in train.graph.node)
+    operators = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
+    lines = [
+        Line("train.onnx", f"{len(train.graph.node)} operators of {len(kinds)} kinds"),
+        Line("operators", operators),
+    ]
+    try:
+        found = {name: graph_costs.values(graph, batch) for name, graph in graphs.items()}
+    except ExportError as error:
+        return [*lines, Line("costs", f"not measured: {error}")]
+    flops = graph_costs.flops(train, found[TRAIN])
+    share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
+    estimate = step_memory.estimate(manifest, train, found[TRAIN])
+    parts = ("runtime", "vectors and batch", "constants", "intermediates")
+    sizes = zip(parts, estimate, strict=True)
+    mebibytes = ", ".join(f"{name} {size / step_memory.MIB:.0f}" for name, size in sizes if size >= step_memory.MIB / 2)
+    return [
+        *lines,
+        Line("ONNX Runtime", _lowest_runtime(graphs, found)),
+        Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
+        Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
+    ]
+
+
+def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.Value]]) -> str:
+    """Return the lowest ONNX Runtime that runs all of the device's graphs, with the reason."""
+    try:
+        needs = [(*graph_costs.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]
+    except ValueError as error:
+        return f"unknown: {error}"
+    version, reason, graph = max(needs, key=lambda row: [int(part) for part in row[0].split(".")])
+    return f"{version} or newer, for {reason}" + (f" in {graph}" if graph != TRAIN else "")
+
+
+def _lines(label: str, texts: list[str]) -> list[Line]:
+    return [Line("" if place else label, text) for place, text in enumerate(texts)]
+
+
+def _elements(rows: Iterable[Parameter]) -> str:
+    rows = list(rows)
+    return f"{sum(prod(row.shape) for row in rows):,} in {len(rows)} tensor{'s' * (len(rows) != 1)}"
+
+
+def _array(row: Input) -> str:
+    return f"{row.name}: {row.dtype} ({', '.join(map(str, ('n', *row.shape)))}{',' * (not row.shape)})"
+
+
+def _joined(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _with_unit(number: int) -> str:
+    """Return three digits and a unit of thousands."""
+    for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g} {unit}"
+    return str(number)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""

@@ -1,0 +1,159 @@
+"""Locations in the user's code, and errors that name them."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnxscript
+import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from fleetlearn_export.errors import ExportError
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_PACKAGE = f"{Path(__file__).parents[1]}/"
+_LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__)))
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
+
+
+def fixed_size_error(what: str, location: str) -> ExportError:
+    return ExportError(
+        f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0]; "
+        "len(x), int(...) or a number written out fix it"
+    )
+
+
+def location_of_error(error: BaseException) -> str:
+    """Return `` at FILE:LINE in FUNCTION``: the innermost line of the user's code that the exception passed through."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    for link in reversed(chain):
+        frames = traceback.extract_tb(link.__traceback__)
+        location = _location([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+        if location:
+            return location
+    return ""
+
+
+def location_of_node(node: torch.fx.Node) -> str:
+    """Return where the user's code called an exported operator: the module's path in the model, and the line."""
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
+    # Frames before the exporter's are the call of the exporter; the model's come after them.
+    own = [number for number, frame in enumerate(frames) if frame[0].startswith(_PACKAGE)]
+    location = _location(frames[own[-1] + 1 :] if own else frames)
+    module = ""
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+        if path.startswith("model."):
+            module = f" in {path.removeprefix('model.')} ({str(kind).rsplit('.', 1)[-1]})"
+    return module + location
+
+
+def location_of_fixed_size(error: BaseException) -> str | None:
+    """Return where tracing fixed the number of examples to the example's own. Returns None for any other error.
+
+    PyTorch keeps the location beside the size's symbol. Only the exception's frames still hold that symbol.
+    """
+    if "specialized it to be a constant" not in str(error):
+        return None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        location = location_of_replaced_size(getattr(frame.f_locals.get("fake_mode"), "shape_env", None))
+        if location:
+            return location
+    return ""
+
+
+def location_of_replaced_size(shapes: object) -> str:
+    """Return where tracing replaced a size by a number or by another size."""
+    for row in getattr(shapes, "replacements_slocs", {}).values():
+        found = row.framework_loc
+        if isinstance(found, traceback.FrameSummary) and _is_user_code(found.filename):
+            return _location([(found.filename, found.lineno or 0, found.name)])
+    return ""
+
+
+def _location(frames: list[tuple[str, int, str]]) -> str:
+    own = [frame for frame in frames if _is_user_code(frame[0])]
+    return " at {}:{} in {}".format(*own[-1]) if own else ""
+
+
+def _is_user_code(file: str) -> bool:
+    if file.startswith(("<", *_LIBRARIES)):
+        return False
+    return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
+
+
+class _UserFrames(set[tuple[str, str]]):
+    """A set that contains (file, function) if the file is the user's code."""
+
+    def __contains__(self, frame: object) -> bool:
+        return isinstance(frame, tuple) and _is_user_code(frame[0])
+
+
+@contextmanager
+def user_frames_recorded() -> Iterator[None]:
+    """Let tracing record all frames of the user's code with each operator, not only those named forward."""
+    kept = torch.fx.proxy._STACK_TRACE_ANCHORS
+    torch.fx.proxy._STACK_TRACE_ANCHORS = _UserFrames()
+    try:
+        yield
+    finally:
+        torch.fx.proxy._STACK_TRACE_ANCHORS = kept
+
+
+@contextmanager
+def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
+    """Turn exceptions, except ``but``, into an ExportError that says what failed, and where in the user's code."""
+    passed: tuple[type[Exception], ...] = (ExportError, *but)
+    try:
+        yield
+    except passed:
+        raise
+    except GuardOnDataDependentSymNode as error:
+        raise ExportError(
+            f"{what}: control flow depends on the values of tensors{location_of_error(error)}. A graph takes one "
+            "way for all data: choose between values with torch.where instead, and compute with tensors, not with "
+            "float(...)"
+        ) from error
+    except Exception as error:
+        fixed = location_of_fixed_size(error)
+        if fixed is not None:
+            raise fixed_size_error(what, fixed) from error
+        raise ExportError(f"{what}: {first_line(error)}{location_of_error(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the exception's type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def location_of_operator(name: str, located: torch.fx.Graph) -> str:
+    """Return where the user's code called what became ``name``, such as aten.grid_sampler_2d_backward.default.
+
+    Decomposition and differentiation lose an operator's location, but its name stays recognisable. So this looks for
+    the name among the operators that the user's code called.
+    """
+    wanted = _base_name(name)
+    best = ""
+    for node in located.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            known = _base_name(str(node.target))
+            if known == wanted:
+                return location_of_node(node)
+            if known in wanted or wanted in known:
+                best = best or location_of_node(node)
+    return best
+
+
+def _base_name(name: str) -> str:
+    plain = name.split(".")[1].strip("_")
+    return plain.removesuffix("_backward").removesuffix("_forward").removeprefix("native_")

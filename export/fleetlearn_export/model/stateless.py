@@ -1,0 +1,33 @@
+"""Calls of a model with other tensors in the place of its parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[Any, ...]) -> Any:
+    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the new one afterwards."""
+    with own_tensors_restored(model):
+        return torch.func.functional_call(model, tensors, arrays)
+
+
+@contextmanager
+def own_tensors_restored(model: nn.Module) -> Iterator[None]:
+    """Give the model its own tensors again when the block ends.
+
+    For a module in two places of the model PyTorch 2.13 does not: under the second name it saves, and later restores,
+    the tensors that it has already put there under the first.
+    """
+    own: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for module in model.modules():
+        own += [(row, dict(row)) for row in (module._parameters, module._buffers)]
+    try:
+        yield
+    finally:
+        for row, before in own:
+            row.update(before)

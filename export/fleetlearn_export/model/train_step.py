@@ -1,0 +1,344 @@
+"""A local step with its named inputs and outputs, as train.onnx has them. PyTorch runs it and traces it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from fleetlearn_protocol.manifest import LocalStep, Reference, TensorName
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.source_locations import as_export_error
+from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
+from fleetlearn_export.model.steps import (
+    OPTIMIZERS,
+    REFERENCES,
+    Function,
+    Objective,
+    Tensors,
+    built_in,
+    hyper_defaults,
+    initial_state,
+    keyword_needs,
+    references,
+)
+from fleetlearn_export.model.user_model import UserModel, check_name
+
+
+class TrainStep(NamedTuple):
+    """A local step with all that it takes and returns."""
+
+    function: Function
+    """The user's own step, or the built-in one that ``rule`` describes."""
+    needs: tuple[str, ...]
+    """The keyword-only parameters that ``function`` is given."""
+    rule: LocalStep
+    objective: Objective
+    values: Tensors
+    """The parameter table's tensors in its order: copies of the trained parameters and of the buffers that training
+    changes; those that travel first, then the personal ones."""
+    personal: set[str]
+    """Names of those ``values`` that stay on the device."""
+    state: Tensors
+    """The initial state, in the order of the state table."""
+    kept: set[str]
+    """Names of that ``state`` which outlives a task."""
+    hyper: dict[str, float | None]
+    references: tuple[Reference, ...]
+    batch: Tensors
+    """The example."""
+    random: bool = False
+    """Whether the step draws random numbers."""
+
+    @property
+    def buffers(self) -> set[str]:
+        return set(self.objective.buffers)
+
+    @property
+    def travelling(self) -> list[str]:
+        return [name for name in self.values if name not in self.personal]
+
+    def arguments(self) -> Tensors:
+        """Return an example of each input, in the graph's order.
+
+        Each is a copy: one tensor in two places would be traced as one input.
+        """
+        given = {f"param.{name}": value for name, value in self.values.items()}
+        for reference in self.references:
+            given |= {f"{reference}.{name}": self.values[name] for name in self.travelling}
+        given |= {f"state.{name}": value for name, value in self.state.items()}
+        given |= {f"batch.{name}": value for name, value in self.batch.items()}
+        # 0.5: no step divides by 0 then, and neither clipping nor decay makes everything 0.
+        given |= {f"hyper.{name}": torch.tensor(0.5) for name in self.hyper}
+        given |= {"seed": torch.tensor(0)} if self.random else {}
+        return {name: value.clone() for name, value in given.items()}
+
+    def outputs(self) -> list[str]:
+        """Return the names of the results, in the graph's order."""
+        return [
+            *(f"next.param.{name}" for name in self.values),
+            *(f"next.state.{name}" for name in self.state),
+            "loss",
+            *(f"metric.{name}" for name in self.objective.metrics),
+        ]
+
+    def run(self, given: Tensors) -> Tensors:
+        """Do the step with the graph's named inputs. Returns the graph's named outputs. Raises ExportError."""
+        return self.run_counting_draws(given)[0]
+
+    def run_counting_draws(self, given: Tensors) -> tuple[Tensors, int]:
+        """Do the step. Returns its named outputs, and how many random operators drew from ``given["seed"]``."""
+
+        def named(kind: str) -> Tensors:
+            # Copies: a step may write into its inputs.
+            found = {name: value for name, value in given.items() if name.startswith(f"{kind}.")}
+            return {name.partition(".")[2]: value.clone() for name, value in found.items()}
+
+        extra: dict[str, Any] = {name: self.objective if name == "objective" else named(name) for name in self.needs}
+        seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
+        with plain_kernels(), seeded, own_tensors_restored(self.objective.model):
+            result = self.function(named("param"), named("state"), named("batch"), named("hyper"), **extra)
+        return self._checked_outputs(result), getattr(seeded, "draws", 0)
+
+    def _checked_outputs(self, result: Any) -> Tensors:
+        """Name the step's results as the graph's outputs. Raises ExportError if they are not what is expected."""
+        if (
+            not isinstance(result, tuple | list)
+            or len(result) != 3
+            or not all(isinstance(row, Mapping) for row in result)
+        ):
+            raise ExportError(
+                f"the step returned a {type(result).__name__}; expected three dicts: params, state, metrics"
+            )
+        params, state, metrics = result
+        found = {
+            **{f"next.param.{name}": value for name, value in params.items()},
+            **{f"next.state.{name}": value for name, value in state.items()},
+            **{name if name == "loss" else f"metric.{name}": value for name, value in metrics.items()},
+        }
+        shapes = {f"next.param.{name}": value.shape for name, value in self.values.items()}
+        shapes |= {f"next.state.{name}": value.shape for name, value in self.state.items()}
+        for name in self.outputs():
+            _check_result(name, found.get(name), shapes.get(name, torch.Size()))
+        surplus = sorted(found.keys() - set(self.outputs()))
+        if surplus:
+            raise ExportError(
+                f"the step returned {', '.join(surplus)}, which is not in the tables: parameters are the model's own, "
+                "state is what export_bundle was given as `state`, metrics are `loss` and what it was given as "
+                "`metrics`"
+            )
+        # Copies: a step may return one tensor in two places, and each output of a graph needs its own name.
+        return {name: found[name].detach().clone() for name in self.outputs()}
+
+
+def make_train_step(
+    user: UserModel,
+    step: LocalStep | Function,
+    *,
+    features: Function | None = None,
+    personal: Sequence[str] = (),
+    state: Mapping[str, Any] | None = None,
+    kept: Sequence[str] = (),
+    hyper: Mapping[str, float | None] | None = None,
+) -> TrainStep:
+    """Check the step and run it on the example. The model is in training mode. Raises ExportError."""
+    rule = _checked_rule(step, features)
+    buffers = changed_buffers(user)
+    trained = {name: value for name, value in user.model.named_parameters() if value.requires_grad}
+    known = trained | {name: value for name, value in user.model.named_buffers() if name in buffers}
+    stays = names_matching(personal, list(known), "personal", "trained parameter or buffer that training changes")
+    if not set(trained) - stays:
+        raise ExportError(f"personal={list(personal)} leaves no trained parameter that travels")
+    values = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in sorted(known.items(), key=lambda row: row[0] in stays)
+    }
+    objective = Objective(
+        user.model,
+        user.loss,
+        user.metrics,
+        list(user.inputs()),
+        list(user.batch)[len(user.inputs()) :],
+        list(trained),
+        [name for name in values if name in buffers],
+    )
+    if not isinstance(step, LocalStep):
+        function, needs = step, keyword_needs(step)
+        initial = _state_tensors(state or {})
+        defaults = _checked_hyper(hyper or {}, None)
+        names = tuple(name for name in REFERENCES if name in needs)
+    else:
+        if state or kept:
+            raise ExportError("state and kept are for a step of your own; a LocalStep's optimizer has its own state")
+        function, needs = built_in(rule, features), ("objective", *REFERENCES)
+        initial = initial_state(rule, {name: values[name] for name in trained})
+        defaults = _checked_hyper(hyper or {}, hyper_defaults(rule))
+        names = references(rule)
+    made = TrainStep(
+        function,
+        tuple(needs),
+        rule,
+        objective,
+        values,
+        stays,
+        initial,
+        names_matching(kept, list(initial), "kept", "state of the step"),
+        defaults,
+        names,
+        user.batch,
+    )
+    with as_export_error("on the example the step fails in PyTorch itself"):
+        _, draws = made.run_counting_draws(made.arguments() | {"seed": torch.tensor(0)})
+    return made._replace(random=draws > 0)
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Let PyTorch compute attention and recurrent layers with plain operators instead of fused kernels.
+
+    The fused kernels' backward passes cannot be translated, and they draw their random numbers in another order.
+    """
+    mkldnn = torch.backends.mkldnn
+    before: Any = mkldnn.enabled
+    mkldnn.enabled = False  # type: ignore[assignment]  # a property, made in an unusual way
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        mkldnn.enabled = before
+
+
+def _check_result(name: str, value: object, shape: torch.Size) -> None:
+    what = name.removeprefix("next.")
+    if value is None:
+        raise ExportError(f"the step did not return {what}")
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float32:
+        given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ExportError(f"the step returned {what} as {given}; expected a float32 tensor of shape {tuple(shape)}")
+
+
+def _checked_rule(step: LocalStep | Function, features: Function | None) -> LocalStep:
+    if not isinstance(step, LocalStep):
+        if not callable(step):
+            raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep or a function")
+        needs = keyword_needs(step)
+        if features is not None:
+            raise ExportError("features are for LocalStep(contrastive=True); a step of your own takes its own")
+        return LocalStep("custom", correction="correction" in needs)
+    if step.optimizer not in OPTIMIZERS:
+        raise ExportError(f"optimizer {step.optimizer!r}; a LocalStep has one of {', '.join(OPTIMIZERS)}")
+    if step.proximal and step.contrastive:
+        raise ExportError(
+            "a step is proximal or contrastive, not both: each has its own mu; write the two as a function"
+        )
+    if step.contrastive != (features is not None):
+        raise ExportError(
+            "a contrastive step needs features(outputs), the tensor of features in what the model returns"
+            if step.contrastive
+            else "features are for a contrastive step: LocalStep(contrastive=True)"
+        )
+    return step
+
+
+def _checked_hyper(
+    given: Mapping[str, float | None], declared: Mapping[str, float | None] | None
+) -> dict[str, float | None]:
+    """Return the manifest's defaults. A step of the user's own (``declared`` is None) has what is given."""
+    for name, value in given.items():
+        check_name("hyper-parameter", name)
+        if name == "seed":
+            raise ExportError("no hyper-parameter is named seed: that is the input of a random step's own numbers")
+        number = value is None or (isinstance(value, int | float) and abs(value) <= 1e30)
+        if not number or (declared is not None and (name not in declared or value is None)):
+            known = "a step of your own takes" if declared is None else f"the step has {', '.join(declared)}, each"
+            raise ExportError(f"hyper-parameter {name}={value}: {known} a finite number")
+    return {**(declared or {}), **{name: None if value is None else float(value) for name, value in given.items()}}
+
+
+def _state_tensors(state: Mapping[str, Any]) -> Tensors:
+    values = {}
+    for name, value in state.items():
+        check_name("state", name, TensorName)
+        with as_export_error(f"state {name} cannot become a tensor"):
+            values[name] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+        if values[name].dtype != torch.float32 or not values[name].numel():
+            raise ExportError(
+                f"state {name} is {values[name].dtype} of shape {tuple(values[name].shape)}; expected float32, with "
+                "at least one element"
+            )
+        if not bool(torch.isfinite(values[name]).all()):
+            raise ExportError(f"state {name} holds NaN or infinity; every initial value must be finite")
+    return values
+
+
+def names_matching(patterns: Sequence[str], names: Sequence[str], argument: str, what: str) -> set[str]:
+    """Return the names that match a pattern: a name, one with wildcards (``head.*``), or a module's.
+
+    Raises ExportError if a pattern matches none.
+    """
+    if isinstance(patterns, str):
+        raise ExportError(f"{argument}={patterns!r}; expected a list of names")
+    found: set[str] = set()
+    for pattern in patterns:
+        fits = {name for name in names if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
+        if not fits:
+            raise ExportError(f"{argument}: {pattern!r} is the name of no {what}; there are {', '.join(names)}")
+        found |= fits
+    return found
+
+
+def changed_buffers(user: UserModel) -> set[str]:
+    """Return the names of the float32 buffers that a pass in training mode changes. The model itself does not change.
+
+    Counters such as BatchNorm's num_batches_tracked do not travel: a mean of them has no use. Raises ExportError if
+    training depends on one.
+    """
+    model, inputs = user.model, tuple(value.clone() for value in user.inputs().values())
+
+    def forward_pass(shift: int) -> tuple[Any, Tensors, set[str]]:
+        """Return the outputs, the buffers afterwards and the names of those that changed, with counters shifted."""
+        before = {name: value.detach().clone() for name, value in model.named_buffers()}
+        for value in before.values():
+            if not value.is_floating_point() and value.dtype != torch.bool:
+                value += shift
+        given = {name: value.clone() for name, value in before.items()}
+        fresh = {name: (value, value._version) for name, value in given.items()}
+        with torch.no_grad(), plain_kernels(), Seeded(torch.tensor(0)):
+            outputs = functional_call(model, given, tuple(value.clone() for value in inputs))
+        # Batch norm's write does not raise the version; another write may leave the values as they were.
+        changed = {
+            name
+            for name, value in given.items()
+            if value is not fresh[name][0] or value._version != fresh[name][1] or not torch.equal(value, before[name])
+        }
+        return outputs, given, changed
+
+    with as_export_error("the model fails in PyTorch itself"):
+        outputs, after, changed = forward_pass(0)
+    counters = {name for name in changed if not after[name].is_floating_point()}
+    travelling = sorted(changed - counters)
+    if counters:
+        shifted_outputs, shifted, _ = forward_pass(7)
+        one, other = ([found[name] for name in travelling] for found in (after, shifted))
+        if not _equal([outputs, one], [shifted_outputs, other]):
+            raise ExportError(
+                f"training depends on {', '.join(sorted(counters))}, a counter that does not travel (BatchNorm with "
+                "momentum=None averages over all batches by it): give BatchNorm a momentum, or count in a float32 "
+                "buffer"
+            )
+    wrong = [name for name in travelling if after[name].dtype != torch.float32]
+    if wrong:
+        raise ExportError(f"buffer {wrong[0]} changes in training and is {after[wrong[0]].dtype}; expected float32")
+    return set(travelling)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(not isinstance(a, Tensor) or torch.equal(a, b) for a, b in pairs)

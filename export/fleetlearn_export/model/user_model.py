@@ -1,0 +1,289 @@
+"""The user's model, loss, metrics and example, checked by running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+import torch
+from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.messages import Name
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.source_locations import as_export_error
+from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.steps import Function
+
+DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
+"""The dtypes that arrays of a batch, and outputs, may have."""
+
+
+class IndexRange(NamedTuple):
+    """The integers that an array of a batch may hold: 0 to ``below`` - 1, and ``ignored``. Named as in the manifest."""
+
+    below: int
+    ignored: int | None
+
+
+class UserModel(NamedTuple):
+    """The user's model with its loss, its metrics and an example of its data."""
+
+    model: nn.Module
+    loss: Function
+    metrics: Mapping[str, Function]
+    batch: dict[str, Tensor]
+    """The example by name: at least two rows. Each array is a copy of the user's."""
+    targets: int
+    """How many of the batch's last arrays go to the loss, not to the model."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        return dict(list(self.batch.items())[: len(self.batch) - self.targets])
+
+
+class LossModule(nn.Module):
+    """Maps a batch to its mean loss and the mean of each metric, with the user's functions."""
+
+    def __init__(self, user: UserModel) -> None:
+        super().__init__()
+        self.model = user.model
+        self.loss = user.loss
+        self.metrics = list(user.metrics.values())
+        self.inputs = len(user.batch) - user.targets
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        outputs, targets = self.model(*batch[: self.inputs]), batch[self.inputs :]
+        loss = self.loss(outputs, *targets)
+        outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+        return (loss, *(metric(outputs, *targets).float().mean() for metric in self.metrics))
+
+
+class EvalModule(LossModule):
+    """Maps a batch to the sum of the loss, the sum of each metric, and the number of examples (int64)."""
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        means = super().forward(*batch)
+        examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
+        return (*(mean * examples for mean in means), examples)
+
+
+class InferModule(nn.Module):
+    """Maps the model's inputs to its outputs, as a flat tuple."""
+
+    def __init__(self, user: UserModel) -> None:
+        super().__init__()
+        self.model = user.model
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(named_outputs(self.model(*inputs)).values())
+
+
+def named_outputs(result: Any) -> dict[str, Any]:
+    """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple; ``output_KEY`` for a dict."""
+    if isinstance(result, Mapping):
+        return {f"output_{key}": value for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return {f"output_{place}": value for place, value in enumerate(result)}
+    return {"output": result}
+
+
+def make_user_model(
+    model: nn.Module,
+    loss: Function,
+    example: Sequence[Any],
+    metrics: Mapping[str, Function],
+    names: Sequence[str] | None,
+    targets: int,
+) -> UserModel:
+    """Check everything that can be checked before tracing. Raises ExportError."""
+    if not isinstance(model, nn.Module):
+        raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    for what, function in {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}.items():
+        if not callable(function):
+            raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")
+    for name in metrics:
+        check_name("metric", name)
+    user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
+    _check_parameters(model, loss)
+    _check_by_running(user)
+    _refuse_sum_as_loss(user)
+    return user
+
+
+def check_name(what: str, name: object, kind: Any = Name) -> None:
+    """Raise ExportError if the manifest cannot hold the name."""
+    try:
+        msgspec.convert(name, kind)
+    except msgspec.ValidationError as error:
+        raise ExportError(f"{what} name {name!r}: {error}") from None
+
+
+def _named_batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) -> dict[str, Tensor]:
+    if isinstance(example, Tensor) or not isinstance(example, Sequence):
+        raise ExportError(f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)")
+    if not 0 <= targets < len(example):
+        raise ExportError(
+            f"the example has {len(example)} arrays, of which the last {targets} are the loss's targets; "
+            "expected at least one array before them, the model's input (see the argument `targets`)"
+        )
+    names = list(names) if names is not None else default_array_names(len(example) - targets, targets)
+    if len(names) != len(example) or len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
+        raise ExportError(f"names {names} for an example of {len(example)} arrays; expected one identifier for each")
+    batch = {}
+    for name, array in zip(names, example, strict=True):
+        with as_export_error(f"example array {name} cannot become a tensor"):
+            # Each array its own memory: one tensor in two places would be traced as one input.
+            batch[name] = torch.as_tensor(array).detach().cpu().contiguous().clone()
+        if not batch[name].dim():
+            raise ExportError(f"example array {name} is a scalar; its first axis must be the examples'")
+        dtype = str(batch[name].dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ExportError(f"example array {name} is {dtype}; arrays are one of {', '.join(DTYPES)}")
+        with as_export_error(f"example array {name} of shape {tuple(batch[name].shape)} does not fit a bundle"):
+            array_row(name, batch[name])
+    rows = {name: len(array) for name, array in batch.items()}
+    if len(set(rows.values())) > 1 or not min(rows.values()):
+        raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
+    if min(rows.values()) == 1:
+        # PyTorch treats a size of 1 as a constant.
+        batch = {name: torch.cat([array, array]) for name, array in batch.items()}
+    return batch
+
+
+def default_array_names(inputs: int, targets: int) -> list[str]:
+    """Return ``x`` and ``y``; of several inputs ``x0``, ``x1``, ..., of several targets ``y0``, ``y1``, ..."""
+    return [
+        *(["x"] if inputs == 1 else [f"x{i}" for i in range(inputs)]),
+        *(["y"] if targets == 1 else [f"y{i}" for i in range(targets)]),
+    ]
+
+
+def array_row(name: str, value: Tensor, within: IndexRange | None = None) -> Input:
+    """Return the manifest's row for an array. Raises msgspec.ValidationError if the manifest has no such dtype."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    allowed = {} if within is None else within._asdict()
+    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:]), **allowed}, Input)
+
+
+def _check_parameters(model: nn.Module, loss: Function) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise ExportError(
+                f"{name} has no shape yet: run the model on the example once, so that its lazy modules know"
+            )
+        if tensor.device.type != "cpu":
+            raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not trained:
+        raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
+    for name, value in trained.items():
+        if value.dtype != torch.float32:
+            raise ExportError(
+                f"parameter {name} is {value.dtype}; trained parameters are float32: convert with model.float(), or "
+                "freeze it with requires_grad_(False)"
+            )
+        if not value.numel():
+            raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
+        if not bool(torch.isfinite(value).all()):
+            raise ExportError(f"parameter {name} holds NaN or infinity; every value must be finite")
+    if isinstance(loss, nn.Module):
+        for name, value in loss.named_parameters():
+            if value.requires_grad:
+                raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
+
+
+def _check_by_running(user: UserModel) -> None:
+    """Run the loss and its gradient on the example, and on the example with one more row."""
+    trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
+    rows = len(next(iter(user.batch.values())))
+    for size in (rows, rows + 1):
+        batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
+        what = f"on {size} examples the model or its loss fails in PyTorch itself"
+        with (
+            training_mode(user.model),
+            as_export_error(what if size == rows else f"the example's {rows} examples work, but {what}"),
+        ):
+            state = copy_of_state(user.model)
+            leaves = {name: state[name].requires_grad_() for name in trained}
+            arrays = tuple(batch.values())
+            inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+            outputs = functional_call(user.model, state, inputs)
+            loss = user.loss(outputs, *targets)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+            outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+            for name, metric in user.metrics.items():
+                value = metric(outputs, *targets)
+                if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
+                    raise ExportError(
+                        f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of "
+                        f"shape ({size},), a value for each example"
+                    )
+            if not loss.requires_grad:
+                raise ExportError("the loss does not depend on any parameter of the model")
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        without = [name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None]
+        if without:
+            raise ExportError(
+                f"parameter {', '.join(without)} gets no gradient: the loss does not depend on it. Use it, "
+                "remove it, or freeze it with requires_grad_(False)"
+            )
+
+
+def _refuse_sum_as_loss(user: UserModel) -> None:
+    """Raise ExportError if the loss is a sum over the batch: with each row twice a sum doubles, and a mean stays."""
+    found = []
+    what = "in evaluation mode the model or its loss fails in PyTorch itself"
+    with evaluation_mode(user.model), as_export_error(what):
+        for times in (1, 2):
+            arrays = [torch.cat([array] * times) for array in user.batch.values()]
+            inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+            found.append(user.loss(user.model(*inputs), *targets).item())
+    once, twice = found
+    if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
+        raise ExportError(
+            f"the loss is {once:.4g} on the example, and {twice:.4g} with each row there twice: it is a sum; expected "
+            'the mean over the batch, as reduction="mean" gives it'
+        )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def copy_of_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all parameters and buffers, for calls that must not change the model."""
+    rows = [*model.named_parameters(), *model.named_buffers()]
+    return {name: value.detach().clone() for name, value in rows}
+
+
+def training_mode(model: nn.Module) -> AbstractContextManager[None]:
+    """Put the model in training mode. Restores its modes, its buffers and PyTorch's random state afterwards."""
+    return _mode(model, training=True)
+
+
+def evaluation_mode(model: nn.Module) -> AbstractContextManager[None]:
+    """Put the model in evaluation mode. Restores the same as ``training_mode``."""
+    return _mode(model, training=False)
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        model.train(training)
+        try:
+            yield
+        finally:
+            for module, was in modes.items():
+                module.training = was
+            for buffer, kept in buffers:
+                if not torch.equal(buffer, kept):
+                    buffer.copy_(kept)

@@ -1,0 +1,206 @@
+"""The training step, the evaluation and the model as programs over flat lists of tensors.
+
+The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing it records every
+operator of the forward pass, the backward pass and the update. The record is exported as one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.seeded_random import Seeded
+from fleetlearn_export.model.source_locations import (
+    as_export_error,
+    fixed_size_error,
+    location_of_node,
+    location_of_replaced_size,
+    user_frames_recorded,
+)
+from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
+from fleetlearn_export.silence import silenced_python
+from fleetlearn_export.tracing.decompositions import tracing_decompositions
+from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+
+FREE_BATCH_SIZE = Dim("n", min=2)
+"""The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
+
+
+class Program(NamedTuple):
+    """An exported program, with the names of its inputs and outputs in order."""
+
+    exported: ExportedProgram
+    inputs: list[str]
+    outputs: list[str]
+    located: torch.fx.Graph
+    """A graph of the user's loss whose operators have their locations in the user's code."""
+    located_step: torch.fx.Graph | None = None
+    """A graph of the whole step with such locations."""
+
+
+class ParametersAsArguments(nn.Module):
+    """``inner``, with its model's parameters as first arguments."""
+
+    def __init__(self, inner: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.names = names
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        count = len(self.names)
+        given = {f"model.{name}": value for name, value in zip(self.names, values[:count], strict=True)}
+        result: tuple[Tensor, ...] = functional_call(self.inner, given, values[count:])
+        return result
+
+
+class FlatArguments(nn.Module):
+    """A traced graph that takes its arguments as one tuple."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.inner = graph
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.inner(*values))
+
+
+def export_loss(user: UserModel) -> torch.fx.Graph:
+    """Export the loss alone: what cannot be exported is easiest to name there. The model is in training mode.
+
+    Returns a graph whose operators have their locations in the user's code. Raises ExportError.
+    """
+    exported = _export(LossModule(user), 0, list(user.batch.values()))
+    _refuse_unsupported_operators(exported.graph)
+    graph: torch.fx.Graph = exported.graph
+    return graph
+
+
+def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int]) -> torch.fx.GraphModule:
+    """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
+
+    rows: argument -> the axis whose size is the number of examples, which stays free. Raises ExportError.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    stand_ins = []
+    for name, value in arguments.items():
+        axes = [DimDynamic.DUCK if rows.get(name) == axis else DimDynamic.STATIC for axis in range(value.dim())]
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
+        stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context))
+
+    def flat(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(dict(zip(arguments, values, strict=True))).values())
+
+    with as_export_error("the training step cannot be traced"), silenced_python(), user_frames_recorded():
+        graph: torch.fx.GraphModule = make_fx(
+            flat,
+            decomposition_table=tracing_decompositions(),
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            record_stack_traces=True,
+        )(*stand_ins)
+    sizes: list[Any] = [
+        value.shape[rows[name]] for name, value in zip(arguments, stand_ins, strict=True) if name in rows
+    ]
+    if any(size.node.expr.is_number for size in sizes if isinstance(size, torch.SymInt)):
+        # Such a graph may be wrong in a single place, such as a division by the number of examples.
+        raise fixed_size_error("the training step cannot be traced", location_of_replaced_size(mode.shape_env))
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
+            # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
+            delattr(graph, node.target)
+            graph.register_buffer(node.target, value.detach().clone())
+    return graph
+
+
+def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
+    """Export a traced graph as a program in which nothing is changed in place. Raises ExportError."""
+    shapes = tuple({rows[name]: FREE_BATCH_SIZE} if name in rows else None for name in arguments)
+    with as_export_error("the traced step cannot be exported"), silenced_python():
+        exported = torch.export.export(
+            FlatArguments(graph), tuple(arguments.values()), dynamic_shapes=(shapes,), strict=False
+        )
+    _refuse_unsupported_operators(exported.graph)
+    return exported
+
+
+def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
+    """Return the program of one local step: forward, backward and update. Raises ExportError."""
+    arguments = step.arguments()
+    rows = {name: 0 for name in arguments if name.startswith("batch.")}
+    graph = trace(step.run, arguments, rows)
+    _refuse_unsupported_operators(graph.graph)
+    return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), located, graph.graph)
+
+
+def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
+    """Return the program of sums over a batch. The model is in evaluation mode. Raises ExportError."""
+    module = ParametersAsArguments(EvalModule(user), list(values))
+    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()])
+    _refuse_random_evaluation(user, exported.graph)
+    inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in user.batch)]
+    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
+    return Program(exported, inputs, outputs, exported.graph)
+
+
+def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]) -> Program:
+    """Return the program of the model alone. The model is in evaluation mode. Raises ExportError."""
+    module = ParametersAsArguments(InferModule(user), list(values))
+    inputs = user.inputs()
+    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *inputs.values()])
+    return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
+
+
+def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
+    """Export with a free first axis for all arguments except the first ``fixed``."""
+    shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
+    name = "batch" if isinstance(module, LossModule) else "values"
+    with as_export_error("the model cannot be exported"), silenced_python(), user_frames_recorded():
+        return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
+
+
+def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
+    """Raise ExportError on operators that no bundle can hold. The conversion finds others that ONNX lacks."""
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        reason = reason_without_gradient(node)
+        if reason:
+            raise ExportError(f"operator {node.target}{location_of_node(node)} {reason}")
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ExportError(
+                f"operator {node.target}{location_of_node(node)} gives complex numbers, which ONNX does not compute "
+                "with"
+            )
+
+
+def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
+    """Raise ExportError if the model draws random numbers in evaluation mode."""
+    with as_export_error("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
+        LossModule(user)(*(value.clone() for value in user.batch.values()))
+    if seeded.draws:
+        # A dropout that is switched off is still in the graph: it has the argument False.
+        random = [
+            node
+            for node in graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in node.target.tags
+            and False not in node.args
+        ]
+        place = f" in operator {random[0].target}{location_of_node(random[0])}" if random else ""
+        raise ExportError(
+            f"in evaluation mode the model draws random numbers{place}. Let it do so in training only: nn.Dropout, or "
+            "functional.dropout(x, p, self.training)"
+        )

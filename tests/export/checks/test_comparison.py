@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_export import ExportError
+from fleetlearn_export.checks.comparison import compare
+
+
+def test_compare() -> None:
+    expected = torch.tensor([100.0, 1.0])
+    assert compare({"a": (np.array([100.0005, 1]), expected)}, "it") == pytest.approx(5e-6, rel=1e-2)
+    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 2e-05 \(and in 0 more\)"):
+        compare({"a": (np.array([100.002, 1]), expected), "b": (np.zeros(2), torch.zeros(2))}, "it")
+    with pytest.raises(ExportError, match="in a by nan"):
+        compare({"a": (np.array([np.nan, 1]), expected)}, "it")
+    with pytest.raises(ExportError, match=r"a with shape \(1,\) where PyTorch has \(2,\)"):
+        compare({"a": (np.zeros(1), expected)}, "it")
+
+
+def test_infinity_is_equal_to_itself_and_hides_nothing() -> None:
+    """Masked scores are -inf; NaN cannot be compared."""
+    expected = torch.tensor([-torch.inf, 1.0])
+    assert compare({"a": (np.array([-np.inf, 1]), expected)}, "it") == 0
+    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.1 "):
+        compare({"a": (np.array([-np.inf, 1.1]), expected)}, "it")
+    with pytest.raises(ExportError, match=r"in a by inf"):
+        compare({"a": (np.array([1.0, 1.0]), expected)}, "it")
+    with pytest.raises(ExportError, match="it cannot be compared: PyTorch itself gives NaN in a"):
+        compare({"a": (np.array([np.nan]), torch.tensor([torch.nan]))}, "it")

@@ -1,0 +1,115 @@
+"""Rewritten graphs compute the same, with fewer operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxruntime
+import pytest
+from fleetlearn_export.graphs.rewrite import rewrite
+
+HEAD = """<ir_version: 8, opset_import: ["" : 18]>
+main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,6,8] x) => (float[l,m] out)
+"""
+BLOCK = """<ir_version: 8, opset_import: ["" : 18]>
+main (float[2,4,3] w, float[2,5,4] a, float[2,5,3] b, float[2,3,5] c, float lr) => (float[2,4,3] out)
+"""
+
+
+def values(model: onnx.ModelProto) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    feeds = {
+        row.name: np.asarray(
+            rng.standard_normal([size.dim_value or 2 for size in row.type.tensor_type.shape.dim]), np.float32
+        )
+        for row in model.graph.input
+    }
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, feeds)[0]
+    return result
+
+
+def rewritten(body: str) -> Counter[str]:
+    """The operators after rewriting."""
+    return Counter(node.op_type for node in rewritten_graph(body, HEAD).node)
+
+
+def rewritten_graph(body: str, head: str) -> onnx.GraphProto:
+    """What the graph computes is compared."""
+    before = onnx.parser.parse_model(head + "{" + body + "}")
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(before))
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    rewrite(model.graph)
+    passes.RemoveUnusedNodesPass()(model)
+    after = ir.to_proto(model)
+    onnx.checker.check_model(after)
+    np.testing.assert_allclose(values(after), values(before), rtol=1e-5, atol=1e-6)
+    return after.graph
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)",
+        "at = Transpose(a) ct = Transpose(c) g = MatMul(at, ct) s = Mul(g, lr) out = Sub(w, s)",
+    ],
+)
+def test_an_update_is_one_product(body: str) -> None:
+    assert rewritten(body) == {"Mul": 1, "Gemm": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "scaled"),
+    [
+        # w has fewer columns than rows, so the second factor is the smaller one.
+        ("at = Transpose<perm = [0, 2, 1]>(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)", "b"),
+        (
+            "at = Transpose<perm = [0, 2, 1]>(a) ct = Transpose<perm = [0, 2, 1]>(c) g = MatMul(at, ct) "
+            "s = Mul(g, lr) out = Sub(w, s)",
+            "c",
+        ),
+    ],
+)
+def test_an_update_of_a_block_scales_the_smaller_factor(body: str, scaled: str) -> None:
+    graph = rewritten_graph(body, BLOCK)
+    found = Counter(node.op_type for node in graph.node)
+    assert found == {"Transpose": 1 + (scaled == "c"), "Mul": 1, "MatMul": 1, "Sub": 1}
+    (mul,) = (node for node in graph.node if node.op_type == "Mul")
+    assert list(mul.input) == [scaled, "lr"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The gradient, or the step, is used elsewhere too.
+        "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) d = Sub(w, s) out = Add(d, g)",
+        "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) d = Sub(w, s) out = Add(d, s)",
+        # One row, which the subtraction repeats.
+        "z = Constant<value_ints: ints = [0]>() r = ReduceSum<keepdims = 1>(w, z) at = Transpose(a) "
+        "g = MatMul(at, b) s = Mul(lr, g) out = Sub(r, s)",
+        "at = Transpose(a) g = MatMul(at, b) s = Mul(w, g) out = Sub(w, s)",
+    ],
+)
+def test_other_updates_stay(body: str) -> None:
+    assert "Gemm" not in rewritten(body)
+
+
+SLICES = "".join(
+    f"{name} = Constant<value_ints: ints = {ints}>() "
+    for name, ints in {"one": [1], "two": [2], "five": [5], "last": [-1], "shape": [3, -1]}.items()
+)
+
+
+def test_slices_along_different_axes_are_one() -> None:
+    body = "s = Slice(x, one, five, two, two) t = Slice(s, two, five, one, one) out = Reshape(t, shape)"
+    assert rewritten(SLICES + body)["Slice"] == 1
+
+
+@pytest.mark.parametrize("axis", ["two", "last"])
+def test_slices_that_may_be_along_one_axis_stay(axis: str) -> None:
+    body = f"s = Slice(x, one, five, two, one) t = Slice(s, one, five, {axis}, one) out = Reshape(t, shape)"
+    assert rewritten(SLICES + body)["Slice"] == 2

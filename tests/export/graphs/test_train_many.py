@@ -1,0 +1,170 @@
+"""graphs/train_many.onnx against graphs/train.onnx, device after device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from fleetlearn_export import ExportError, LocalStep, Many, export_bundle
+from fleetlearn_export.graphs import train_many
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
+from torch import nn
+from torch.nn import functional
+
+SHARED = ("anchor", "hyper")
+HYPER = {"lr": 0.05, "mu": 0.3}
+
+
+def session_of(bundle: Bundle, file: str) -> Any:
+    return onnxruntime.InferenceSession(bundle.read(file), providers=["CPUExecutionProvider"])
+
+
+def run(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    names = [row.name for row in session.get_outputs()]
+    return dict(zip(names, session.run(names, {row.name: feed[row.name] for row in session.get_inputs()}), strict=True))
+
+
+def inputs_for(bundle: Bundle, session: Any, rows: int) -> dict[str, Any]:
+    """Other values for each device; of the state what Adam's could be."""
+    rng, feed = np.random.default_rng(1), {}
+    defaults = {row.name: row.default for row in bundle.manifest.hyper}
+    for row in session.get_inputs():
+        shape = [size if isinstance(size, int) else rows for size in row.shape]
+        kind, _, name = row.name.partition(".")
+        if kind == "hyper":
+            feed[row.name] = np.array(HYPER.get(name, defaults[name]), np.float32)
+        elif row.name == "batch.y":
+            feed[row.name] = rng.integers(3, size=shape)
+        elif kind in ("seed", "steps"):
+            feed[row.name] = rng.integers(10**12, size=shape)
+        else:
+            feed[row.name] = abs(rng.normal(0.5, 0.3, shape)).astype(np.float32)
+    return feed
+
+
+def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
+    """Each device's parameters, state, losses and metrics are those of its own steps, one after the other."""
+    block, single = session_of(bundle, TRAIN_MANY), session_of(bundle, TRAIN)
+    feed = inputs_for(bundle, block, rows) | {"steps": np.array(steps)}
+    found = run(block, feed)
+    for device, count in enumerate(steps):
+        now = {name: value if name.startswith(SHARED) else np.asarray(value[device]) for name, value in feed.items()}
+        for number in range(count):
+            batch = {name: value[device, number] for name, value in feed.items() if name.startswith("batch.")}
+            seed = {"seed": np.asarray(feed["seed"][device] + number)} if "seed" in feed else {}
+            after = run(single, now | batch | seed)
+            for name, value in after.items():
+                if name.startswith("next."):
+                    now[name.removeprefix("next.")] = value
+                else:
+                    assert found[name][device, number] == pytest.approx(float(value), abs=1e-6)
+        for name, value in found.items():
+            if name.startswith("next."):
+                np.testing.assert_allclose(value[device], now[name.removeprefix("next.")], atol=1e-6)
+            else:
+                assert not value[device, count:].any(), "measured where nothing was done"
+
+
+def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == y).float()
+
+
+def test_softmax_regression_with_any_number_of_examples(tmp_path: Path) -> None:
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    exported = export_bundle(
+        nn.Linear(5, 3),
+        functional.cross_entropy,
+        (x, y),
+        tmp_path / "b",
+        step=LocalStep(proximal=True),
+        metrics={"accuracy": accuracy},
+        many=Many(4, 3),
+    )
+    assert exported.bundle.manifest.many == Many(4, 3)
+    for rows in (5, 2, 1):
+        check(exported.bundle, rows, [3, 0, 1, 2])
+    check(exported.bundle, 2, [3, 3, 3, 3])  # nothing is picked then
+    graph = onnx.load_model_from_string(exported.bundle.read(TRAIN_MANY)).graph
+    assert Counter(node.op_type for node in graph.node)["If"] == 2, "for the weights and for the biases"
+
+
+def test_state_and_randomness_are_each_devices_own(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3))
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    bundle = export_bundle(
+        model, functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(3, 2)
+    ).bundle
+    check(bundle, 4, [2, 1, 2])
+
+
+WEIGHT = torch.tensor([0.5, 2.0, 1.5])
+
+
+LOSSES: dict[str, Any] = {
+    "weighted, some ignored": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, ignore_index=2),
+    "sum, some ignored": lambda outputs, y: (
+        functional.cross_entropy(outputs, y, ignore_index=2, reduction="sum") / torch.ones_like(y).sum()
+    ),
+    "one by one": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, reduction="none").mean(),
+    "smoothed": lambda outputs, y: functional.cross_entropy(outputs, y, label_smoothing=0.2),
+    "images": lambda outputs, y: functional.cross_entropy(
+        outputs.unsqueeze(2).unsqueeze(3), y.unsqueeze(1).unsqueeze(2)
+    ),
+}
+NAMES = [next(iter(LOSSES)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(LOSSES)[1:])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cross_entropy_with_its_options(tmp_path: Path, name: str) -> None:
+    x, y = torch.randn(6, 5), torch.randint(2, (6,))
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    check(export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=Many(3, 2)).bundle, 9, [2, 0, 1])
+
+
+def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit the same; also for numbers of steps beyond those of a call."""
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    found = []
+    for kept in (train_many.MAX_KEPT_BYTES, 0):
+        monkeypatch.setattr(train_many, "MAX_KEPT_BYTES", kept)
+        torch.manual_seed(0)
+        bundle = export_bundle(
+            nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(5, 3)
+        ).bundle
+        session = session_of(bundle, TRAIN_MANY)
+        feed = inputs_for(bundle, session, 4) | {"steps": np.array([3, 0, 1, 9, -1])}
+        found.append(run(session, feed))
+        for name, value in found[-1].items():
+            if name.startswith("next."):
+                np.testing.assert_array_equal(value[[1, 4]], feed[name.removeprefix("next.")][[1, 4]])
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value)
+
+
+@pytest.mark.slow
+def test_a_model_that_fixes_the_number_of_examples(tmp_path: Path) -> None:
+    """Convolution and batch norm, which PyTorch can spread over devices for a known number of examples only."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3)
+    )
+    x, y = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
+    with pytest.raises(ExportError, match=r"any number of examples .* Fix the number: Many\(2, 2, batch=\.\.\.\)"):
+        export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=Many(2, 2))
+    bundle = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=Many(2, 2, batch=5)).bundle
+    check(bundle, 5, [2, 1])
+
+
+@pytest.mark.parametrize("many", [Many(1, 5), 7])
+def test_what_is_not_a_block_is_refused(tmp_path: Path, many: Any) -> None:
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    with pytest.raises(ExportError, match=r"expected Many\(devices, steps\)"):
+        export_bundle(nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", many=many)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_export import ExportError
+from fleetlearn_export.model.user_model import (
+    EvalModule,
+    LossModule,
+    default_array_names,
+    evaluation_mode,
+    make_user_model,
+    named_outputs,
+    training_mode,
+)
+from torch import nn
+from torch.nn import functional
+
+X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+
+
+def source_of(model: Any = None, loss: Any = functional.cross_entropy, example: Any = (X, Y), **options: Any) -> Any:
+    arguments = {"metrics": {}, "names": None, "targets": 1} | options
+    return make_user_model(nn.Linear(3, 2) if model is None else model, loss, example, **arguments)
+
+
+def test_arrays_are_copies_of_at_least_two_rows() -> None:
+    x = np.ones((1, 3), np.float32)
+    user = source_of(
+        loss=lambda outputs, a, b: (outputs - a[:, :2] + b[:, :2]).sum(1).mean(), example=(x, X[:1], X[:1]), targets=2
+    )
+    assert list(user.batch) == ["x", "y0", "y1"]
+    assert [tuple(array.shape) for array in user.batch.values()] == [(2, 3)] * 3
+    assert len({array.data_ptr() for array in user.batch.values()}) == 3
+    assert list(user.inputs()) == ["x"]
+
+
+def test_default_names() -> None:
+    assert default_array_names(1, 1) == ["x", "y"]
+    assert default_array_names(2, 0) == ["x0", "x1"]
+    assert default_array_names(1, 3) == ["x", "y0", "y1", "y2"]
+
+
+def test_modules_give_means_and_sums_of_scalars_and_of_values_for_each_example() -> None:
+    metrics = {"mean": lambda outputs, y: y.float().mean(), "each": lambda outputs, y: y == 1}
+    user = source_of(metrics=metrics)
+    with torch.no_grad():
+        loss, *means = LossModule(user)(X, Y)
+        loss_sum, *sums = EvalModule(user)(X, Y)
+    assert [float(value) for value in means] == [0.5, 0.5]
+    assert float(loss_sum) == pytest.approx(4 * float(loss))
+    assert [float(value) for value in sums] == [2.0, 2.0, 4.0]
+
+
+def _half() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double())
+
+
+def _unused() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_parameter("idle", nn.Parameter(torch.zeros(2)))
+    return model
+
+
+def _infinite() -> nn.Module:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.bias, torch.inf)
+    return model
+
+
+class Metric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.margin = nn.Parameter(torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
+        ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
+        ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
+        ({"model": _unused()}, "parameter idle gets no gradient"),
+        ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
+        ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
+        ({"model": nn.Linear(3, 2, device="meta")}, r"weight is on meta; .* model.cpu\(\)"),
+        ({"loss": 3}, "the loss is a int; expected a function"),
+        ({"loss": Metric()}, "the loss has a parameter of its own, margin"),
+        (
+            {"loss": lambda outputs, y: outputs.sum(1)},
+            r"the loss is a torch.float32 tensor of shape \(4,\); expected a scalar",
+        ),
+        (
+            {"loss": nn.CrossEntropyLoss(reduction="sum")},
+            r"the loss is [\d.]+ on the example, and [\d.]+ with each row there twice: it is a sum",
+        ),
+        ({"loss": lambda outputs, y: 0.5}, "the loss is a float; expected a scalar"),
+        ({"loss": lambda outputs, y: y.float().mean()}, "does not depend on any parameter"),
+        (
+            {"loss": lambda outputs: outputs.mean()},
+            r"on 4 examples .* TypeError: .*takes 1 positional argument but 2 were given",
+        ),
+        ({"metrics": {"a b": functional.l1_loss}}, "metric name 'a b'"),
+        (
+            {"metrics": {"f1": lambda outputs, y: outputs}},
+            r"metric f1 is .* of shape \(4, 2\); expected .* shape \(4,\)",
+        ),
+        ({"metrics": {"f1": lambda outputs, y: 1.0}}, "metric f1 is a float"),
+        ({"example": X}, "the example is a Tensor; expected a tuple"),
+        ({"example": (X,)}, "the example has 1 arrays, of which the last 1 are the loss's targets"),
+        ({"example": (X, Y[:3])}, r"the first axis .* it has \{'x': 4, 'y': 3\}"),
+        ({"example": (X[:0], Y[:0])}, "the first axis .* at least 1"),
+        ({"example": (X, torch.tensor(1))}, "example array y is a scalar"),
+        ({"example": (X.half(), Y)}, "example array x is float16; arrays are one of float32, .*, bool"),
+        ({"example": (["a", "b"], Y)}, "example array x cannot become a tensor"),
+        ({"example": (X.double(), Y)}, "fails in PyTorch itself: RuntimeError: .*Double"),
+        ({"names": ["x"]}, r"names \['x'\] for an example of 2 arrays"),
+        ({"names": ["x", "x"]}, "one identifier for each"),
+        ({"names": ["x", "the label"]}, "one identifier for each"),
+    ],
+)
+def test_bad_input_is_refused_by_name(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ExportError, match=text):
+        source_of(**options)
+
+
+def test_a_batch_size_written_into_the_model_is_found_with_its_line() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.view(4, 3))  # a fixed number of examples
+
+    with pytest.raises(ExportError, match=r"the example's 4 examples work, but on 5 .*shape.* at ") as caught:
+        source_of(Fixed(3, 2))
+    assert f"{__file__}:{line_of('a fixed number of examples')} in forward" in str(caught.value)
+
+
+def line_of(comment: str) -> int:
+    with open(__file__, encoding="utf-8") as file:  # noqa: PTH123
+        return next(number for number, line in enumerate(file, 1) if f"# {comment}" in line)
+
+
+def test_training_gives_everything_back() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5))
+    model[1].eval()
+    with training_mode(model):
+        assert model[0].training
+        assert model[1].training
+        first = model(X)
+    with training_mode(model):
+        assert torch.equal(model(X), first), "randomness begins again from the same state"
+    assert [module.training for module in model.modules()] == [True, True, False]
+    assert torch.equal(model[0].running_mean, torch.zeros(3))
+    assert int(model[0].num_batches_tracked) == 0
+    with pytest.raises(ValueError, match="expected 2D"), evaluation_mode(model):
+        model(torch.zeros(1))
+    assert model.training
+
+
+def test_the_example_is_not_changed() -> None:
+    x = X.clone()
+    source_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)), example=(x, Y))
+    assert torch.equal(x, X)
+
+
+def test_named_outputs() -> None:
+    assert named_outputs(X) == {"output": X}
+    assert named_outputs((X, Y)) == {"output_0": X, "output_1": Y}
+    assert list(named_outputs({"z": X, "a": Y})) == ["output_z", "output_a"]
