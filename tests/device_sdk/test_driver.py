@@ -44,7 +44,7 @@ from fleetlearn_protocol.messages import (
     Waiting,
 )
 from line_bundle import line_data, write_line_bundle
-from processes import STOCK, free_port
+from processes import free_port
 from scripted import PATIENCE, Line, Scripted, Served, scripted, small_buffers
 from websockets.exceptions import ConnectionClosed
 
@@ -977,13 +977,12 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
     shutil.copytree(served.bundle.path, state.bundle(served.bundle.sha256))
     state.model(served.model_sha256).write_bytes(served.model.tobytes())
     state.close()
-    python = str(STOCK) if STOCK.exists() else sys.executable
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else each thread reserves 64 MiB
 
     async def test() -> None:
         async with (
             scripted() as coordinator,
-            process(coordinator, tmp_path, command=(python, "-c", LIMITED, str(200 * 2**20))),
+            process(coordinator, tmp_path, command=(sys.executable, "-c", LIMITED, str(200 * 2**20))),
         ):
             for name in ("t1", "t2"):
                 line = await coordinator.line()
