@@ -26,7 +26,7 @@ Figures = dict[str, float]
 def simulator(settings: Settings, launched: float) -> Figures:
     """Rounds of ``simulate``, with all that belongs to a run: data, engine, event log, checkpoints, exact sums."""
     from fleetlearn_simulator.run import Options, simulate
-    from fleetlearn_simulator.scenario import Scenario
+    from fleetlearn_simulator.scenario.scenario import Scenario
 
     base = Path(settings["folder"])
     run = Scenario.read(settings["scenario"], base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from fleetlearn_simulator import draw
+from fleetlearn_simulator import keyed_random as draw
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 

@@ -27,14 +27,14 @@ from _dropout_data import EXAMPLES, SHARES, TEST, scans
 from fleetlearn_device.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.failures import Fates, fates
-from fleetlearn_simulator.measures import Target, lost_share, participation, reached, wasted_share
-from fleetlearn_simulator.population import tiers_of
-from fleetlearn_simulator.record import MODEL, SUMMARY
-from fleetlearn_simulator.results import Floats, Run, read_run, series
+from fleetlearn_simulator.population.failures import Fates, fates
+from fleetlearn_simulator.population.traits import tiers_of
+from fleetlearn_simulator.results.loaded_run import Floats, Run, read_run, series
+from fleetlearn_simulator.results.run_folder import MODEL, SUMMARY
+from fleetlearn_simulator.results.run_statistics import Target, lost_share, participation, reached, wasted_share
 from fleetlearn_simulator.run import Options, simulate, source_of
-from fleetlearn_simulator.scenario import Scenario, expand
-from fleetlearn_simulator.training import PerDevice, task_of
+from fleetlearn_simulator.scenario.scenario import Scenario, expand
+from fleetlearn_simulator.training.backend import PerDevice, task_of
 from safetensors.numpy import load_file
 
 DEVICES = 1000

@@ -30,10 +30,10 @@ from _fedprox_reference import BATCH, CLASSES, DEVICES, EPOCHS, FEATURES, LR, Mo
 from fleetlearn_export import LocalStep, Many, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import views
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.record import EVENTS, read_rows
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
 from fleetlearn_simulator.run import Kind, Options, simulate, source_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.scenario.scenario import Scenario
 from numpy.typing import NDArray
 from torch import nn
 

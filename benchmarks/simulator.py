@@ -31,7 +31,7 @@ import torch
 from fleetlearn_export import Many, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.run import source_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.scenario.scenario import Scenario
 from torch import nn
 from torch.nn import functional
 

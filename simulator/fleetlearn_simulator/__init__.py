@@ -2,6 +2,6 @@
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.run import Options, Outcome, simulate
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.scenario.scenario import Scenario
 
 __all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "simulate"]

@@ -29,11 +29,11 @@ except ImportError as error:  # pragma: no cover
 
 from fleetlearn_protocol.errors import FleetError
 
-from fleetlearn_simulator.fleet import Fleet
+from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.interrupts import STOP, heed
-from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
+from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
 from fleetlearn_simulator.run import Kind, Options, Outcome, prepare, simulate, summary_alone
-from fleetlearn_simulator.scenario import Scenario, expand, init_text
+from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
 
 app = typer.Typer(
     help="A fleet of devices in virtual time.",
@@ -138,8 +138,8 @@ def compare(
     ] = None,
 ) -> None:
     """Lay runs side by side: tables here, plots in a page."""
-    from fleetlearn_simulator.comparison import comparison_tables, write_comparison
-    from fleetlearn_simulator.measures import Target
+    from fleetlearn_simulator.results.comparison import comparison_tables, write_comparison
+    from fleetlearn_simulator.results.run_statistics import Target
 
     with _errors():
         wanted = None if target is None else Target.parse(target)
@@ -151,7 +151,7 @@ def compare(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
     """Write a run's page anew."""
-    from fleetlearn_simulator.report import write_report
+    from fleetlearn_simulator.results.run_report import write_report
 
     with _errors():
         print(write_report(folder))

@@ -24,12 +24,11 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits
 
-from fleetlearn_simulator.data import Kept, Source, make_source
+from fleetlearn_simulator.data.factory import Kept, Source, make_source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.fleet import Event, Fleet, name_of
+from fleetlearn_simulator.fleet.fleet import Event, Fleet, name_of
 from fleetlearn_simulator.interrupts import STOP
-from fleetlearn_simulator.parallel import Blocks, Parallel
-from fleetlearn_simulator.record import (
+from fleetlearn_simulator.results.run_folder import (
     OPTIONS,
     ROUNDS,
     SCENARIO,
@@ -42,9 +41,10 @@ from fleetlearn_simulator.record import (
     write_json,
     write_whole,
 )
-from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import Backend, Job, PerDevice, Task, means, task_of
-from fleetlearn_simulator.vectorized import Vectorized, check_many, divide, loads_of, not_for_many
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, Task, means, task_of
+from fleetlearn_simulator.training.process_pool import Blocks, Parallel
+from fleetlearn_simulator.training.vectorized import Vectorized, check_many, divide, loads_of, not_for_many
 
 Kind = Literal["auto", "bundle", "vectorized"]
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
@@ -92,7 +92,7 @@ class Outcome(NamedTuple):
 
     def report(self, file: str | os.PathLike[str] | None = None) -> Path:
         """Write the run as a page with plots. Default: ``report.html`` in the run's folder."""
-        from fleetlearn_simulator.report import write_report  # plotly takes its time
+        from fleetlearn_simulator.results.run_report import write_report  # plotly takes its time
 
         return write_report(self.folder, None if file is None else Path(file))
 
@@ -361,7 +361,7 @@ def _backend(
     """Back ends of ``kind``, where the options have them."""
     make = partial(make_backend, scenario, kind)
     if options.engine == "ray":
-        from fleetlearn_simulator.cluster import OnRay
+        from fleetlearn_simulator.training.ray_pool import OnRay
 
         model = bundle.parameters()[: bundle.manifest.size]
         return OnRay(make, blocks, model, options.workers, options.ray_address)

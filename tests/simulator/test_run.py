@@ -23,9 +23,8 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.parallel import Parallel
-from fleetlearn_simulator.record import (
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
     EVENTS,
     MODEL,
@@ -37,7 +36,8 @@ from fleetlearn_simulator.record import (
     read_rows,
 )
 from fleetlearn_simulator.run import check_supported, choose
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.process_pool import Parallel
 from line_bundle import write_line_bundle
 from threadpoolctl import threadpool_info
 from virtual import make_scenario, write_scenario
@@ -195,8 +195,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from fleetlearn_simulator import Options, simulate
-from fleetlearn_simulator.record import CHECKPOINT
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.results.run_folder import CHECKPOINT
+from fleetlearn_simulator.scenario.scenario import Scenario
 
 if __name__ == "__main__":
     folder = Path(sys.argv[2])

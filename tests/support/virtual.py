@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
-from fleetlearn_simulator import toml
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.outcomes import COLUMNS, Outcome, Outcomes
+from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.run import source_of
-from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import PerDevice, task_of
+from fleetlearn_simulator.scenario import toml
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import PerDevice, task_of
+from fleetlearn_simulator.training.trained_devices import COLUMNS, Outcome, Outcomes
 from line_bundle import line_data, line_step
 
 MODULE = """

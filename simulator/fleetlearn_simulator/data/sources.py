@@ -1,0 +1,271 @@
+"""Where a device's examples come from: a generator, the user's arrays, or the user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from fleetlearn_device.checks import DataError, check_batch, describe
+from fleetlearn_protocol.manifest import Input
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.data.generators import Arrays, Generator, Ids
+from fleetlearn_simulator.data.partitions import Groups, Places
+from fleetlearn_simulator.errors import SimulatorError
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """The devices' data. What a device has depends on the seed and its number alone, not on what was asked before."""
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        """n_k of these devices, at least 1: int64 of the shape of ``ids``."""
+
+    def arrays(self, device: int) -> Arrays:
+        """A device's training examples, as the manifest's batch has them in order, dtypes and shapes. Read only."""
+
+    def test(self) -> Arrays | None:
+        """Examples on which no device trains, in the same manner; None: there are none."""
+
+    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+        """The examples of these devices at ``places``: int64 (devices, ...), the shape of what is returned before the
+        examples' own. A device may be there twice."""
+        return _taken([self.arrays(device) for device in devices], places)
+
+
+class Made(Source):
+    """A generator's data, in the dtypes and shapes of the bundle."""
+
+    def __init__(self, generator: Generator, inputs: Sequence[Input]) -> None:
+        self.generator, self._inputs = generator, inputs
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        return self.generator.examples(ids)
+
+    def arrays(self, device: int) -> Arrays:
+        return self._fit(self.generator.make(device))
+
+    def test(self) -> Arrays | None:
+        made = self.generator.test()
+        return None if made is None else self._fit(made)
+
+    def _fit(self, made: Arrays) -> Arrays:
+        shaped = [array.reshape(len(array), *row.shape) for array, row in zip(made, self._inputs, strict=True)]
+        return check_batch(shaped, self._inputs)
+
+
+class Divided(Source):
+    """The user's arrays, each example on one device at most; device i's places are group i's."""
+
+    def __init__(self, arrays: Arrays, groups: Groups, test: Arrays | None) -> None:
+        self._arrays, self._groups, self._test = arrays, groups, test
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        return self._groups.starts[np.asarray(ids) + 1] - self._groups.starts[ids]
+
+    def arrays(self, device: int) -> Arrays:
+        places = self._groups.of(device)
+        return tuple(array[places] for array in self._arrays)
+
+    def test(self) -> Arrays | None:
+        return self._test
+
+
+class Drawn(Source):
+    """The user's arrays, of which a device draws ``places(device, number of its examples)``."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        sizes: Callable[[Ids], NDArray[np.int64]],
+        places: Callable[[int, int], Places],
+        test: Arrays | None,
+    ) -> None:
+        self._arrays, self._sizes, self._places, self._test = arrays, sizes, places, test
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        return self._sizes(ids)
+
+    def arrays(self, device: int) -> Arrays:
+        places = self._places(device, int(self._sizes(np.array([device], np.int64))[0]))
+        return tuple(array[places] for array in self._arrays)
+
+    def test(self) -> Arrays | None:
+        return self._test
+
+
+class Called(Source):
+    """What a user's function returns: called with the device's number and the data's seed, a device's arrays in the
+    manifest's order, or by its names.
+
+    Beside it in its module there may be ``examples(device, seed)``, which says how many examples that makes, and
+    ``test(seed)``, which returns the test set's arrays. With ``size`` every device has so many. Without either, the
+    arrays are made to be counted.
+    """
+
+    def __init__(self, function: str, seed: int, inputs: Sequence[Input], base: Path, size: int | None = None) -> None:
+        self._function, self._seed, self._inputs, self._size = function, seed, inputs, size
+        self._sizes: dict[int, int] = {}
+        module_name, _, name = function.partition(":")
+        try:
+            module = _module(module_name, base)
+        except Exception as error:
+            raise SimulatorError(
+                f"data.function = {function!r}: the module cannot be imported, {type(error).__name__}: {error}. It is "
+                f"looked for beside the scenario, in {base}, and among the installed ones"
+            ) from error
+        if not callable(getattr(module, name, None)):
+            raise SimulatorError(
+                f"data.function = {function!r}: {module.__file__} has no function {name}; expected one that is called "
+                f"as {name}(device, seed) and returns a device's arrays: {describe(inputs)}"
+            )
+        self._make: Callable[[int, int], Any] = getattr(module, name)
+        beside = {key: getattr(module, key, None) for key in ("examples", "test") if key != name}
+        self._count: Callable[[int, int], Any] | None = beside.get("examples")
+        self._test: Callable[[int], Any] | None = beside.get("test")
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        return np.array([self._number(int(device)) for device in np.ravel(ids)], np.int64).reshape(np.shape(ids))
+
+    def arrays(self, device: int) -> Arrays:
+        call = f"{self._function}({device}, {self._seed})"
+        arrays = self._checked(call, lambda: self._make(device, self._seed))
+        if (self._size or self._count) is not None and len(arrays[0]) != self._number(device):
+            said = "data.examples" if self._size else f"its module's examples({device}, {self._seed})"
+            raise SimulatorError(
+                f"{call} returned {len(arrays[0])} examples, and {said} is {self._number(device)}; they must agree"
+            )
+        return arrays
+
+    def test(self) -> Arrays | None:
+        test = self._test
+        if test is None:
+            return None
+        return self._checked(f"test({self._seed}) beside {self._function}", lambda: test(self._seed))
+
+    def _number(self, device: int) -> int:
+        if self._size is not None:
+            return self._size
+        if device not in self._sizes:
+            count = self._count
+            if count is None:
+                self._sizes[device] = len(self.arrays(device)[0])
+            else:
+                call = f"examples({device}, {self._seed}) beside {self._function}"
+                size = _attempt(call, lambda: count(device, self._seed))
+                if not isinstance(size, int | np.integer) or size < 1:
+                    raise SimulatorError(f"{call} returned {size!r}; expected an integer, at least 1")
+                self._sizes[device] = int(size)
+        return self._sizes[device]
+
+    def _checked(self, call: str, function: Callable[[], Any]) -> Arrays:
+        returned = _attempt(call, function)
+        try:
+            return check_batch(returned, self._inputs)
+        except DataError as error:
+            raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
+
+
+class Kept(Source):
+    """Another source, with the devices' arrays held from one use to the next: one behind the other in ``limit`` bytes,
+    so that the examples of many devices are taken at once. When these are full, it begins anew."""
+
+    def __init__(self, source: Source, limit: int = 256 * 2**20) -> None:
+        self._source, self._limit = source, limit
+        self._large: tuple[list[int], list[Arrays]] = [], []
+        """Devices that were taken last and together do not fit, and their arrays: each call of a block takes them."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held: list[NDArray[Any]] = []
+        self._filled = self._bytes = 0
+        """How many of their examples are somebody's, and the bytes of those."""
+        self._begins: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        """Device -> where its examples begin, and end."""
+
+    def examples(self, ids: Ids) -> NDArray[np.int64]:
+        return self._source.examples(ids)
+
+    def arrays(self, device: int) -> Arrays:
+        if device not in self._begins:
+            return self._make(device)
+        begin, end = self._begins[device], self._ends[device]
+        return tuple(array[begin:end] for array in self._held)
+
+    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+        if devices == self._large[0]:
+            return _taken(self._large[1], places)
+        self._large = [], []
+        try:
+            begins = [*map(self._begins.__getitem__, devices)]
+        except KeyError:  # some are to be made first
+            for device in devices:
+                if device not in self._begins:
+                    self._make(device)
+            if not self._begins.keys() >= {*devices}:
+                self._large = [*devices], [self.arrays(device) for device in devices]
+                return _taken(self._large[1], places)
+            begins = [self._begins[device] for device in devices]
+        rows = np.array(begins).reshape(-1, *[1] * (places.ndim - 1)) + places
+        return tuple(array.take(rows, axis=0, mode="clip") for array in self._held)
+
+    def test(self) -> Arrays | None:
+        return self._source.test()
+
+    def _make(self, device: int) -> Arrays:
+        made = self._source.arrays(device)
+        size, count = sum(array.nbytes for array in made), len(made[0])
+        if size > self._limit:
+            return made
+        if self._bytes + size > self._limit:
+            self._begin()
+        begin, end = self._filled, self._filled + count
+        if not self._held or end > len(self._held[0]):
+            # Elsewhere, as somebody may still use views of the old ones.
+            held, self._held = self._held, [np.empty((2 * end, *array.shape[1:]), array.dtype) for array in made]
+            for old, new in zip(held, self._held, strict=False):
+                new[:begin] = old[:begin]
+        for array, own in zip(self._held, made, strict=True):
+            array[begin:end] = own
+        self._begins[device], self._ends[device] = begin, end
+        self._filled, self._bytes = end, self._bytes + size
+        return made
+
+
+def _taken(parts: Sequence[Arrays], places: NDArray[np.int64]) -> Arrays:
+    """Of each device's arrays the examples at its places."""
+    return tuple(
+        np.stack([array[rows] for array, rows in zip(column, places, strict=True)])
+        for column in zip(*parts, strict=True)
+    )
+
+
+def _module(name: str, base: Path) -> ModuleType:
+    """The module in ``base``, which may import others there, or else the installed one."""
+    file = base.joinpath(*name.split(".")).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(name, file) if file.exists() else None
+    sys.path.insert(0, str(base))
+    try:
+        if spec is None or spec.loader is None:
+            return importlib.import_module(name)
+        # Not through sys.modules: a module of the same name beside another scenario may be there.
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(base))
+
+
+def _attempt(call: str, function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except Exception as error:
+        raise SimulatorError(f"{call} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,196 @@
+"""What becomes of a task on its device: drawn when it is assigned, from the device's number and the round's."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from fleetlearn_device.session import UPLOAD_MARGIN
+from numpy.typing import NDArray
+
+from fleetlearn_simulator import keyed_random as draw
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.scenario.sections import Weibull
+
+Codes: TypeAlias = NDArray[np.int8]
+PHASES = ("download", "train", "upload")
+CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
+"""Why a task comes to nothing on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the
+device vanished there (a hazard); ``crash``: it died in training; ``outage``: its region lost its network for longer
+than ``plan.round.grace``. After ``straggler`` (one that is discarded) and ``out-of-time`` the device is still there."""
+CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped")
+EVALUATION = 1 / 3
+"""Of a batch, against a training step with it: a backward pass costs two forward passes."""
+
+
+class Fates(NamedTuple):
+    """What becomes of n tasks; arrays of shape (n,)."""
+
+    seconds: Floats
+    """From the assignment to the report, or to the device's end."""
+    cause: Codes
+    """Index in ``CAUSES``."""
+    steps: Ints
+    """Local steps that it does, or would do."""
+    corrupt: Codes
+    """Index in ``CORRUPTIONS``."""
+    factor: Floats
+    """Of the corruption."""
+    tier: Ints
+    """Index in ``scenario.tiers``."""
+    download: Floats
+    """Seconds that the phase takes, or would take."""
+    train: Floats
+    """Seconds that the phase takes, or would take."""
+    upload: Floats
+    """Seconds that the phase takes, or would take."""
+
+
+def fates(
+    scenario: Scenario,
+    ids: Ids,
+    round: int,
+    *,
+    now: float,
+    deadline: float,
+    steps: Ints,
+    down: Floats | Ints,
+    up: Floats | Ints,
+) -> Fates:
+    """What becomes of the tasks of these devices, assigned at the time ``now`` in a round that ends at ``deadline``.
+
+    Args:
+        scenario: Its ``compute.step_seconds`` must be a number.
+        ids: int64, shape (n,).
+        round: Drawn from with ``ids``; nothing else that is given changes what is drawn, but that with
+            ``failures.exact_stragglers`` all of ``ids`` decide which of them straggle.
+        now: Seconds.
+        deadline: Seconds, on the same clock.
+        steps: Local steps of all epochs, at least 1, shape (n,).
+        down: Bytes that the device fetches, shape (n,).
+        up: Bytes of its update, shape (n,).
+
+    Raises SimulatorError where the cost of a step is yet to be measured.
+    """
+    failures, local, count = scenario.failures, scenario.plan.local, len(ids)
+    known = traits(scenario, ids)
+    hazards = [_rates(scenario, phase) for phase in PHASES]
+    crash = _by_tier(scenario, "crash")
+    chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
+    luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7]) if chance else np.zeros((7, count))
+    download = known.latency + down / known.download
+    upload = known.latency + up / known.upload
+    slow = _stragglers(scenario, luck[0])
+    chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
+    done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
+
+    # Each ending that there may be, by the seconds until it comes; infinite where it does not. The first one counts.
+    begin = (np.zeros(count), download, download + train)
+    report = begin[2] + upload
+    ends = {0: report}
+    for row, (length, (rates, shapes)) in enumerate(zip((download, train, upload), hazards, strict=True)):
+        if any(rates):
+            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+            ends[1 + row] = np.where(after < length, begin[row] + after, inf)
+    if any(crash):
+        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], download + luck[6] * train, inf)
+    if failures.outages:
+        ends[5] = _outage(scenario, ids, now, report)
+    if failures.discard:
+        dropped = slow & (chosen < steps)
+        ends[6] = np.where(dropped, begin[2], inf)
+        ends[0] = np.where(dropped, inf, ends[0])
+    if late.any():
+        ends[7] = np.where(late, download, inf)
+        ends[0] = np.where(late, inf, ends[0])
+    seconds, cause = report, np.zeros(count, np.int8)
+    if len(ends) > 1:
+        table = np.array([*ends.values()])
+        seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
+    corrupt, factor = _corruption(scenario, ids)
+    return Fates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
+
+
+def _stragglers(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
+    """Which tasks stop early: those with the least luck, where their number is given."""
+    share = scenario.failures.stragglers
+    if not scenario.failures.exact_stragglers:
+        return luck < share
+    return luck.argsort(kind="stable").argsort() < round(share * len(luck))
+
+
+def _part(steps: Ints, epochs: int, luck: Floats) -> Ints:
+    """A straggler's steps: 1 to E - 1 epochs, or with one epoch 1 to S - 1 steps; all where there is nothing less."""
+    if epochs > 1:
+        return steps * (1 + (luck * (epochs - 1)).astype(np.int64)) // epochs
+    return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
+
+
+def _training(
+    scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
+) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """Steps that are done in the time that the device gives them, as ``fleetlearn_device.session`` and ``train`` do;
+    the seconds they take; and whether no time at all is left."""
+    compute, local = scenario.compute, scenario.plan.local
+    if isinstance(compute.step_seconds, str):
+        raise SimulatorError(
+            f'compute.step_seconds = "{compute.step_seconds}": a step has to be measured before there are tasks'
+        )
+    step = compute.step_seconds / speed
+    before = compute.start_seconds / speed
+    if local.evaluate:
+        before = before + EVALUATION * np.ceil(steps / local.epochs) * step
+    part, most = UPLOAD_MARGIN
+    left = deadline - download - min(part * deadline, most)
+    if local.time_budget is not None:
+        left = np.minimum(left, local.time_budget)
+    fit = np.floor((left - before) / np.maximum(step, 1e-12))
+    done = np.minimum(chosen, np.clip(fit, 1, 2**53).astype(np.int64))
+    return done, before + done * step, left <= 0
+
+
+def _by_tier(scenario: Scenario, key: str) -> list[Any]:
+    """What [failures] says, or the tier's own."""
+    usual = getattr(scenario.failures, key)
+    given = [getattr(row.failures, key) for row in scenario.tiers.values()]
+    return [usual if own is None else own for own in given]
+
+
+def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
+    """The rates and the shapes of a phase's hazard, by tier."""
+    given = _by_tier(scenario, phase)
+    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
+    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
+
+
+def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
+    """Seconds in a phase until the device vanishes: survival is exp(-(rate * t)^shape)."""
+    scale = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), inf)
+    # The smallest number drawn is 0, and 0 times infinity is no number.
+    exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
+    return np.asarray(exponential ** (1 / shape) * scale)
+
+
+def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
+    """Seconds until a device's connection is lost for longer than its task outlives it."""
+    found = np.full(len(ids), inf)
+    for row in scenario.failures.outages:
+        if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
+            after = max(row.begin - now, 0.0)
+            hit = (ids % scenario.failures.regions == row.region) & (after < length)
+            found[hit] = np.minimum(found[hit], after)
+    return found
+
+
+def _corruption(scenario: Scenario, ids: Ids) -> tuple[Codes, Floats]:
+    """Which devices send bad updates, always; and by how much."""
+    rows = scenario.failures.corrupt
+    if not rows:
+        return np.zeros(len(ids), np.int8), np.ones(len(ids))
+    ends = np.cumsum([row.share for row in rows])
+    which = np.searchsorted(ends, draw.uniform(scenario.seed, "corrupt", ids), side="right")
+    codes = np.array([*(CORRUPTIONS.index(row.kind) for row in rows), 0], np.int8)
+    return codes[which], np.array([*(row.factor for row in rows), 1.0])[which]

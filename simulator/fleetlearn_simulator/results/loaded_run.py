@@ -1,0 +1,199 @@
+"""What a run left in its folder, for the report and the comparison: its scenario, its rounds, its summary."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.results.run_folder import ROUNDS, SCENARIO, SUMMARY
+
+Floats: TypeAlias = NDArray[np.float64]
+Means: TypeAlias = dict[str, float | None]
+"""None stands for what is not a number, which JSON does not have."""
+Metrics: TypeAlias = dict[str, dict[str, tuple[NDArray[np.int64], Floats]]]
+"""Metric -> kind -> places among the rounds, and the values there."""
+MEASURED = ("test", "evaluation", "train")
+"""Kinds of a metric: on the data kept back; on the devices before training; on the devices in training."""
+
+
+class Row(msgspec.Struct):
+    """A round, as ``rounds.jsonl`` has it; what is not there did not happen."""
+
+    round: int
+    how: str = "committed"
+    time: float = 0.0
+    seconds: float = 0.0
+    connected: int = 0
+    reports: int = 0
+    partial: int = 0
+    train: Means = {}
+    evaluation: Means = {}
+    test: Means = {}
+    dropped: dict[str, int] = {}
+    causes: dict[str, int] = {}
+    assigned: dict[int, int] = {}
+    accepted: dict[int, int] = {}
+    device_seconds: dict[str, float] = {}
+    bytes: dict[str, int] = {}
+    change: float | None = None
+
+    @property
+    def wasted(self) -> float:
+        """Device-seconds that came to nothing; if the round was abandoned, all of them."""
+        return self.device_seconds.get("wasted", 0.0) if self.how == "committed" else sum(self.device_seconds.values())
+
+    @property
+    def useful(self) -> float:
+        """Device-seconds that are in the model."""
+        return sum(self.device_seconds.values()) - self.wasted
+
+
+class Run(NamedTuple):
+    """A run's folder, read."""
+
+    folder: Path
+    name: str
+    scenario: dict[str, Any]
+    """The tables of ``scenario.toml``; empty where there is none."""
+    rows: list[Row]
+    summary: dict[str, Any]
+    """Empty where the run is not finished."""
+
+    @property
+    def state(self) -> str:
+        return str(self.summary.get("reason") or ("finished" if self.summary else "not finished"))
+
+    @property
+    def committed(self) -> list[Row]:
+        return [row for row in self.rows if row.how == "committed"]
+
+    def column(self, value: Callable[[Row], float]) -> Floats:
+        """``value`` of each round, shape (rounds,)."""
+        return np.array([value(row) for row in self.rows], np.float64)
+
+    def total(self, value: Callable[[Row], Mapping[Any, float]]) -> Counter[Any]:
+        """The rounds' counts, added up."""
+        sums: Counter[Any] = Counter()
+        for row in self.rows:
+            sums.update(value(row))
+        return sums
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those below it, by name, numbers in the order of their values.
+
+    Raises SimulatorError where there is none.
+    """
+    if (folder / ROUNDS).is_file():
+        return [folder]
+    found = [Path(path) for path, _, files in os.walk(folder) if ROUNDS in files]
+    if not found:
+        raise SimulatorError(
+            f"{folder} holds no run: expected {ROUNDS} in it or in folders below it; give a folder that "
+            "`fleetlearn-simulate run` wrote"
+        )
+    return sorted(found, key=_natural)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder, finished or not. Raises SimulatorError where a file is missing or damaged."""
+    try:
+        rounds = (folder / ROUNDS).read_bytes()
+        text = (folder / SCENARIO).read_text("utf-8") if (folder / SCENARIO).exists() else ""
+        summary = msgspec.json.decode((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).exists() else {}
+        # A run that goes on, or was killed, may have written half of its last line.
+        rows = msgspec.json.Decoder(Row).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
+        scenario = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+        raise SimulatorError(f"{folder} cannot be read as a run's folder: {error}") from None
+    return Run(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
+
+
+def series(run: Run) -> Metrics:
+    """The metrics of the rounds that were committed, where they were measured."""
+    points: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for place, row in enumerate(run.rows):
+        if row.how != "committed":
+            continue
+        for kind, means in (("test", row.test), ("evaluation", row.evaluation), ("train", row.train)):
+            for name, value in means.items():
+                if value is not None:
+                    points.setdefault(name, {}).setdefault(kind, []).append((place, value))
+    return {
+        name: {
+            kind: (np.array([p for p, _ in kinds[kind]]), np.array([v for _, v in kinds[kind]]))
+            for kind in MEASURED
+            if kind in kinds
+        }
+        for name, kinds in points.items()
+    }
+
+
+def traffic(run: Run) -> Floats:
+    """Bytes sent in both directions up to the end of each round."""
+    return np.cumsum(run.column(lambda row: sum(row.bytes.values())))
+
+
+def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
+    """Places of at most ``most`` of the values that draw the same line: of each stretch its least and its greatest."""
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(0, count, most // 2, dtype=np.int64)
+    pairs = [
+        (begin + int(np.argmin(values[begin:end])), begin + int(np.argmax(values[begin:end])))
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    return np.unique([0, count - 1, *(place for pair in pairs for place in pair)])
+
+
+def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:
+    """Means over stretches of the same number of values, at most ``most`` of them, and that number."""
+    width = max(1, -(-len(values) // most))
+    begins = np.arange(0, len(values), width)
+    if not len(begins):
+        return values, width
+    return np.add.reduceat(values, begins) / np.diff(np.append(begins, len(values))), width
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def swept_keys(runs: Iterable[Run]) -> list[str]:
+    """The keys that set the runs of a sweep apart, but for seeds and names. One that follows from another is left out:
+    of ``plan.round.goal`` and the cohort that comes of it, the one that the runs are named after."""
+    runs = list(runs)
+    tables = [flat(run.scenario) for run in runs]
+    every = {key: None for table in tables for key in table}
+    keys = [key for key in every if key.rpartition(".")[2] not in ("seed", "name")]
+    columns = {key: tuple(str(table.get(key)) for table in tables) for key in keys}
+    varied = [key for key in keys if len(set(columns[key])) > 1]
+    varied.sort(key=lambda key: not all(f"-{key.rpartition('.')[2]}-" in f"-{run.name}" for run in runs))
+    kept: list[str] = []
+    for key in varied:
+        known = set(zip(*(columns[name] for name in kept), strict=True)) if kept else set()
+        joint = set(zip(*(columns[name] for name in (*kept, key)), strict=True))
+        if not kept or len(joint) > len(known):
+            kept.append(key)
+    return kept
+
+
+def _natural(path: Path) -> list[tuple[int, float, str]]:
+    """A sorting key that puts run-2 before run-10."""
+    words = re.split(r"(\d+(?:\.\d+)?)", str(path))
+    return [(1, float(word), "") if number % 2 else (0, 0.0, word) for number, word in enumerate(words)]
