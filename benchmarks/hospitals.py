@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from fleetlearn_export import export_bundle
 from fleetlearn_protocol import Bundle
-from fleetlearn_simulator.data.factory import Source
+from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.data.logistic_regression import pooled_mle
+from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
-from fleetlearn_simulator.run import Options, simulate, source_of
+from fleetlearn_simulator.run import Options, simulate
 from fleetlearn_simulator.scenario.scenario import Scenario
 from numpy.typing import NDArray
 from torch import nn

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the coordinator's own engine, aggregation and local step, and devices that come and go."""
+"""A simulated fleet: the coordinator's own engine and aggregation, real training, and devices that come and go."""
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.run import Options, Outcome, simulate

@@ -1,4 +1,4 @@
-"""The model that a logistic regression over all devices' data would find, to compare a federated one with."""
+"""The logistic regression of the pooled data of all devices, to compare a federated model with."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 
-STEPS = 100
+MAX_STEPS = 100
 ADVICE = "the likelihood has no single maximum. Take more examples, or fewer features"
 
 
 def pooled_mle(source: Source, ids: Iterable[int], *, intercept: bool = True) -> tuple[NDArray[np.float64], float]:
-    """The maximum-likelihood estimate of the devices' pooled data: weights, float64 (features,), and bias.
+    """Return the maximum-likelihood estimate of the devices' pooled data: weights, float64 (features,), and bias.
 
     The mean over the examples of log(1 + exp(z)) - y z with z = x @ weights + bias is minimised by Newton's method
     (iteratively reweighted least squares; McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5) in
-    float64, until a step changes no z by 1e-9. Without ``intercept`` the bias is 0. Labels are 0 and 1. A model of two
-    outputs has the same maximum where the differences of their weights and of their biases are these.
+    float64, until a step changes each z by less than 1e-9. Without ``intercept`` the bias is 0. Labels are 0 and 1. A
+    model with two outputs has the same maximum: there, the differences of its weights and biases are these.
 
-    Raises SimulatorError: other labels, another number of arrays, or data whose likelihood has no single maximum.
+    Raises SimulatorError if the labels or the number of arrays are others, or if the likelihood has no single maximum.
     """
     parts = [source.arrays(device) for device in ids]
     if not parts or any(len(part) != 2 for part in parts):
@@ -41,7 +41,7 @@ def _newton(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float6
     w = np.zeros(x.shape[1])
     if np.linalg.matrix_rank(x) < len(w):
         raise SimulatorError(f"the {len(x)} pooled examples' features depend on each other linearly: {ADVICE}")
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         z = x @ w
         p = 0.5 * (1 + np.tanh(z / 2))
         try:
@@ -52,9 +52,9 @@ def _newton(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float6
         while moved > 1e-4 and _loss(x @ (w - step), y) > _loss(z, y):
             step, moved = step / 2, moved / 2
         w = w - step
-        if moved < 1e-9:  # the error after the step is of the order of its square
+        if moved < 1e-9:  # the error after the step is about its square
             return w
-    # Towards a maximum that is infinitely far away, each step moves z by about 1.
+    # If the maximum is infinitely far away, each step changes z by about 1.
     raise SimulatorError(f"a plane separates the labels of the {len(x)} pooled examples, or nearly so: {ADVICE}")
 
 

@@ -1,7 +1,8 @@
-"""Who has which of a user's examples: an order of their places and where in it each device's begin.
+"""Which device has which of the user's examples.
 
-Divided: every example is on one device at most; one permutation, made once. Drawn: a device draws its own places when
-it is asked, with replacement and whatever the others have, so that the same arrays serve any number of devices.
+Examples are divided: each is on one device at most, by a permutation that is made once. Or they are drawn: each device
+draws its own when it is asked, with replacement and independently of the others, so that there can be any number of
+devices.
 """
 
 from __future__ import annotations
@@ -11,36 +12,37 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Places: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int64]
 Random: TypeAlias = np.random.Generator
 
 
 class Groups(NamedTuple):
-    """Places in groups: group g's are ``order[starts[g] : starts[g + 1]]``."""
+    """Indices of examples in groups. Group g has ``order[starts[g] : starts[g + 1]]``."""
 
-    order: Places
+    order: Indices
     """int64 (examples,)."""
-    starts: Places
+    starts: Indices
     """int64 (groups + 1,), not decreasing, from 0."""
 
     @property
-    def sizes(self) -> Places:
+    def sizes(self) -> Indices:
         """int64 (groups,)."""
         return np.diff(self.starts)
 
-    def of(self, group: int) -> Places:
-        """A group's places."""
+    def of(self, group: int) -> Indices:
+        """Return the indices of a group."""
         return self.order[self.starts[group] : self.starts[group + 1]]
 
 
-def equal(examples: int, devices: int) -> Places:
-    """Starts of sizes that differ by 1 at most."""
+def equal(examples: int, devices: int) -> Indices:
+    """Return the starts of parts whose sizes differ by 1 at most."""
     return np.arange(devices + 1, dtype=np.int64) * examples // devices
 
 
-def power_starts(random: Random, examples: int, devices: int, power: float) -> Places:
-    """Starts of power-law sizes, at least 1 and ``examples`` in all, in a random order: beyond the first one, sizes are
-    as the quantiles of a Pareto distribution, so that more than x times the smallest have x^-power of the devices.
+def power_starts(random: Random, examples: int, devices: int, power: float) -> Indices:
+    """Return the starts of parts with power-law sizes, in a random order. Each has at least 1 example, and all together
+    have ``examples``. Apart from this 1, the sizes are quantiles of a Pareto distribution: the share x^-power of the
+    devices have more than x times the smallest size.
     """
     shares = ((np.arange(devices) + 0.5) / devices) ** (-1 / power)
     exact = shares / shares.sum() * (examples - devices)
@@ -49,31 +51,32 @@ def power_starts(random: Random, examples: int, devices: int, power: float) -> P
     return starts_of(random.permutation(sizes))
 
 
-def starts_of(sizes: Places) -> Places:
-    """Sizes -> where each begins, and where the last ends."""
+def starts_of(sizes: Indices) -> Indices:
+    """Return where each part begins, and where the last ends."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def group(values: NDArray[np.int64]) -> Groups:
-    """Places with the same value together, one group for each distinct value, in their order; int64 (examples,)."""
+    """Group the indices of values, int64 (examples,), that are equal. The groups are in the values' order."""
     order = np.argsort(values, kind="stable")
     _, first = np.unique(values[order], return_index=True)
     return Groups(order, np.append(first, len(values)).astype(np.int64))
 
 
-def iid(random: Random, starts: Places) -> Groups:
-    """A random permutation, cut at ``starts``."""
+def iid(random: Random, starts: Indices) -> Groups:
+    """Cut a random permutation at ``starts``."""
     return Groups(random.permutation(starts[-1]), starts)
 
 
-def dirichlet(random: Random, labels: NDArray[np.int64], starts: Places, alpha: float) -> Groups:
-    """Devices whose shares of the labels are drawn from a Dirichlet distribution (Hsu, Qi and Brown, Measuring the
-    Effects of Non-Identical Data Distribution, arXiv 1909.06335, section 3), with sizes that are given.
+def dirichlet(random: Random, labels: NDArray[np.int64], starts: Indices, alpha: float) -> Groups:
+    """Divide examples so that each device's shares of the labels are drawn from a Dirichlet distribution (Hsu, Qi and
+    Brown, Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335, section 3). Sizes are given.
 
-    Device k's shares are q_k ~ Dir(alpha * C * p), with p the shares in the data and C the number of labels: Dir(alpha,
-    ..., alpha) where all labels are equally frequent, as the field writes it (the paper's own alpha is C times that).
-    It draws the labels of its examples from q_k, without replacement; where a label has run out, from the others, in
-    proportion to q_k. Devices take their turns in a random order. ``starts[-1]`` is at most the number of labels.
+    Device k's shares are q_k ~ Dir(alpha * C * p), where p are the shares in the data and C is the number of labels. If
+    all labels are equally frequent this is Dir(alpha, ..., alpha), as the field writes it (the paper's own alpha is C
+    times this one). The device draws the labels of its examples from q_k, without replacement; when a label has run
+    out, from the others, in proportion to q_k. Devices draw one after the other, in a random order. ``starts[-1]`` is
+    at most the number of examples.
     """
     classes = group(labels)
     left, order = classes.sizes.copy(), np.empty(starts[-1], np.int64)
@@ -94,16 +97,16 @@ def dirichlet(random: Random, labels: NDArray[np.int64], starts: Places, alpha: 
 
 
 def prior(labels: NDArray[np.int64], alpha: float) -> NDArray[np.float64]:
-    """The Dirichlet distribution's parameters, alpha * C * p: float64 (C,)."""
+    """Return the parameters of the Dirichlet distribution, alpha * C * p: float64 (C,)."""
     sizes = group(labels).sizes
     return np.asarray(alpha * len(sizes) * sizes / len(labels))
 
 
 def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int) -> Groups:
-    """Examples sorted by label, cut into devices * pieces shards, of which each device gets ``pieces`` at random
+    """Sort the examples by label, cut them into devices * pieces shards, and give each device ``pieces`` random shards
     (McMahan et al., Communication-Efficient Learning of Deep Networks, arXiv 1602.05629, section 3).
 
-    Shards' sizes differ by 1 at most. Examples of a label are in a random order.
+    The sizes of shards differ by 1 at most. Examples with the same label are in a random order.
     """
     mixed = random.permutation(len(labels))
     order = mixed[np.argsort(labels[mixed], kind="stable")]
@@ -113,15 +116,16 @@ def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int)
     return Groups(np.concatenate([order[cut[shard] : cut[shard + 1]] for shard in dealt]), starts_of(sizes))
 
 
-def drawn_dirichlet(random: Random, classes: Groups, concentration: NDArray[np.float64], size: int) -> Places:
-    """One device's places: labels from shares of its own, as in ``dirichlet``, and of each label any examples."""
+def drawn_dirichlet(random: Random, classes: Groups, concentration: NDArray[np.float64], size: int) -> Indices:
+    """Draw the examples of one device: labels by shares of its own, as in ``dirichlet``; of each label any examples."""
     counts = random.multinomial(size, random.dirichlet(concentration))
     inside = random.random(size) * np.repeat(classes.sizes, counts)
     return classes.order[np.repeat(classes.starts[:-1], counts) + inside.astype(np.int64)]
 
 
-def drawn_shards(random: Random, order: Places, pieces: int, size: int) -> Places:
-    """One device's places: ``pieces`` runs, which begin anywhere in the circle of the examples sorted by label."""
+def drawn_shards(random: Random, order: Indices, pieces: int, size: int) -> Indices:
+    """Draw the examples of one device: ``pieces`` stretches of the examples sorted by label, which begin anywhere. The
+    first example follows the last."""
     sizes = np.diff(equal(size, min(pieces, size)))
     begins = random.integers(len(order), size=len(sizes))
     return np.concatenate(

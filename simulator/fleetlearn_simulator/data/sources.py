@@ -16,32 +16,32 @@ from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.generators import Arrays, Generator, Ids
-from fleetlearn_simulator.data.partitions import Groups, Places
+from fleetlearn_simulator.data.partitions import Groups, Indices
 from fleetlearn_simulator.errors import SimulatorError
 
 T = TypeVar("T")
 
 
 class Source(Protocol):
-    """The devices' data. What a device has depends on the seed and its number alone, not on what was asked before."""
+    """The devices' data. It depends on the seed and the device's number alone, not on earlier calls."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
-        """n_k of these devices, at least 1: int64 of the shape of ``ids``."""
+        """Return the numbers of training examples of these devices, at least 1: int64, in the shape of ``ids``."""
 
     def arrays(self, device: int) -> Arrays:
-        """A device's training examples, as the manifest's batch has them in order, dtypes and shapes. Read only."""
+        """Return a device's training examples, in the order, dtypes and shapes of the manifest's batch. Read only."""
 
     def test(self) -> Arrays | None:
-        """Examples on which no device trains, in the same manner; None: there are none."""
+        """Return examples on which no device trains, in the same form. None: there are none."""
 
-    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
-        """The examples of these devices at ``places``: int64 (devices, ...), the shape of what is returned before the
-        examples' own. A device may be there twice."""
-        return _taken([self.arrays(device) for device in devices], places)
+    def examples_at(self, devices: Sequence[int], indices: NDArray[np.int64]) -> Arrays:
+        """Return the examples at these indices of these devices. ``indices``: int64 (devices, ...); the arrays that are
+        returned begin with its shape. A device may be given twice."""
+        return _examples_at([self.arrays(device) for device in devices], indices)
 
 
-class Made(Source):
-    """A generator's data, in the dtypes and shapes of the bundle."""
+class GeneratedSource(Source):
+    """Data that a generator makes, in the dtypes and shapes of the bundle."""
 
     def __init__(self, generator: Generator, inputs: Sequence[Input]) -> None:
         self.generator, self._inputs = generator, inputs
@@ -61,8 +61,8 @@ class Made(Source):
         return check_batch(shaped, self._inputs)
 
 
-class Divided(Source):
-    """The user's arrays, each example on one device at most; device i's places are group i's."""
+class DividedSource(Source):
+    """The user's arrays, divided: each example is on one device at most. Device i has the examples of group i."""
 
     def __init__(self, arrays: Arrays, groups: Groups, test: Arrays | None) -> None:
         self._arrays, self._groups, self._test = arrays, groups, test
@@ -71,43 +71,43 @@ class Divided(Source):
         return self._groups.starts[np.asarray(ids) + 1] - self._groups.starts[ids]
 
     def arrays(self, device: int) -> Arrays:
-        places = self._groups.of(device)
-        return tuple(array[places] for array in self._arrays)
+        indices = self._groups.of(device)
+        return tuple(array[indices] for array in self._arrays)
 
     def test(self) -> Arrays | None:
         return self._test
 
 
-class Drawn(Source):
-    """The user's arrays, of which a device draws ``places(device, number of its examples)``."""
+class SampledSource(Source):
+    """The user's arrays. Each device draws its own examples, at the indices ``draw(device, number of examples)``."""
 
     def __init__(
         self,
         arrays: Arrays,
         sizes: Callable[[Ids], NDArray[np.int64]],
-        places: Callable[[int, int], Places],
+        draw: Callable[[int, int], Indices],
         test: Arrays | None,
     ) -> None:
-        self._arrays, self._sizes, self._places, self._test = arrays, sizes, places, test
+        self._arrays, self._sizes, self._draw, self._test = arrays, sizes, draw, test
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         return self._sizes(ids)
 
     def arrays(self, device: int) -> Arrays:
-        places = self._places(device, int(self._sizes(np.array([device], np.int64))[0]))
-        return tuple(array[places] for array in self._arrays)
+        indices = self._draw(device, int(self._sizes(np.array([device], np.int64))[0]))
+        return tuple(array[indices] for array in self._arrays)
 
     def test(self) -> Arrays | None:
         return self._test
 
 
-class Called(Source):
-    """What a user's function returns: called with the device's number and the data's seed, a device's arrays in the
-    manifest's order, or by its names.
+class FunctionSource(Source):
+    """Data that the user's function makes. It is called with a device's number and the data's seed, and returns the
+    device's arrays, in the manifest's order or by its names.
 
-    Beside it in its module there may be ``examples(device, seed)``, which says how many examples that makes, and
-    ``test(seed)``, which returns the test set's arrays. With ``size`` every device has so many. Without either, the
-    arrays are made to be counted.
+    Its module may also have ``examples(device, seed)``, which returns the number of a device's examples, and
+    ``test(seed)``, which returns the arrays of the test set. With ``size``, each device has this many examples. Without
+    ``size`` and ``examples``, a device's arrays are made only to count them.
     """
 
     def __init__(self, function: str, seed: int, inputs: Sequence[Input], base: Path, size: int | None = None) -> None:
@@ -138,9 +138,9 @@ class Called(Source):
         call = f"{self._function}({device}, {self._seed})"
         arrays = self._checked(call, lambda: self._make(device, self._seed))
         if (self._size or self._count) is not None and len(arrays[0]) != self._number(device):
-            said = "data.examples" if self._size else f"its module's examples({device}, {self._seed})"
+            stated = "data.examples" if self._size else f"its module's examples({device}, {self._seed})"
             raise SimulatorError(
-                f"{call} returned {len(arrays[0])} examples, and {said} is {self._number(device)}; they must agree"
+                f"{call} returned {len(arrays[0])} examples, and {stated} is {self._number(device)}; they must agree"
             )
         return arrays
 
@@ -173,23 +173,27 @@ class Called(Source):
             raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
 
 
-class Kept(Source):
-    """Another source, with the devices' arrays held from one use to the next: one behind the other in ``limit`` bytes,
-    so that the examples of many devices are taken at once. When these are full, it begins anew."""
+class CachedSource(Source):
+    """Another source, whose arrays are kept for the next use.
+
+    The devices' arrays lie one behind the other, so that the examples of many devices are taken in one operation. When
+    they would exceed ``limit`` bytes, all of them are forgotten.
+    """
 
     def __init__(self, source: Source, limit: int = 256 * 2**20) -> None:
         self._source, self._limit = source, limit
         self._large: tuple[list[int], list[Arrays]] = [], []
-        """Devices that were taken last and together do not fit, and their arrays: each call of a block takes them."""
+        """The devices of the last call, if their arrays do not all fit, and these arrays: a block takes examples of the
+        same devices again and again."""
         self._begin()
 
     def _begin(self) -> None:
         self._held: list[NDArray[Any]] = []
         self._filled = self._bytes = 0
-        """How many of their examples are somebody's, and the bytes of those."""
+        """How many of the held examples belong to a device, and their bytes."""
         self._begins: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        """Device -> where its examples begin, and end."""
+        """Device -> where its examples begin, and where they end."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         return self._source.examples(ids)
@@ -200,21 +204,21 @@ class Kept(Source):
         begin, end = self._begins[device], self._ends[device]
         return tuple(array[begin:end] for array in self._held)
 
-    def take(self, devices: Sequence[int], places: NDArray[np.int64]) -> Arrays:
+    def examples_at(self, devices: Sequence[int], indices: NDArray[np.int64]) -> Arrays:
         if devices == self._large[0]:
-            return _taken(self._large[1], places)
+            return _examples_at(self._large[1], indices)
         self._large = [], []
         try:
             begins = [*map(self._begins.__getitem__, devices)]
-        except KeyError:  # some are to be made first
+        except KeyError:  # some must be made first
             for device in devices:
                 if device not in self._begins:
                     self._make(device)
             if not self._begins.keys() >= {*devices}:
                 self._large = [*devices], [self.arrays(device) for device in devices]
-                return _taken(self._large[1], places)
+                return _examples_at(self._large[1], indices)
             begins = [self._begins[device] for device in devices]
-        rows = np.array(begins).reshape(-1, *[1] * (places.ndim - 1)) + places
+        rows = np.array(begins).reshape(-1, *[1] * (indices.ndim - 1)) + indices
         return tuple(array.take(rows, axis=0, mode="clip") for array in self._held)
 
     def test(self) -> Arrays | None:
@@ -229,7 +233,7 @@ class Kept(Source):
             self._begin()
         begin, end = self._filled, self._filled + count
         if not self._held or end > len(self._held[0]):
-            # Elsewhere, as somebody may still use views of the old ones.
+            # In new memory: somebody may still use views of the old arrays.
             held, self._held = self._held, [np.empty((2 * end, *array.shape[1:]), array.dtype) for array in made]
             for old, new in zip(held, self._held, strict=False):
                 new[:begin] = old[:begin]
@@ -240,23 +244,23 @@ class Kept(Source):
         return made
 
 
-def _taken(parts: Sequence[Arrays], places: NDArray[np.int64]) -> Arrays:
-    """Of each device's arrays the examples at its places."""
+def _examples_at(parts: Sequence[Arrays], indices: NDArray[np.int64]) -> Arrays:
+    """Return the examples at the indices of each device's arrays."""
     return tuple(
-        np.stack([array[rows] for array, rows in zip(column, places, strict=True)])
+        np.stack([array[rows] for array, rows in zip(column, indices, strict=True)])
         for column in zip(*parts, strict=True)
     )
 
 
 def _module(name: str, base: Path) -> ModuleType:
-    """The module in ``base``, which may import others there, or else the installed one."""
+    """Import the module from the folder ``base``, where it may import others, or else the installed module."""
     file = base.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, file) if file.exists() else None
     sys.path.insert(0, str(base))
     try:
         if spec is None or spec.loader is None:
             return importlib.import_module(name)
-        # Not through sys.modules: a module of the same name beside another scenario may be there.
+        # Not through sys.modules: it may hold a module with the same name from another scenario's folder.
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

@@ -1,16 +1,16 @@
-"""When a device is online. Worked out for the moment asked for, from the device's number: no state, no history.
+"""When a device is online. It is computed for a moment from the device's number: there is no state and no history.
 
-``always``     Nothing to work out.
-``bernoulli``  Time is cut into slots, with a phase of the device's own; in each the device is online with probability
-               ``share``, whatever it was before.
-``diurnal``    The same with a probability that follows the hour h of the device's day,
+``always``     Every device is always online.
+``bernoulli``  Time is cut into slots, with a phase of the device's own. In each slot the device is online with
+               probability ``share``, independently of other slots.
+``diurnal``    As ``bernoulli``, with a probability that follows the hour h of the device's day,
                share * (1 + a cos(2 pi (h - peak) / 24)), a = (swing - 1) / (swing + 1).
-``markov``     Two independent Poisson processes for each device, one of events that turn it on (a mean of ``off``
-               seconds apart), one of events that turn it off (``on`` apart). It is online where the last event was one
-               that turns on: exactly the two-state Markov chain, with exponential times of mean ``on`` and ``off``,
-               from its equilibrium. Each process is cut into windows of two events on average, a Poisson number of
-               them at uniform times, so that the last and the next event are found without the ones before.
-``trace``      A file's intervals.
+``markov``     Each device has two independent Poisson processes: events that turn it on (on average ``off`` seconds
+               apart), and events that turn it off (on average ``on`` seconds apart). It is online if the last event
+               turned it on. This is exactly the two-state Markov chain in equilibrium, with exponential times of mean
+               ``on`` and ``off``. To find the last and the next event without those before, each process is cut into
+               windows: each has a Poisson number of events, two on average, at uniform times.
+``trace``      The intervals of a file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_simulator import keyed_random as draw
-from fleetlearn_simulator.population.traits import Floats, Ids, Ints, able, offsets
+from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.population.traits import Floats, Ids, Ints, enough_memory, offsets
 from fleetlearn_simulator.scenario.availability_trace import read_trace
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 Flags: TypeAlias = NDArray[np.bool_]
 HORIZON = 30 * 86400.0
-"""Seconds that ``until`` looks ahead, slot by slot; longer times online are given as long as this."""
+"""Seconds that ``until`` looks ahead, slot by slot. If a device is online for longer, ``until`` returns this."""
 _PER_WINDOW = 2.0
 _COUNTS = np.cumsum([exp(-_PER_WINDOW) * _PER_WINDOW**k / factorial(k) for k in range(24)])
-"""Distribution function of the events in a window; the 24th is beyond what 53 bits can draw."""
+"""Distribution function of the number of events in a window. A number of 53 bits cannot be beyond the 24th value."""
 
 
 def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
-    """Whether each device may be given a task at the time ``t``, in seconds: it is online, its region has network, and
-    it has the memory to train."""
-    found = _online(scenario, ids, t) & able(scenario, ids)
+    """Return whether each device may get a task at the time ``t``, in seconds: whether it is online, its region has
+    network, and it has the memory to train."""
+    found = _online(scenario, ids, t) & enough_memory(scenario, ids)
     for row in scenario.failures.outages:
         if row.begin <= t < row.end:
             found &= ids % scenario.failures.regions != row.region
@@ -46,9 +46,9 @@ def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
 
 
 def until(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """When the time online that each device is in ends, in seconds, whatever its region's network does.
+    """Return when each device goes offline, in seconds. Outages of its region are not considered.
 
-    ``t`` for a device that is offline; infinity where it never ends.
+    The result is ``t`` for a device that is offline, and infinity for a device that never goes offline.
     """
     there = _online(scenario, ids, t)
     found = np.full(len(ids), t)
@@ -71,7 +71,7 @@ def _online(scenario: Scenario, ids: Ids, t: float) -> Flags:
 
 
 def _until(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """The same for devices that are online."""
+    """As ``until``, for devices that are online."""
     rule = scenario.availability
     match rule.kind:
         case "bernoulli" | "diurnal":
@@ -84,7 +84,7 @@ def _until(scenario: Scenario, ids: Ids, t: float) -> Floats:
 
 
 class _Slots:
-    """The slots of some devices. A slot's number is a float, for the times of far ones."""
+    """The slots of some devices. A slot's number is a float, because the times of far slots are large."""
 
     def __init__(self, scenario: Scenario, ids: Ids) -> None:
         rule = scenario.availability
@@ -92,28 +92,28 @@ class _Slots:
         self.seconds, self.share, self.peak = _given(rule.slot), _given(rule.share), rule.peak or 0.0
         swing = rule.swing or 1.0
         self.amplitude = (swing - 1) / (swing + 1)
-        self.phase = self.seconds * draw.uniform(self.seed, "phase", ids)
+        self.phase = self.seconds * keyed_random.uniform(self.seed, "phase", ids)
         self.offset = offsets(scenario, ids)
 
     def at(self, t: float) -> Floats:
-        """The slot that each device is in."""
+        """Return the slot that each device is in."""
         return np.floor((t + self.phase) / self.seconds)
 
     def begin(self, slots: Floats) -> Floats:
-        """When they begin, in seconds."""
+        """Return when the slots begin, in seconds."""
         return slots * self.seconds - self.phase
 
     def on(self, slots: Floats) -> Flags:
-        """Whether the devices, along the last axis, are online in these."""
+        """Return whether the devices, along the last axis, are online in these slots."""
         share: float | Floats = self.share
         if self.amplitude:
             hours = (self.begin(slots + 0.5) + self.offset) / 3600
             share = self.share * (1 + self.amplitude * np.cos(2 * np.pi / 24 * (hours - self.peak)))
-        return np.asarray(draw.uniform(self.seed, "slot", self.ids, slots.astype(np.int64)) < share)
+        return np.asarray(keyed_random.uniform(self.seed, "slot", self.ids, slots.astype(np.int64)) < share)
 
 
 def _slots_end(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """When the first slot begins in which a device is not online."""
+    """Return when the first slot begins in which a device is not online."""
     if scenario.availability.share == 1:
         return np.full(len(ids), inf)
     end = np.full(len(ids), t + HORIZON)
@@ -130,7 +130,8 @@ def _slots_end(scenario: Scenario, ids: Ids, t: float) -> Floats:
 
 
 def _last(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
-    """The time of the last event up to ``t`` of each device's Poisson process, with ``mean`` seconds between events."""
+    """Return the time of the last event up to ``t`` of each device's Poisson process. On average events are ``mean``
+    seconds apart."""
     found = np.full(len(ids), -inf)
     todo, window, width = np.arange(len(ids)), int(t // (_PER_WINDOW * mean)), _PER_WINDOW * mean
     while todo.size:
@@ -142,7 +143,7 @@ def _last(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
 
 
 def _next(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
-    """The time of the first event after ``t``."""
+    """Return the time of the first event after ``t``."""
     found = np.full(len(ids), inf)
     todo, window, width = np.arange(len(ids)), int(t // (_PER_WINDOW * mean)), _PER_WINDOW * mean
     while todo.size:
@@ -154,12 +155,12 @@ def _next(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
 
 
 def _events(seed: int, purpose: str, ids: Ids, window: int) -> Iterator[tuple[Ints, Floats]]:
-    """The events in a window: for the first, the second, ... of each device, where it has one, its row and when, as a
-    fraction of the window."""
-    counts = np.searchsorted(_COUNTS, draw.uniform(seed, purpose, ids, window), side="right")
+    """Yield the events in a window: for the first, the second, ... event of each device that has one, the device's row
+    and the event's time, as a fraction of the window."""
+    counts = np.searchsorted(_COUNTS, keyed_random.uniform(seed, purpose, ids, window), side="right")
     for number in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > number)
-        yield rows, draw.uniform(seed, purpose, ids[rows], window, number)
+        yield rows, keyed_random.uniform(seed, purpose, ids[rows], window, number)
 
 
 def _trace_end(scenario: Scenario, ids: Ids, t: float) -> Floats:
@@ -169,6 +170,6 @@ def _trace_end(scenario: Scenario, ids: Ids, t: float) -> Floats:
 
 
 def _given(value: float | None) -> float:
-    """A key that the kind has a default for."""
+    """Return a value that is never None, because its kind has a default."""
     assert value is not None
     return value

@@ -1,4 +1,4 @@
-"""What becomes of a task on its device: drawn when it is assigned, from the device's number and the round's."""
+"""What will happen to a task on its device. It is drawn when the task is assigned, by device and round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fleetlearn_device.session import UPLOAD_MARGIN
 from numpy.typing import NDArray
 
-from fleetlearn_simulator import keyed_random as draw
+from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -18,38 +18,39 @@ from fleetlearn_simulator.scenario.sections import Weibull
 Codes: TypeAlias = NDArray[np.int8]
 PHASES = ("download", "train", "upload")
 CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
-"""Why a task comes to nothing on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the
-device vanished there (a hazard); ``crash``: it died in training; ``outage``: its region lost its network for longer
-than ``plan.round.grace``. After ``straggler`` (one that is discarded) and ``out-of-time`` the device is still there."""
+"""Why a task fails on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the device vanished in
+this phase (a hazard). ``crash``: it died in training. ``outage``: its region had no network for longer than
+``plan.round.grace``. ``straggler``: it was slow, and slow devices report nothing. ``out-of-time``: it had no time to
+train. After the last two the device is still connected."""
 CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped")
-EVALUATION = 1 / 3
-"""Of a batch, against a training step with it: a backward pass costs two forward passes."""
+EVALUATION_COST = 1 / 3
+"""The cost of evaluating a batch, relative to a training step: a backward pass costs two forward passes."""
 
 
-class Fates(NamedTuple):
-    """What becomes of n tasks; arrays of shape (n,)."""
+class TaskFates(NamedTuple):
+    """What will happen to n tasks: arrays of shape (n,)."""
 
     seconds: Floats
-    """From the assignment to the report, or to the device's end."""
+    """Seconds from the assignment until the report arrives, or until the task fails."""
     cause: Codes
     """Index in ``CAUSES``."""
     steps: Ints
-    """Local steps that it does, or would do."""
+    """Local steps that the device does, or would do if the task did not fail."""
     corrupt: Codes
     """Index in ``CORRUPTIONS``."""
     factor: Floats
-    """Of the corruption."""
+    """The corruption's factor."""
     tier: Ints
     """Index in ``scenario.tiers``."""
     download: Floats
-    """Seconds that the phase takes, or would take."""
+    """Seconds that the download takes, or would take."""
     train: Floats
-    """Seconds that the phase takes, or would take."""
+    """Seconds that training takes, or would take."""
     upload: Floats
-    """Seconds that the phase takes, or would take."""
+    """Seconds that the upload takes, or would take."""
 
 
-def fates(
+def sample_task_fates(
     scenario: Scenario,
     ids: Ids,
     round: int,
@@ -59,35 +60,40 @@ def fates(
     steps: Ints,
     down: Floats | Ints,
     up: Floats | Ints,
-) -> Fates:
-    """What becomes of the tasks of these devices, assigned at the time ``now`` in a round that ends at ``deadline``.
+) -> TaskFates:
+    """Draw what will happen to the tasks of these devices, assigned at the time ``now``, in a round that ends at
+    ``deadline``.
 
     Args:
         scenario: Its ``compute.step_seconds`` must be a number.
         ids: int64, shape (n,).
-        round: Drawn from with ``ids``; nothing else that is given changes what is drawn, but that with
-            ``failures.exact_stragglers`` all of ``ids`` decide which of them straggle.
+        round: The random numbers depend on it, on ``ids`` and on nothing else here. With ``failures.exact_stragglers``
+            all of ``ids`` together decide which devices straggle.
         now: Seconds.
         deadline: Seconds, on the same clock.
         steps: Local steps of all epochs, at least 1, shape (n,).
         down: Bytes that the device fetches, shape (n,).
         up: Bytes of its update, shape (n,).
 
-    Raises SimulatorError where the cost of a step is yet to be measured.
+    Raises SimulatorError if the cost of a step is not measured yet.
     """
     failures, local, count = scenario.failures, scenario.plan.local, len(ids)
     known = traits(scenario, ids)
     hazards = [_rates(scenario, phase) for phase in PHASES]
     crash = _by_tier(scenario, "crash")
     chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
-    luck = draw.uniform(scenario.seed, "fate", ids, round, draw.COLUMN[:7]) if chance else np.zeros((7, count))
+    luck = (
+        keyed_random.uniform(scenario.seed, "fate", ids, round, keyed_random.COLUMN[:7])
+        if chance
+        else np.zeros((7, count))
+    )
     download = known.latency + down / known.download
     upload = known.latency + up / known.upload
-    slow = _stragglers(scenario, luck[0])
-    chosen = np.where(slow, _part(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
+    slow = _straggling(scenario, luck[0])
+    chosen = np.where(slow, _partial_steps(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
     done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
 
-    # Each ending that there may be, by the seconds until it comes; infinite where it does not. The first one counts.
+    # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest end counts.
     begin = (np.zeros(count), download, download + train)
     report = begin[2] + upload
     ends = {0: report}
@@ -111,19 +117,19 @@ def fates(
         table = np.array([*ends.values()])
         seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
     corrupt, factor = _corruption(scenario, ids)
-    return Fates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
+    return TaskFates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
 
 
-def _stragglers(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
-    """Which tasks stop early: those with the least luck, where their number is given."""
+def _straggling(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
+    """Return which tasks stop early. If their number is fixed, these are the tasks with the smallest numbers drawn."""
     share = scenario.failures.stragglers
     if not scenario.failures.exact_stragglers:
         return luck < share
     return luck.argsort(kind="stable").argsort() < round(share * len(luck))
 
 
-def _part(steps: Ints, epochs: int, luck: Floats) -> Ints:
-    """A straggler's steps: 1 to E - 1 epochs, or with one epoch 1 to S - 1 steps; all where there is nothing less."""
+def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
+    """Return a straggler's steps: 1 to E - 1 epochs; with one epoch, 1 to S - 1 steps; with one step, 1."""
     if epochs > 1:
         return steps * (1 + (luck * (epochs - 1)).astype(np.int64)) // epochs
     return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
@@ -132,17 +138,17 @@ def _part(steps: Ints, epochs: int, luck: Floats) -> Ints:
 def _training(
     scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-    """Steps that are done in the time that the device gives them, as ``fleetlearn_device.session`` and ``train`` do;
-    the seconds they take; and whether no time at all is left."""
+    """Return the steps that a device does in the time it has, as ``fleetlearn_device.session`` and ``train`` decide;
+    the seconds that they take; and whether no time is left at all."""
     compute, local = scenario.compute, scenario.plan.local
     if isinstance(compute.step_seconds, str):
         raise SimulatorError(
-            f'compute.step_seconds = "{compute.step_seconds}": a step has to be measured before there are tasks'
+            f'compute.step_seconds = "{compute.step_seconds}": a step must be measured before tasks are assigned'
         )
     step = compute.step_seconds / speed
     before = compute.start_seconds / speed
     if local.evaluate:
-        before = before + EVALUATION * np.ceil(steps / local.epochs) * step
+        before = before + EVALUATION_COST * np.ceil(steps / local.epochs) * step
     part, most = UPLOAD_MARGIN
     left = deadline - download - min(part * deadline, most)
     if local.time_budget is not None:
@@ -153,29 +159,30 @@ def _training(
 
 
 def _by_tier(scenario: Scenario, key: str) -> list[Any]:
-    """What [failures] says, or the tier's own."""
+    """Return each tier's value of a key: its own, or that in [failures]."""
     usual = getattr(scenario.failures, key)
     given = [getattr(row.failures, key) for row in scenario.tiers.values()]
     return [usual if own is None else own for own in given]
 
 
 def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
-    """The rates and the shapes of a phase's hazard, by tier."""
+    """Return the rates and the shapes of a phase's hazard, by tier."""
     given = _by_tier(scenario, phase)
     rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
     return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
 
 
 def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
-    """Seconds in a phase until the device vanishes: survival is exp(-(rate * t)^shape)."""
+    """Return the seconds in a phase until the device vanishes. It is still there with probability
+    exp(-(rate * t)^shape)."""
     scale = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), inf)
-    # The smallest number drawn is 0, and 0 times infinity is no number.
+    # The smallest number drawn is 0, and 0 times infinity would be NaN.
     exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
     return np.asarray(exponential ** (1 / shape) * scale)
 
 
 def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
-    """Seconds until a device's connection is lost for longer than its task outlives it."""
+    """Return the seconds until a device loses its network for longer than its task waits for it."""
     found = np.full(len(ids), inf)
     for row in scenario.failures.outages:
         if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
@@ -186,11 +193,11 @@ def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
 
 
 def _corruption(scenario: Scenario, ids: Ids) -> tuple[Codes, Floats]:
-    """Which devices send bad updates, always; and by how much."""
+    """Return the corruption of each device, which it applies in each round, and its factor."""
     rows = scenario.failures.corrupt
     if not rows:
         return np.zeros(len(ids), np.int8), np.ones(len(ids))
     ends = np.cumsum([row.share for row in rows])
-    which = np.searchsorted(ends, draw.uniform(scenario.seed, "corrupt", ids), side="right")
+    which = np.searchsorted(ends, keyed_random.uniform(scenario.seed, "corrupt", ids), side="right")
     codes = np.array([*(CORRUPTIONS.index(row.kind) for row in rows), 0], np.int8)
     return codes[which], np.array([*(row.factor for row in rows), 1.0])[which]

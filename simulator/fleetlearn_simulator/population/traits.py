@@ -1,4 +1,4 @@
-"""What a device is, for as long as the scenario lasts: worked out from its number when somebody asks, and not kept."""
+"""What a device is for the whole scenario. It is computed from the device's number when it is needed, and not kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_simulator import keyed_random as draw
+from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 Ids: TypeAlias = NDArray[np.int64]
@@ -17,12 +17,12 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class Traits(NamedTuple):
-    """Of n devices; arrays of shape (n,)."""
+    """The traits of n devices: arrays of shape (n,)."""
 
     tier: Ints
     """Index in ``scenario.tiers``."""
     speed: Floats
-    """Of training: a step takes ``compute.step_seconds`` / speed."""
+    """A step of training takes ``compute.step_seconds`` / speed."""
     download: Floats
     """Bytes per second."""
     upload: Floats
@@ -30,13 +30,13 @@ class Traits(NamedTuple):
     latency: Floats
     """Seconds for a message and its answer."""
     memory: Floats
-    """MiB that training may use; infinite where the tier does not say."""
+    """MiB that training may use. Infinite if the tier does not say."""
     offset: Floats
-    """Seconds by which its clock is ahead of the scenario's: its time zone, and what it is wrong by."""
+    """Seconds by which its clock is ahead of the scenario's: its time zone, and its clock's error."""
 
 
 def traits(scenario: Scenario, ids: Ids) -> Traits:
-    """What these devices are."""
+    """Return the traits of these devices."""
     tiers = list(scenario.tiers.values())
     tier = tiers_of(scenario, ids)
     table = np.array(
@@ -47,18 +47,18 @@ def traits(scenario: Scenario, ids: Ids) -> Traits:
     )
     values = table.T[:, tier]
     if table[:, -1].any():
-        values[:3] *= np.exp(values[-1] * draw.normal(scenario.seed, "traits", ids, draw.COLUMN[:3]))
+        values[:3] *= np.exp(values[-1] * keyed_random.normal(scenario.seed, "traits", ids, keyed_random.COLUMN[:3]))
     speed, download, upload, latency, memory, _ = values
     return Traits(tier, speed, download, upload, latency, memory, offsets(scenario, ids))
 
 
 def tiers_of(scenario: Scenario, ids: Ids) -> Ints:
-    """The index of each device's tier in ``scenario.tiers``."""
+    """Return the index of each device's tier in ``scenario.tiers``."""
     return _pick(scenario, "tier", ids, [tier.share for tier in scenario.tiers.values()])
 
 
-def able(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
-    """Whether each device has the memory that training takes."""
+def enough_memory(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
+    """Return whether each device has the memory that training takes."""
     enough = np.array(
         [tier.memory is None or tier.memory >= scenario.compute.memory for tier in scenario.tiers.values()]
     )
@@ -66,21 +66,21 @@ def able(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
 
 
 def offsets(scenario: Scenario, ids: Ids) -> Floats:
-    """The seconds by which each device's clock is ahead of the scenario's."""
+    """Return the seconds by which each device's clock is ahead of the scenario's."""
     zones = scenario.availability.zones or ()
     found = np.zeros(len(ids))
     if zones:
         seconds = 3600 * np.array([zone.hours for zone in zones])
         found += seconds[_pick(scenario, "zone", ids, [zone.share for zone in zones])]
     if scenario.failures.clock_skew:
-        found += scenario.failures.clock_skew * draw.normal(scenario.seed, "skew", ids)
+        found += scenario.failures.clock_skew * keyed_random.normal(scenario.seed, "skew", ids)
     return found
 
 
 def _pick(scenario: Scenario, purpose: str, ids: Ids, shares: list[float]) -> Ints:
-    """One of several, by shares."""
+    """Draw an index for each device, by shares."""
     if len(shares) == 1:
         return np.zeros(len(ids), np.int64)
     ends = np.cumsum(shares)
-    found = np.searchsorted(ends / ends[-1], draw.uniform(scenario.seed, purpose, ids), side="right")
+    found = np.searchsorted(ends / ends[-1], keyed_random.uniform(scenario.seed, purpose, ids), side="right")
     return np.minimum(found, len(shares) - 1, dtype=np.int64)

@@ -1,10 +1,12 @@
-"""Runs side by side: tables, and a page of figures. A sweep's runs are told apart by what was swept, and those that
-differ in their seeds alone are one line, with their mean and spread."""
+"""A comparison of runs: tables for the terminal, and a page with charts.
+
+The runs of a sweep are labelled by what was swept. Runs that differ only in their seeds are one line, with mean and
+standard deviation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.table import Table
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results import html_page as page
-from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, chart, numbers
+from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, Part, chart, numbers
 from fleetlearn_simulator.results.loaded_run import Floats, Run, thinned, traffic
 from fleetlearn_simulator.results.run_groups import Group, kinds_of, read_groups
 from fleetlearn_simulator.results.run_statistics import (
@@ -27,9 +29,9 @@ from fleetlearn_simulator.results.run_statistics import (
     wasted_share,
 )
 
-UNTIL = "At the end of the first round that was there. Over seeds the median, where never is later than any time."
+UNTIL = "At the end of the first round at the target. Over seeds the median; never is later than any time."
 HEARD = "A tier's share of the accepted reports over its share of the population: 1 is even, 0 is not heard at all."
-SEEDS = '<p class="soft">Mean ± standard deviation over seeds. Lines are means, bands one standard deviation.</p>'
+SEEDS = "Mean ± standard deviation over seeds. Lines are means, bands one standard deviation."
 DOTTED = {"dash": "dot", "width": 1.5, "color": "#7f7f7f"}
 LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": DOTTED}
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -41,10 +43,10 @@ NOTES = {
 
 
 def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> list[Table]:
-    """The runs as tables for the terminal: all of them; where a target is given, when each reached it; and, where they
-    have several tiers, how much each tier is heard. What all lines have in common stands under a table, once.
+    """Return tables for the terminal: the runs; if a target is given, when each run reached it; and if there are
+    several tiers, how much each is heard. Cells that are the same in all lines are written once, under the table.
 
-    Raises SimulatorError where a folder holds none, or no run has the target's metric.
+    Raises SimulatorError if a folder holds no run, or if no run has the target's metric.
     """
     return [_shown(*part) for part in _sections(read_groups(folders), target)]
 
@@ -65,9 +67,9 @@ def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], no
 
 
 def write_comparison(folders: Sequence[Path], output: Path, target: Target | None = None) -> Path:
-    """Write the page ``output``. Each folder is a run's, or one that holds runs, as a sweep's does.
+    """Write the page ``output``. Each folder is a run's, or holds folders of runs, as a sweep's does.
 
-    Raises SimulatorError where a folder holds no run, no run has the target's metric, or the page cannot be written.
+    Raises SimulatorError if a folder holds no run, if no run has the target's metric, or if the page cannot be written.
     """
     return page.write_page(output, "Comparison · fleetlearn", _parts(read_groups(folders), target))
 
@@ -103,7 +105,7 @@ def _count(mean: float) -> str:
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:
-    """Mean ± standard deviation (of the sample)."""
+    """Return the mean ± the standard deviation of the sample."""
     values = [value for value in values if not np.isnan(value)]
     if not values:
         return ABSENT
@@ -114,7 +116,7 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 def _sections(
     groups: Sequence[Group], target: Target | None
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]], str]]:
-    """Title, headers, rows and note of each table."""
+    """Yield title, headers, rows and note of each table."""
     yield "", *_table(groups), ""
     if target is not None:
         yield f"Until {target}", *_until(groups, target), UNTIL
@@ -123,7 +125,8 @@ def _sections(
 
 
 def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[list[str]]]:
-    """When the target was reached; over seeds, how many did and the median. Raises SimulatorError."""
+    """Return when the target was reached; over several seeds, how many reached it, and the median. Raises
+    SimulatorError."""
     kinds = kinds_of(groups)
     if target.metric not in kinds:
         known = f"the runs have {', '.join(kinds)}" if kinds else "the runs have no metric yet"
@@ -144,7 +147,7 @@ def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[lis
 
 
 def _participation(groups: Sequence[Group]) -> tuple[list[str], list[list[Participation]]]:
-    """The names of all tiers, and of each group's runs how much they are heard."""
+    """Return the names of all tiers, and the participation of each run of each group."""
     parts = [list(map(participation, group.runs)) for group in groups]
     return list(dict.fromkeys(name for rows in parts for row in rows for name in row.tiers)), parts
 
@@ -154,7 +157,7 @@ def _heard(parts: Sequence[Participation], name: str) -> list[float]:
 
 
 def _tiers(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """How much each tier is heard."""
+    """Return how much each tier is heard."""
     names, parts = _participation(groups)
     rows = [
         [group.label, *(_spread(_heard(row, name), 3) for name in names), _spread([each.evenness for each in row], 3)]
@@ -191,25 +194,30 @@ def _tier_bars(groups: Sequence[Group]) -> Chart:
     )
 
 
-def _parts(groups: list[Group], target: Target | None) -> Iterator[str | list[Chart]]:
+def _parts(groups: list[Group], target: Target | None) -> Iterator[Part]:
     count = sum(len(group.runs) for group in groups)
-    yield f'<h1>Comparison</h1><p class="soft">{count:,} runs, {len(groups):,} lines</p>'
+    yield Part("title", "Comparison")
+    yield Part("note", f"{count:,} runs, {len(groups):,} lines")
     several = any(len(group.runs) > 1 for group in groups)
     for title, headers, rows, note in _sections(groups, target):
-        yield f"<h2>{escape(title)}</h2>" if title else ""
+        if title:
+            yield Part("section", title)
         yield page.table(headers, rows)
-        yield f'<p class="soft">{escape(note)}</p>' if note else ""
+        if note:
+            yield Part("note", note)
         if not title and several:
-            yield SEEDS
-    yield f"<h2>Metrics</h2>{page.SWITCH}"
-    yield _metrics(groups, target)
-    yield "<h2>Work</h2>"
-    yield [
+            yield Part("note", SEEDS)
+    yield Part("section", "Metrics")
+    yield Part("switch")
+    yield Part("charts", _metrics(groups, target))
+    yield Part("section", "Work")
+    work = [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),
         _bars(groups, "Device time wasted", lambda run: 100 * wasted_share(run), "per cent of the time"),
         *_times(groups),
         *([_tier_bars(groups)] if len(_participation(groups)[0]) > 1 else []),
     ]
+    yield Part("charts", work)
 
 
 def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
@@ -232,8 +240,8 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
                 mean, band = _traces(group.label, lines, number)
                 means.append(mean)
                 bands += [band] if len(lines) > 1 else []
-        data = [*bands, *means]  # the lines above the bands
-        height = min(720, 300 + 28 * len(means))  # the legend takes up to half of it
+        data = [*bands, *means]  # lines are drawn above bands
+        height = min(720, 300 + 28 * len(means))  # the legend takes up to half of the height
         there = [{**LEVEL, "y0": target.value, "y1": target.value}] if target and target.metric == name else []
         note, looks = NOTES[kind], {"showlegend": True, "height": height, "shapes": there}
         charts.append(chart(name, data, "", name, note, meta=titles, **looks))
@@ -241,7 +249,8 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
 
 
 def _traces(label: str, lines: Sequence[Floats], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mean of lines (4, points: value, round, time, bytes), point by point, as far as all go; and the spread."""
+    """Return the mean of lines, point by point as far as all lines go, and its band. A line is (4, points): value,
+    round, time, bytes."""
     points = np.stack([line[:, : min(line.shape[1] for line in lines)] for line in lines])
     points = points[:, :, thinned(points[:, 0].mean(axis=0), 400)]
     value, *axes = points.mean(axis=0)
@@ -272,7 +281,7 @@ def _traces(label: str, lines: Sequence[Floats], number: int) -> tuple[dict[str,
 
 
 def _times(groups: Sequence[Group]) -> Iterator[Chart]:
-    """How long the runs took, and what they sent."""
+    """Show how long the runs took, and how many bytes they sent."""
     times = [run.rows[-1].time for group in groups for run in group.runs if run.rows]
     unit, name = page.time_unit(max(times, default=0.0))
     yield _bars(groups, "Virtual time", lambda run: run.rows[-1].time / unit if run.rows else 0.0, name)

@@ -1,13 +1,11 @@
-"""A page of figures in one file: HTML with Plotly's JavaScript in it, which needs no network."""
+"""An HTML page of charts and tables in one file. Plotly's JavaScript is in it: it needs no network."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from string import Template
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,18 +16,23 @@ from fleetlearn_simulator.errors import SimulatorError
 COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#7f7f7f", "#6a51a3", "#a6761d",
 )  # fmt: skip
-"""Told apart by the colour-blind, as far as eight go (Okabe and Ito, Color Universal Design)."""
+"""Colour-blind people can tell the first eight apart (Okabe and Ito, Color Universal Design)."""
 ABSENT = "-"
-"""In place of a figure that there is not."""
-SWITCH = """<fieldset><span class="soft">against</span>
-<label><input type="radio" name="axis" value="rounds" checked> rounds</label>
-<label><input type="radio" name="axis" value="time"> virtual time</label>
-<label><input type="radio" name="axis" value="bytes"> bytes sent</label>
-<label><input type="checkbox" id="logarithmic"> logarithmic scale</label></fieldset>"""
+"""Shown instead of a number that is not known."""
+
+
+class Part(NamedTuple):
+    """A part of a page. ``page.html`` lays it out, and escapes its texts."""
+
+    kind: Literal["title", "section", "text", "note", "switch", "tiles", "table", "charts", "folded"]
+    """``switch`` lets the reader choose the horizontal axis of the charts. ``folded`` is text that a click shows."""
+    content: Any = None
+    """A text. For ``folded``: a heading and a text. For ``tiles``: rows of a name, a figure and a small text. For
+    ``charts``: a list of ``Chart``. For ``table``: a ``Table``."""
 
 
 class Chart(NamedTuple):
-    """A figure. With ``meta`` in its layout and its traces, both by axis, it follows the page's switch."""
+    """A chart: Plotly's data and layout. If they have ``meta`` for each axis, the chart follows the page's switch."""
 
     title: str
     note: str
@@ -38,7 +41,7 @@ class Chart(NamedTuple):
 
 
 def chart(title: str, data: Sequence[dict[str, Any]], x: str = "", y: str = "", note: str = "", **more: Any) -> Chart:
-    """A chart with the names of its axes and the page's manners."""
+    """Make a chart with named axes, in the page's style. ``more``: more of Plotly's layout."""
     layout = {
         "margin": {"l": 50, "r": 15, "t": 10, "b": 40},
         "xaxis": {"title": {"text": x}},
@@ -52,32 +55,33 @@ def chart(title: str, data: Sequence[dict[str, Any]], x: str = "", y: str = "", 
     return Chart(title, note, list(data), layout)
 
 
-def write_page(file: Path, title: str, parts: Iterable[str | Sequence[Chart]]) -> Path:
-    """Write a page of pieces of HTML and rows of charts. Raises SimulatorError: Plotly is not installed, no such
-    folder."""
+def write_page(file: Path, title: str, parts: Iterable[Part]) -> Path:
+    """Write a page. Raises SimulatorError if the extra is not installed, or the file cannot be written."""
     try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise SimulatorError(f"reports need the extra: pip install 'fleetlearn[simulator]' ({error})") from None
-    charts: dict[str, Any] = {}
-    body = []
+    numbered, charts = [], dict[str, Any]()
     for part in parts:
-        if isinstance(part, str):
-            body.append(part)
-            continue
-        figures = []
-        for row in part:
-            charts[name := f"chart{len(charts)}"] = {"data": row.data, "layout": row.layout}
-            note = f'<p class="soft">{escape(row.note)}</p>' if row.note else ""
-            figures.append(
-                f"<figure><figcaption><h3>{escape(row.title)}</h3>{note}</figcaption>"
-                f'<div class="chart" id="{name}" style="height: {row.layout.get("height", 320)}px"></div></figure>'
-            )
-        body.append(f'<div class="charts">{"".join(figures)}</div>')
-    # Within a script, "<" could end it.
+        if part.kind == "charts":
+            names = [f"chart{len(charts) + number}" for number in range(len(part.content))]
+            charts |= {
+                name: {"data": row.data, "layout": row.layout} for name, row in zip(names, part.content, strict=True)
+            }
+            part = Part("charts", list(zip(names, part.content, strict=True)))
+        numbered.append(part)
+    # "<" could end the script that this is written into.
     content = msgspec.json.encode(charts).decode().replace("<", "\\u003c")
-    template = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
-    text = template.substitute(title=escape(title), body="\n".join(body), plotly=get_plotlyjs(), charts=content)
+    environment = Environment(
+        loader=PackageLoader("fleetlearn_simulator.results", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    page = environment.get_template("page.html")
+    text = page.render(title=title, parts=numbered, plotly=get_plotlyjs(), charts=content)
     temporary = file.with_name(f".{file.name}")
     try:
         temporary.write_text(text, "utf-8")
@@ -87,38 +91,28 @@ def write_page(file: Path, title: str, parts: Iterable[str | Sequence[Chart]]) -
     return file
 
 
-def tiles(values: Iterable[tuple[str, str, str]]) -> str:
-    """Names, figures, and what is said of them in small."""
-    rows = []
-    for name, value, small in values:
-        words = f"<small>{escape(small)}</small>" if small else ""
-        rows.append(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{words}</dd></div>")
-    return f'<dl class="tiles">{"".join(rows)}</dl>'
+class Table(NamedTuple):
+    """A table. Columns of words are aligned at the left and are wrapped."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Sequence[bool]
+    """Of each column, whether it is one of words."""
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; columns of words have them at the left and wrap."""
-    rows = list(rows)
-    words = [any(len(row[place]) > 24 for row in rows) for place in range(len(headers))]
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = (' class="words"' if wide else "" for wide in words)
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
-
-    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="wide"><table><thead><tr>{cells("th", headers)}</tr></thead><tbody>{lines}</tbody></table></div>'
-    )
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Part:
+    """Make a table. A column with a long cell is one of words."""
+    return Part("table", Table(headers, rows, [any(len(row[at]) > 24 for row in rows) for at in range(len(headers))]))
 
 
 def numbers(values: NDArray[Any] | Iterable[float]) -> list[float | int | None]:
-    """For JSON, with six digits; None for what is not a number."""
+    """Return the values for JSON, with six digits. None stands for what is not a finite number."""
     rounded = (float(f"{float(value):.6g}") for value in np.asarray(list(values), np.float64).tolist())
     return [None if not math.isfinite(value) else int(value) if value == int(value) else value for value in rounded]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in seconds, and its name, for times up to this."""
+    """Return a unit for times up to this, in seconds, and its name."""
     for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 3 * unit:
             return unit, name
@@ -126,7 +120,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """The unit in bytes, and its name, for numbers up to this."""
+    """Return a unit for sizes up to this, in bytes, and its name."""
     for power, name in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
         if most >= 10.0**power:
             return 10.0**power, name
@@ -134,7 +128,7 @@ def byte_unit(most: float) -> tuple[float, str]:
 
 
 def span(seconds: float) -> str:
-    """A time in words: 2 d 3 h."""
+    """Return a time as people write it: 2 d 3 h."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     small, large, names = (1, 60, ("min", "s")) if seconds < 3600 else (60, 60, ("h", "min"))
@@ -145,17 +139,17 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words: 3.2 GB."""
+    """Return bytes as people write them: 3.2 GB."""
     unit, name = byte_unit(count)
     return f"{count / unit:.3g} {name}"
 
 
 def share(part: float, whole: float) -> str:
-    """In per cent."""
+    """Return a share in per cent."""
     return f"{100 * part / whole:.3g} %" if whole else ABSENT
 
 
 def listed(counts: Mapping[str, float]) -> str:
-    """Counts in words, the largest first."""
+    """Return counts as a list in words, the largest first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{value:,} {name}" for name, value in ordered) or "none"

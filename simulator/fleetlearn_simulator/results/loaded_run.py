@@ -1,4 +1,4 @@
-"""What a run left in its folder, for the report and the comparison: its scenario, its rounds, its summary."""
+"""A run's folder, read for the report and the comparison: its scenario, its rounds and its summary."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fleetlearn_simulator.results.run_folder import ROUNDS, SCENARIO, SUMMARY
 
 Floats: TypeAlias = NDArray[np.float64]
 Means: TypeAlias = dict[str, float | None]
-"""None stands for what is not a number, which JSON does not have."""
+"""Name -> mean. None stands for NaN and infinity, which JSON does not have."""
 Metrics: TypeAlias = dict[str, dict[str, tuple[NDArray[np.int64], Floats]]]
-"""Metric -> kind -> places among the rounds, and the values there."""
-MEASURED = ("test", "evaluation", "train")
-"""Kinds of a metric: on the data kept back; on the devices before training; on the devices in training."""
+"""Metric -> kind of measurement -> indices of rounds, and the values there."""
+KINDS = ("test", "evaluation", "train")
+"""Kinds of measurement: on the test data; on the devices before training; on the devices in training."""
 
 
-class Row(msgspec.Struct):
-    """A round, as ``rounds.jsonl`` has it; what is not there did not happen."""
+class Round(msgspec.Struct):
+    """A line of ``rounds.jsonl``. What is not in the line has not happened."""
 
     round: int
     how: str = "committed"
@@ -49,7 +49,7 @@ class Row(msgspec.Struct):
 
     @property
     def wasted(self) -> float:
-        """Device-seconds that came to nothing; if the round was abandoned, all of them."""
+        """Device-seconds that are not in the model. Of an abandoned round: all."""
         return self.device_seconds.get("wasted", 0.0) if self.how == "committed" else sum(self.device_seconds.values())
 
     @property
@@ -64,25 +64,25 @@ class Run(NamedTuple):
     folder: Path
     name: str
     scenario: dict[str, Any]
-    """The tables of ``scenario.toml``; empty where there is none."""
-    rows: list[Row]
+    """The tables of ``scenario.toml``; empty if there is none."""
+    rows: list[Round]
     summary: dict[str, Any]
-    """Empty where the run is not finished."""
+    """Empty if the run is not finished."""
 
     @property
     def state(self) -> str:
         return str(self.summary.get("reason") or ("finished" if self.summary else "not finished"))
 
     @property
-    def committed(self) -> list[Row]:
+    def committed(self) -> list[Round]:
         return [row for row in self.rows if row.how == "committed"]
 
-    def column(self, value: Callable[[Row], float]) -> Floats:
-        """``value`` of each round, shape (rounds,)."""
+    def column(self, value: Callable[[Round], float]) -> Floats:
+        """Return ``value`` of each round: shape (rounds,)."""
         return np.array([value(row) for row in self.rows], np.float64)
 
-    def total(self, value: Callable[[Row], Mapping[Any, float]]) -> Counter[Any]:
-        """The rounds' counts, added up."""
+    def total(self, value: Callable[[Round], Mapping[Any, float]]) -> Counter[Any]:
+        """Return the sums of the rounds' counts."""
         sums: Counter[Any] = Counter()
         for row in self.rows:
             sums.update(value(row))
@@ -90,10 +90,8 @@ class Run(NamedTuple):
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, else those below it, by name, numbers in the order of their values.
-
-    Raises SimulatorError where there is none.
-    """
+    """Return the folder itself if it is a run's. Else return the runs' folders below it, sorted by name, with numbers
+    in names sorted by value. Raises SimulatorError if there is none."""
     if (folder / ROUNDS).is_file():
         return [folder]
     found = [Path(path) for path, _, files in os.walk(folder) if ROUNDS in files]
@@ -106,13 +104,13 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder, finished or not. Raises SimulatorError where a file is missing or damaged."""
+    """Read a run's folder, of a run that is finished or not. Raises SimulatorError if a file is missing or damaged."""
     try:
         rounds = (folder / ROUNDS).read_bytes()
         text = (folder / SCENARIO).read_text("utf-8") if (folder / SCENARIO).exists() else ""
         summary = msgspec.json.decode((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).exists() else {}
-        # A run that goes on, or was killed, may have written half of its last line.
-        rows = msgspec.json.Decoder(Row).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
+        # A run that is not finished may have written half of its last line.
+        rows = msgspec.json.Decoder(Round).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
         scenario = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
         raise SimulatorError(f"{folder} cannot be read as a run's folder: {error}") from None
@@ -120,7 +118,7 @@ def read_run(folder: Path) -> Run:
 
 
 def series(run: Run) -> Metrics:
-    """The metrics of the rounds that were committed, where they were measured."""
+    """Return the metrics of the committed rounds in which they were measured."""
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for place, row in enumerate(run.rows):
         if row.how != "committed":
@@ -132,7 +130,7 @@ def series(run: Run) -> Metrics:
     return {
         name: {
             kind: (np.array([p for p, _ in kinds[kind]]), np.array([v for _, v in kinds[kind]]))
-            for kind in MEASURED
+            for kind in KINDS
             if kind in kinds
         }
         for name, kinds in points.items()
@@ -140,12 +138,13 @@ def series(run: Run) -> Metrics:
 
 
 def traffic(run: Run) -> Floats:
-    """Bytes sent in both directions up to the end of each round."""
+    """Return the bytes sent in both directions up to the end of each round."""
     return np.cumsum(run.column(lambda row: sum(row.bytes.values())))
 
 
 def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
-    """Places of at most ``most`` of the values that draw the same line: of each stretch its least and its greatest."""
+    """Return the indices of at most ``most`` values that draw the same line: the least and the greatest of each
+    stretch."""
     count = len(values)
     if count <= most:
         return np.arange(count)
@@ -158,7 +157,7 @@ def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
 
 
 def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:
-    """Means over stretches of the same number of values, at most ``most`` of them, and that number."""
+    """Return the means over at most ``most`` stretches of equally many values, and the length of a stretch."""
     width = max(1, -(-len(values) // most))
     begins = np.arange(0, len(values), width)
     if not len(begins):
@@ -167,7 +166,7 @@ def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value."""
+    """Return the values of nested tables by dotted key."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -175,8 +174,8 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def swept_keys(runs: Iterable[Run]) -> list[str]:
-    """The keys that set the runs of a sweep apart, but for seeds and names. One that follows from another is left out:
-    of ``plan.round.goal`` and the cohort that comes of it, the one that the runs are named after."""
+    """Return the keys in which the runs of a sweep differ, without seeds and names. A key that follows from another is
+    left out: of ``plan.round.goal`` and the cohort that follows from it, the one in the runs' names is returned."""
     runs = list(runs)
     tables = [flat(run.scenario) for run in runs]
     every = {key: None for table in tables for key in table}
@@ -194,6 +193,6 @@ def swept_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def _natural(path: Path) -> list[tuple[int, float, str]]:
-    """A sorting key that puts run-2 before run-10."""
+    """Return a sorting key that puts run-2 before run-10."""
     words = re.split(r"(\d+(?:\.\d+)?)", str(path))
     return [(1, float(word), "") if number % 2 else (0, 0.0, word) for number, word in enumerate(words)]

@@ -1,15 +1,15 @@
-"""A run's folder: the scenario as it was run, the event log, the rounds, the checkpoint.
+"""The files in a run's folder, and how they are written.
 
-    scenario.toml           as it was given, with what was measured for it
-    options.json            how it is run, as far as the other files depend on it
+    scenario.toml           the scenario, with all defaults and what was measured for it
+    options.json            the options that the other files depend on
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
-    checkpoint.safetensors  model, server optimizer and fleet after a round; with it a run goes on where it was
+    checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on from it
     model.safetensors       the model at the end
     summary.json            the run in a few numbers
 
-A run that is resumed cuts its logs back to where the checkpoint was written, and so ends with the same bytes as one
-that was never stopped.
+A resumed run cuts its logs back to where they ended when the checkpoint was written. So it ends with the same bytes as
+a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from fleetlearn_simulator.errors import SimulatorError
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
-WRITTEN = 4096
-"""Events that are written at once."""
+LINES_AT_ONCE = 4096
+"""Lines of the event log that are written together."""
 Tensors = dict[str, NDArray[Any]]
 
 
-class Record:
-    """The open logs of a run. ``at`` of a checkpoint cuts them back; else they begin anew, and what an earlier run left
-    in the folder is gone. Raises SimulatorError where a log is shorter than the checkpoint says.
+class RunLogs:
+    """The open logs of a run.
+
+    ``at``: the lengths of the logs in a checkpoint; they are cut back to these. Without ``at`` the logs begin empty,
+    and what an earlier run left in the folder is deleted. Raises SimulatorError if a log is shorter than the checkpoint
+    says.
     """
 
     def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
@@ -54,24 +57,24 @@ class Record:
             file.seek(0, os.SEEK_END)
         self._encoder = msgspec.json.Encoder()
         self._rows: list[Any] = []
-        """Events that are not written yet: many lines at once cost a third of line after line."""
+        """Lines that are not written yet. To write many together takes a third of the time."""
 
-    def note(self, rows: Sequence[Any]) -> None:
-        """Events: mappings, or msgspec's structs."""
+    def write_events(self, rows: Sequence[Any]) -> None:
+        """Add lines to the event log: mappings or msgspec structs."""
         if self.events:
             self._rows += rows
-            if len(self._rows) >= WRITTEN:
+            if len(self._rows) >= LINES_AT_ONCE:
                 self._write()
 
     def _write(self) -> None:
         self._files[EVENTS].write(self._encoder.encode_lines(self._rows))
         self._rows = []
 
-    def round(self, row: dict[str, Any]) -> None:
+    def write_round(self, row: dict[str, Any]) -> None:
         self._files[ROUNDS].write(self._encoder.encode(row) + b"\n")
 
-    def checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
-        """Write the checkpoint, whole or not at all; the logs reach the disk first."""
+    def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
+        """Write the checkpoint, whole or not at all. The logs are written before it."""
         self._write()
         places = {}
         for name, file in self._files.items():
@@ -88,7 +91,7 @@ class Record:
 
 
 def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
-    """Tensors and state of the last checkpoint; None where there is none. Raises SimulatorError on a damaged one."""
+    """Return tensors and state of the checkpoint. None: there is none. Raises SimulatorError if it is damaged."""
     file = folder / CHECKPOINT
     if not file.exists():
         return None
@@ -101,7 +104,7 @@ def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The lines of a log. Raises SimulatorError: no such file, or not a log."""
+    """Return the lines of a log. Raises SimulatorError if it cannot be read."""
     try:
         lines = (folder / name).read_bytes().splitlines()
         return [msgspec.json.decode(line) for line in lines]
@@ -110,7 +113,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """What ``write_json`` wrote. Raises SimulatorError where it is damaged."""
+    """Read what ``write_json`` wrote. Raises SimulatorError if it is damaged."""
     try:
         return msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
@@ -118,17 +121,17 @@ def read_json(file: Path) -> Any:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Readable, the same bytes for the same value."""
+    """Write readable JSON. The same value gives the same bytes."""
     write_whole(file, msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n")
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file, or leave the one that was there."""
+    """Write a file. If writing fails, the file that was there stays."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_bytes(content)
     temporary.replace(file)
 
 
 def save_model(folder: Path, table: Iterable[tuple[str, Vector]]) -> None:
-    """The model's tensors by name."""
+    """Write the model's tensors, by name."""
     save_file({name: np.ascontiguousarray(value) for name, value in table}, folder / MODEL)

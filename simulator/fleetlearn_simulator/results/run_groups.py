@@ -1,4 +1,4 @@
-"""The lines of a comparison: runs, and of a sweep the runs of each of its settings."""
+"""The lines of a comparison. A line is a run, or all runs of a sweep with the same setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fleetlearn_simulator.results.html_page import ABSENT
 from fleetlearn_simulator.results.loaded_run import (
-    MEASURED,
+    KINDS,
     Metrics,
     Run,
     find_runs,
@@ -20,16 +20,16 @@ from fleetlearn_simulator.results.loaded_run import (
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
     label: str
     runs: list[Run]
     metrics: list[Metrics]
-    """Of each run."""
+    """The metrics of each run."""
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:
-    """One group for each run, and of a sweep, for each of its settings."""
+    """Make a group of each run, and of each setting of a sweep."""
     groups: list[tuple[str, list[Run]]] = []
     for folder in folders:
         found = find_runs(folder)
@@ -54,13 +54,14 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
 
 
 def kinds_of(groups: Sequence[Group]) -> dict[str, str]:
-    """Metric -> the kind that is shown: of those that every run with the metric has, the first, or the first of any."""
+    """Return, for each metric, the kind that is shown: the first that all runs with the metric have, or else the first
+    that any run has."""
     found = [metrics for group in groups for metrics in group.metrics]
     kinds = {}
     for name in dict.fromkeys(name for metrics in found for name in metrics):
         sets = [set(metrics[name]) for metrics in found if name in metrics]
         common = set.intersection(*sets) or set.union(*sets)
-        kinds[name] = next(kind for kind in MEASURED if kind in common)
+        kinds[name] = next(kind for kind in KINDS if kind in common)
     return kinds
 
 

@@ -1,9 +1,9 @@
-"""report.html: what came of a run, in figures, in one file."""
+"""report.html: one run in charts and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
+from collections.abc import Iterable, Iterator
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,32 @@ from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_simulator.population.availability import online
 from fleetlearn_simulator.results import html_page as page
-from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, chart, listed, numbers, share, size, span
-from fleetlearn_simulator.results.loaded_run import Floats, Row, Run, binned, read_run, series, thinned, traffic
+from fleetlearn_simulator.results.html_page import (
+    ABSENT,
+    COLOURS,
+    Chart,
+    Part,
+    chart,
+    listed,
+    numbers,
+    share,
+    size,
+    span,
+)
+from fleetlearn_simulator.results.loaded_run import Floats, Round, Run, binned, read_run, series, thinned, traffic
 from fleetlearn_simulator.results.run_folder import ROUNDS, SCENARIO
 from fleetlearn_simulator.results.run_statistics import wasted_share
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 REPORT = "report.html"
-LAST = 20
+LAST_ROUNDS = 20
 """Rounds in the table."""
-CAUSES = 9
-"""Causes with a colour of their own; the rest are one."""
+COLOURED_CAUSES = 9
+"""Causes that have a colour of their own. The others are shown as one."""
 SAMPLE = 2000
-"""Devices whose availability stands for the population's."""
+"""Devices from which the availability of the population is estimated."""
 WINDOW = 14 * 86400.0
-"""Seconds at the end of a run for which their availability is worked out; a day is a few points then."""
+"""Seconds at the end of a run for which their availability is computed. A day is a few points then."""
 KINDS = {
     "test": ("on the data kept back", COLOURS[3], "solid"),
     "evaluation": ("on the devices, before training", COLOURS[0], "solid"),
@@ -43,39 +54,42 @@ MEANINGS = {
     "straggler": "was slow, and its work discarded",
     "out-of-time": "had no time left",
 }
-"""Of the causes that a device can have, beside the coordinator's."""
+"""What the causes on devices mean. Other causes are the coordinator's."""
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
-    """Write a run's page, for a run that is finished or not. Default for ``file``: ``report.html`` in its folder.
+    """Write a page about a run that is finished or not. Default for ``file``: ``report.html`` in its folder.
 
-    Raises SimulatorError where there is no run, or the page cannot be written.
+    Raises SimulatorError if there is no run, or if the page cannot be written.
     """
     run = read_run(folder)
     return page.write_page(file or folder / REPORT, f"{run.name} · fleetlearn", _parts(run))
 
 
-def _parts(run: Run) -> Iterator[str | list[Chart]]:
-    yield f"<h1>{escape(run.name)}</h1>{_subtitle(run)}"
+def _parts(run: Run) -> Iterator[Part]:
+    yield Part("title", run.name)
+    yield from (Part("note", line) for line in _subtitle(run))
     if not run.rows:
-        yield f"<p>No round has ended yet: {ROUNDS} is empty.</p>"
+        yield Part("text", f"No round has ended yet: {ROUNDS} is empty.")
     else:
-        yield page.tiles(_tiles(run))
-        yield f"<h2>Metrics</h2>{page.SWITCH}"
-        yield _metrics(run)
-        yield "<h2>Where devices were lost</h2>" + _dropped(run)
-        yield [_lost(run), _lost_in_all(run)]
-        yield "<h2>Device time and participation</h2>"
-        yield [_device_time(run), _participation(run)]
-        yield "<h2>Rounds</h2>"
-        yield [_connected(run), _reports(run), _lengths(run)]
-        yield f"<h2>The last rounds</h2>{_last(run)}"
+        yield Part("tiles", list(_tiles(run)))
+        yield Part("section", "Metrics")
+        yield Part("switch")
+        yield Part("charts", _metrics(run))
+        yield Part("section", "Where devices were lost")
+        yield Part("note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}.")
+        yield Part("charts", [_lost(run), _lost_in_all(run)])
+        yield Part("section", "Device time and participation")
+        yield Part("charts", [_device_time(run), _participation(run)])
+        yield Part("section", "Rounds")
+        yield Part("charts", [_connected(run), _reports(run), _lengths(run)])
+        yield Part("section", "The last rounds")
+        yield _last(run)
     if run.scenario:
-        text = escape((run.folder / SCENARIO).read_text("utf-8"))
-        yield f"<details><summary>The scenario, as it was run</summary><pre>{text}</pre></details>"
+        yield Part("folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8")))
 
 
-def _subtitle(run: Run) -> str:
+def _subtitle(run: Run) -> Iterator[str]:
     tables = run.scenario
     plan = tables.get("plan", {})
     population = tables.get("population", {}).get("size")
@@ -91,8 +105,7 @@ def _subtitle(run: Run) -> str:
     ]
     state = run.state if run.summary else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
     backend = f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
-    lines = (" · ".join(filter(None, line)) for line in (words, (state, backend)))
-    return "".join(f'<p class="soft">{escape(line)}</p>' for line in lines if line)
+    yield from filter(None, (" · ".join(filter(None, line)) for line in (words, (state, backend))))
 
 
 def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
@@ -120,7 +133,7 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _metrics(run: Run) -> list[Chart]:
-    """Each metric, and the norm of the rounds' changes, against what the page's switch says."""
+    """Show each metric, and how much each round changed the model, over the axis that the reader chooses."""
     times, sent = run.column(lambda row: row.time), traffic(run)
     hours, time_name = page.time_unit(times[-1])
     unit, byte_name = page.byte_unit(sent[-1])
@@ -155,7 +168,7 @@ def _metrics(run: Run) -> list[Chart]:
 
 
 def _causes(run: Run) -> list[str]:
-    """By their number, the most frequent first."""
+    """Return the causes, the most frequent first."""
     return [
         cause for cause, _ in sorted(run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0]))
     ]
@@ -163,11 +176,16 @@ def _causes(run: Run) -> list[str]:
 
 def _lost(run: Run) -> Chart:
     causes = _causes(run)
-    rest = set(causes[CAUSES:])
-    stacks = {cause: run.column(lambda row, cause=cause: row.causes.get(cause, 0)) for cause in causes[:CAUSES]}  # type: ignore[misc]
+    rest = causes[COLOURED_CAUSES:]
+    stacks = {cause: run.column(partial(_tasks_lost, causes=[cause])) for cause in causes[:COLOURED_CAUSES]}
     if rest:
-        stacks["other"] = run.column(lambda row: sum(row.causes.get(cause, 0) for cause in rest))
+        stacks["other"] = run.column(partial(_tasks_lost, causes=rest))
     return _stacked(run, "By round", stacks, "tasks a round", COLOURS)
+
+
+def _tasks_lost(row: Round, causes: Iterable[str]) -> int:
+    """Return how many of the round's tasks were lost by these causes."""
+    return sum(row.causes.get(cause, 0) for cause in causes)
 
 
 def _lost_in_all(run: Run) -> Chart:
@@ -183,15 +201,10 @@ def _lost_in_all(run: Run) -> Chart:
         "hoverinfo": "x+text",
         "textposition": "auto",
         "cliponaxis": False,
-        "marker": {"color": [COLOURS[min(place, CAUSES)] for place in range(len(causes))]},
+        "marker": {"color": [COLOURS[min(place, COLOURED_CAUSES)] for place in range(len(causes))]},
     }
     note = "What happened to the device, and the share of all tasks." if causes else "No task was lost."
     return chart("In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest")
-
-
-def _dropped(run: Run) -> str:
-    words = f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}."
-    return f'<p class="soft">{escape(words)}</p>'
 
 
 def _device_time(run: Run) -> Chart:
@@ -204,7 +217,7 @@ def _device_time(run: Run) -> Chart:
 
 
 def _participation(run: Run) -> Chart:
-    """The tiers' shares of the population, of the tasks and of the accepted reports."""
+    """Show the tiers' shares of the population, of the tasks and of the accepted reports."""
     tiers: dict[str, Any] = run.scenario.get("tiers", {})
     assigned, accepted = run.total(lambda row: row.assigned), run.total(lambda row: row.accepted)
     count = max([len(tiers), *(number + 1 for number in (*assigned, *accepted))])
@@ -230,7 +243,7 @@ def _participation(run: Run) -> Chart:
 
 
 def _connected(run: Run) -> Chart:
-    """Who is there at the end of each round; of the population, as its availability says."""
+    """Show the devices connected at the end of each round, and the devices online, computed from the availability."""
     times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
     unit, name = page.time_unit(times[-1])
     kept = thinned(connected)
@@ -249,14 +262,14 @@ def _connected(run: Run) -> Chart:
             notes.append(f"from {SAMPLE:,} of the devices, with a standard error of at most {error:,.0f}")
         note = f"Online: {'; '.join(notes)}." if notes else ""
     except FleetError:
-        pass  # the scenario's own files are not here; the record does not have who was online
+        pass  # files that the scenario names are not here, and the logs do not say who was online
     many = len(data) > 1 and max(data[1]["y"]) > 20 * max(1.0, float(connected.max()))
     axis = {"type": "log", "dtick": 1} if many else {"rangemode": "tozero"}
     return chart("Devices online and connected", data, f"virtual time ({name})", "devices", note, yaxis=axis)
 
 
 def _reports(run: Run) -> Chart:
-    def counted(row: Row, partial: bool) -> float:
+    def counted(row: Round, partial: bool) -> float:
         return 0 if row.how != "committed" else row.partial if partial else row.reports - row.partial
 
     stacks = {
@@ -285,7 +298,7 @@ def _line(name: str, x: Floats, y: Floats, colour: str) -> dict[str, Any]:
 
 
 def _stacked(run: Run, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]) -> Chart:
-    """Bars by round, stacked; where there are many rounds, means of some at a time."""
+    """Show stacked bars for each round. If there are many rounds, each bar is a mean over several."""
     rounds, width = binned(run.column(lambda row: row.round))
     data = [
         {
@@ -303,15 +316,15 @@ def _stacked(run: Run, title: str, stacks: dict[str, Floats], y: str, colours: t
     return chart(title, data, "round", y, note, barmode="stack", showlegend=True)
 
 
-def _last(run: Run) -> str:
-    """The last rounds as a table."""
+def _last(run: Run) -> Part:
+    """Return a table of the last rounds."""
     columns = [(name, kind) for name, kinds in series(run).items() for kind in kinds]
     columns = [(name, kind) for name, kind in columns if kind != "train" or (name, "evaluation") not in columns]
     headers = ["round", "outcome", "virtual time", "length", "connected", "tasks", "reports", "partial"]
     headers += [f"{name} ({kind})" for name, kind in columns]
     headers += ["change", "wasted", "lost"]
     rows = []
-    for row in run.rows[-LAST:]:
+    for row in run.rows[-LAST_ROUNDS:]:
         cells = [str(row.round), row.how, span(row.time), span(row.seconds), f"{row.connected:,}"]
         cells += [f"{sum(row.assigned.values()):,}", f"{row.reports:,}", f"{row.partial:,}"]
         means = [getattr(row, kind).get(name) for name, kind in columns]

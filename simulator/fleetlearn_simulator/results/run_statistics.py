@@ -1,4 +1,4 @@
-"""What a run is judged by: how soon it reached a target, what came to nothing, and whose reports it is made of."""
+"""What a run is judged by: when it reached a target, what was wasted, and which devices are in its model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fleetlearn_simulator.results.loaded_run import Floats, Run, series, traffic
 
 
 class Target(NamedTuple):
-    """A metric's value that a run is to reach."""
+    """A value of a metric that a run should reach."""
 
     metric: str
     value: float
     below: bool
-    """Whether it is reached at or below the value, or at or above it."""
+    """True: reached at or below the value. False: reached at or above it."""
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """``accuracy>=0.9``, ``loss<=0.5``, or with ``=`` alone, below for the loss and above for any other metric, as
-        a plan's stop.target has it. Raises SimulatorError."""
+        """Read ``accuracy>=0.9`` or ``loss<=0.5``. With ``=``, the loss must be at or below the value and any other
+        metric at or above it, as in a plan's stop.target. Raises SimulatorError."""
         found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|=)\s*([^<>=\s]+)\s*", text)
         try:
             value = float(found[3]) if found else inf
@@ -33,7 +33,7 @@ class Target(NamedTuple):
         if not found or not isfinite(value):
             raise SimulatorError(
                 f"target {text!r} is refused: expected a metric and a number, as accuracy=0.9, 'accuracy>=0.9' or "
-                "'loss<=0.5' (the last two in quotes: a shell takes > and < for its own)"
+                "'loss<=0.5' (the last two in quotes: > and < have a meaning in a shell)"
             )
         below = found[2] == "<=" or (found[2] == "=" and found[1] == "loss")
         return cls(found[1], value, below)
@@ -43,23 +43,23 @@ class Target(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What a run had spent at the end of the round that first reached its target."""
+    """What a run had spent when its target was first reached, at the end of that round."""
 
     rounds: int
-    """Committed, this one included."""
+    """Committed rounds, with this one."""
     time: float
     """Seconds of virtual time."""
     bytes: float
-    """Sent in both directions."""
+    """Bytes sent in both directions."""
     device_seconds: float
-    """Of the devices, on tasks."""
+    """Seconds that devices spent on tasks."""
     wasted: float
-    """Device-seconds of these that came to nothing."""
+    """Device-seconds that are not in the model."""
 
 
 def reached(run: Run, target: Target, kind: str = "test") -> Reached | None:
-    """When the metric, as it was measured on ``kind`` (one of results.MEASURED), first was at its target; None: never,
-    or it was not measured. That it stays there is not asked."""
+    """Return what the run had spent when the metric, measured on ``kind`` (see ``loaded_run.KINDS``), first reached the
+    target. None: it never did, or it was not measured. The metric need not stay there."""
     kinds = series(run).get(target.metric, {})
     if kind not in kinds:
         return None
@@ -79,43 +79,43 @@ def reached(run: Run, target: Target, kind: str = "test") -> Reached | None:
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """The median, where None stands for never, which is later than any time; None if it is never itself."""
+    """Return the median. None stands for never, which is later than any time."""
     middle = float(np.median([inf if value is None else value for value in values])) if values else inf
     return middle if isfinite(middle) else None
 
 
 def lost_share(run: Run) -> float:
-    """Of the tasks, those that came to nothing."""
+    """Return the share of the tasks that were lost."""
     tasks = run.total(lambda row: row.assigned).total()
     return run.total(lambda row: row.causes).total() / tasks if tasks else 0.0
 
 
 def wasted_share(run: Run) -> float:
-    """Of the devices' time on tasks, what came to nothing; in a round that was abandoned, all."""
+    """Return the share of the devices' time on tasks that is not in the model. Of an abandoned round that is all."""
     seconds = run.total(lambda row: row.device_seconds).total()
     return float(run.column(lambda row: row.wasted).sum() / seconds) if seconds else 0.0
 
 
 class Participation(NamedTuple):
-    """The tiers' parts in the model; arrays of shape (tiers,), nan where there is nothing to divide by."""
+    """How much the tiers contribute to the model: arrays of shape (tiers,), NaN where the divisor is 0."""
 
     tiers: list[str]
     kept: Floats
-    """Accepted reports over tasks."""
+    """Accepted reports divided by tasks."""
     heard: Floats
-    """The tier's share of the accepted reports over its share of the population: 1 where a device of it is heard as
+    """The tier's share of the accepted reports, divided by its share of the population. 1: its devices are heard as
     often as the average device."""
 
     @property
     def evenness(self) -> float:
-        """A device of the tier that is heard least, over one of the tier that is heard most: 1 is even, 0 means that
-        a tier is not heard at all. (Jain's index, with four tiers of which one is silent, is still 0.75.)"""
+        """The tier that is heard least, divided by the tier that is heard most. 1: all tiers are heard equally. 0: one
+        tier is not heard at all. (With four tiers, of which one is not heard, Jain's index would still be 0.75.)"""
         return float(self.heard.min() / self.heard.max()) if len(self.heard) else float("nan")
 
 
 def participation(run: Run) -> Participation:
-    """Over all rounds; reports to one that was abandoned are in no model, and do not count. Shares of the population
-    are those that the scenario gives; of a run without a scenario there are no tiers."""
+    """Return the tiers' participation over all rounds. Reports of abandoned rounds are in no model, and do not count.
+    The shares of the population are taken from the scenario. A run without a scenario has no tiers."""
     tiers: dict[str, dict[str, float]] = run.scenario.get("tiers", {})
     shares = np.array([float(tier.get("share", 1.0)) for tier in tiers.values()])
     tasks = run.total(lambda row: row.assigned)

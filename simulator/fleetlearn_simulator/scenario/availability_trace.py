@@ -1,4 +1,4 @@
-"""A trace of devices' times online: a CSV file with a line ``device,on,off`` for each, in seconds."""
+"""A trace of when devices are online: a CSV file. Each line ``device,on,off`` is a time online, in seconds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from fleetlearn_simulator.errors import SimulatorError
 COLUMNS = ["device", "on", "off"]
 MAX_TIME = 100 * 366 * 86400.0
 _TICKS = 1000
-"""Times are rounded to so many parts of a second, so that a device and a time fit an integer."""
+"""Parts of a second that times are rounded to. A device and a time fit into one integer then."""
 
 
 class Trace:
-    """The intervals of a file. Device i is the file's number i modulo how many it has, in order of appearance."""
+    """The intervals of a file. Device i is the file's device number i modulo the number of its devices, in the order in
+    which they appear."""
 
     def __init__(self, rows: NDArray[np.int64], devices: int, repeat: float | None) -> None:
-        """``rows``: (n, 3), the file's device, on and off in ticks, sorted."""
+        """``rows``: (n, 3), sorted: the number of the file's device, and on and off in ticks."""
         self._devices, self._repeat = devices, repeat
         self._span = int(rows[:, 2].max(initial=0)) + 1
         self._begins, self._ends = rows[:, 0] * self._span + rows[:, 1], rows[:, 2]
         self._first = np.searchsorted(rows[:, 0], np.arange(devices))
 
     def end(self, ids: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The end of the interval that each device is in at its time, in seconds; -inf where it is in none."""
+        """Return the end of the interval that each device is in at its time, in seconds. -inf: it is in none."""
         cycle = np.zeros(len(ids)) if self._repeat is None else np.floor(times / self._repeat) * self._repeat
         ticks = np.floor((times - cycle) * _TICKS)
         row = ids % self._devices
@@ -76,13 +77,11 @@ def _read(path: str, repeat: float | None, changed: int) -> Trace:
             number = devices.setdefault(device, len(devices))
             found.append((number, round(on * _TICKS), round(off * _TICKS), lines.line_num))
     if not found:
-        raise SimulatorError(
-            f"{path}: no device is ever online; expected a line device,on,off for each time that one is"
-        )
+        raise SimulatorError(f"{path}: no device is ever online; expected a line device,on,off for each time online")
     found.sort()
     for before, after in pairwise(found):
         if before[0] == after[0] and after[1] < before[2]:
             raise SimulatorError(
-                f"{path}: lines {before[3]} and {after[3]} overlap: a device's times online follow each other"
+                f"{path}: lines {before[3]} and {after[3]} overlap: the times online of a device must not"
             )
     return Trace(np.array(found, np.int64)[:, :3], len(devices), repeat)

@@ -1,4 +1,4 @@
-"""A scenario: a plan, a population of devices, and what befalls them, in a TOML file. ``init_text`` shows every key."""
+"""A scenario: a plan, a population of devices, and what goes wrong, in a TOML file. ``init_text`` shows every key."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from fleetlearn_coordinator.plan import Plan, PlanError
-from fleetlearn_coordinator.tables import Section, explain, near, refuse_unknown
+from fleetlearn_coordinator.tables import Section, explain, refuse_unknown
 from fleetlearn_protocol.messages import Identifier
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.availability_trace import read_trace
+from fleetlearn_simulator.scenario.defaults import TIER_TABLES, fill_defaults, read_plan, read_tiers
 from fleetlearn_simulator.scenario.sections import (
-    AVAILABILITY,
-    DATA,
-    MUST,
-    PRESETS,
     Availability,
     Compute,
     Coordinator,
@@ -35,43 +32,43 @@ from fleetlearn_simulator.scenario.sections import (
     Population,
     Seed,
     Tier,
-    TierFailures,
     Weibull,
     Zone,
 )
 
 MAX_RUNS = 10_000
-"""Most runs of a sweep."""
+"""The most runs that a sweep may have."""
 
 
 class Scenario(Section, frozen=True, kw_only=True):
-    """A checked scenario. ``Scenario.load`` reads one."""
+    """A checked scenario. ``Scenario.load`` reads it from a file."""
 
     name: Identifier
-    """Of the run: letters, digits, ``._-``."""
+    """The run's name: letters, digits, ``._-``."""
     seed: Seed
-    """Of all that is drawn, by the plan too: its own seed is replaced by it. Default: the plan's."""
+    """The seed of all random numbers. It replaces the plan's seed. Default: the plan's."""
     plan: Plan
-    """The coordinator's plan: a file's path, or a table [plan] of its keys, where ``file`` names one to start from."""
+    """The coordinator's plan: the path of a file, or a table [plan] of its keys. In the table, ``file`` may name a plan
+    to start from."""
     population: Population
     data: Data
     compute: Compute
     tiers: dict[str, Tier]
-    """By name. Default: one, ``device``, with a tier's defaults."""
+    """Name -> tier. Default: one tier ``device``, with a tier's defaults."""
     availability: Availability
     failures: Failures
     coordinator: Coordinator
     sweep: dict[str, list[Any]]
-    """Dotted key -> values: a run for each combination of them. ``expand`` makes them; the scenario itself is the
-    first of them."""
+    """Dotted key -> values: there is a run for each combination. ``expand`` makes these runs. The scenario itself is
+    the first of them."""
     setting: dict[str, Any]
-    """Of a run of a sweep: dotted key -> its value. Not a key of the file."""
+    """For a run of a sweep: dotted key -> its value. Not a key of the file."""
     file: str
-    """Where the scenario came from, for messages. Not a key of the file."""
+    """Where the scenario was read from, for messages. Not a key of the file."""
     base: Path
-    """What its paths are relative to. Not a key of the file."""
+    """The folder that paths are relative to. Not a key of the file."""
     tables: dict[str, Any]
-    """The file, as it was read. Not a key of it."""
+    """The tables of the file, as they were read. Not a key of the file."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
@@ -85,7 +82,7 @@ class Scenario(Section, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, base: Path, *, file: str = "scenario") -> Scenario:
-        """Read a scenario from text; ``base`` is what its paths are relative to. Raises SimulatorError."""
+        """Read a scenario from text. ``base``: the folder that paths are relative to. Raises SimulatorError."""
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -94,7 +91,7 @@ class Scenario(Section, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, raw: dict[str, Any], base: Path, *, file: str = "scenario") -> Scenario:
-        """A scenario from a file's tables. Raises SimulatorError."""
+        """Make a scenario from a file's tables. Raises SimulatorError."""
         tables = {key: value for key, value in raw.items() if key != "sweep"}
         try:
             sweep = _swept(raw.get("sweep", {}))
@@ -105,14 +102,15 @@ class Scenario(Section, frozen=True, kw_only=True):
         return _one(tables, base, file, sweep, {key: values[0] for key, values in sweep.items()})
 
     def to_toml(self) -> str:
-        """The scenario as a file of its own: the plan within it, paths absolute, defaults filled in, no sweep."""
+        """Return the text of a file that holds this scenario alone: with the plan in it, absolute paths, all defaults,
+        and no sweep."""
         tables = {key: msgspec.to_builtins(getattr(self, key), enc_hook=str) for key in KEYS if key != "sweep"}
         del tables["plan"]["file"]
         return toml.dump(tables)
 
 
 HIDDEN = ("setting", "file", "base", "tables")
-"""Fields of a scenario that are not keys of its file."""
+"""Fields of a scenario that are not keys of the file."""
 KEYS = tuple(key for key in Scenario.__struct_fields__ if key not in HIDDEN)
 SECTIONS: Mapping[str, type[Section]] = {
     "population": Population,
@@ -128,17 +126,13 @@ SECTIONS: Mapping[str, type[Section]] = {
     "failures.corrupt": Corrupt,
     "coordinator": Coordinator,
 }
-TIER: Mapping[str, type[Section]] = {"failures": TierFailures} | {
-    f"failures.{phase}": Weibull for phase in ("download", "train", "upload")
-}
-"""The tables of a tier."""
 
 
 def expand(scenario: Scenario) -> list[Scenario]:
-    """The runs of a sweep, the last key's values changing fastest; of a scenario without one, itself.
+    """Return the runs of a sweep; the values of the last key change fastest. Without a sweep, return the scenario.
 
-    Each has a name of its own and, in ``setting``, what it was swept with. Raises SimulatorError where a combination
-    is not a scenario.
+    Each run has a name of its own, and its values in ``setting``. Raises SimulatorError if a combination is not a valid
+    scenario.
     """
     if not scenario.sweep:
         return [scenario]
@@ -152,19 +146,19 @@ def expand(scenario: Scenario) -> list[Scenario]:
 
 
 def init_text() -> str:
-    """A scenario file with every key, its default and what it means."""
+    """Return a scenario file with every key, its default and its meaning."""
     return Path(__file__).with_name("example.toml").read_text("utf-8")
 
 
 def _swept(given: object, prefix: str = "") -> dict[str, list[Any]]:
-    """The dotted keys of a sweep and their values. Raises ValueError."""
+    """Return the dotted keys of a sweep and their values. Raises ValueError."""
     if isinstance(given, dict):
         found = [_swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()]
         return {key: values for row in found for key, values in row.items()}
     if isinstance(given, list) and given:
         return {prefix: given}
     where = f"sweep.{prefix}" if prefix else "sweep"
-    raise ValueError(f"{where} = {given!r} is refused: it takes a list of values, for a run with each of them")
+    raise ValueError(f"{where} = {given!r} is refused: it takes a list of values, with a run for each")
 
 
 def _set(raw: dict[str, Any], key: str, value: object) -> None:
@@ -181,7 +175,7 @@ def _set(raw: dict[str, Any], key: str, value: object) -> None:
 def _one(
     tables: Mapping[str, Any], base: Path, file: str, sweep: dict[str, list[Any]], setting: dict[str, Any]
 ) -> Scenario:
-    """The scenario of these tables with the setting's values. Raises SimulatorError."""
+    """Make the scenario of these tables, with the setting's values. Raises SimulatorError."""
     raw = copy.deepcopy(dict(tables))
     label = file
     if setting:
@@ -200,13 +194,13 @@ def _one(
         raw.setdefault("name", Path(file).stem)
         names = [name for name in raw["tiers"] if isinstance(name, str)] if isinstance(raw.get("tiers"), dict) else []
         tiers = {f"tiers.{name}": Tier for name in names} | {
-            f"tiers.{name}.{key}": kind for name in names for key, kind in TIER.items()
+            f"tiers.{name}.{key}": kind for name in names for key, kind in TIER_TABLES.items()
         }
         refuse_unknown(raw, "scenario", Scenario, {**SECTIONS, **tiers}, HIDDEN)
-        plan = _plan(raw, base, label)
-        _fill(raw, plan)
+        plan = read_plan(raw, base, label)
+        fill_defaults(raw, plan)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
-        scenario = msgspec.convert({**raw, **hidden, "plan": plan, "tiers": _tiers(raw)}, Scenario, dec_hook=place)
+        scenario = msgspec.convert({**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, Scenario, dec_hook=place)
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except PlanError as error:
@@ -218,99 +212,6 @@ def _one(
     except ValueError as error:
         raise SimulatorError(f"{label}: {error}") from None
     return msgspec.structs.replace(scenario, plan=msgspec.structs.replace(plan, seed=scenario.seed))
-
-
-def _plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
-    """The plan, from its file and the keys in [plan]. Raises ValueError and PlanError."""
-    given = {"file": raw["plan"]} if isinstance(raw.get("plan"), str) else raw.get("plan")
-    takes = "the path of a plan file, or a table [plan] with a plan's keys, where `file` may name one to start from"
-    if not isinstance(given, dict):
-        raise ValueError(
-            f"plan = {given!r} is refused: it takes {takes}" if "plan" in raw else f"plan is missing; it takes {takes}"
-        )
-    own = {key: value for key, value in given.items() if key != "file"}
-    if {"seed"} <= raw.keys() & own.keys() and own["seed"] != raw["seed"]:
-        raise ValueError(f"plan.seed = {own['seed']!r} and seed = {raw['seed']!r}: both seeds are one; leave one out")
-    if "file" not in given:
-        own.setdefault("name", raw["name"])
-        return Plan.read(own, base, file=f"{label}, plan")
-    if not isinstance(given["file"], str) or not given["file"]:
-        raise ValueError(f"plan.file = {given['file']!r} is refused: it takes the path of a plan file")
-    path = (base / Path(given["file"]).expanduser()).absolute()
-    try:
-        tables = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"plan = {given['file']!r} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
-    if isinstance(own.get("bundle"), str) and own["bundle"]:
-        own["bundle"] = str((base / Path(own["bundle"]).expanduser()).absolute())
-    return Plan.read(_merge(tables, own), path.parent, file=f"{label}, plan {path}")
-
-
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**under, **over}
-    for key in under.keys() & over.keys():
-        if isinstance(under[key], dict) and isinstance(over[key], dict):
-            merged[key] = _merge(under[key], over[key])
-    return merged
-
-
-def _fill(raw: dict[str, Any], plan: Plan) -> None:
-    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
-    raw.setdefault("seed", plan.seed)
-    for section in ("population", "data", "compute", "availability", "failures", "coordinator"):
-        raw.setdefault(section, {})
-    population, data, availability = raw["population"], raw["data"], raw["availability"]
-    if isinstance(population, dict) and isinstance(size := population.get("size"), int) and size > 0:
-        population.setdefault("connected", min(plan.service.max_connections, size))
-    if isinstance(data, dict):
-        data.setdefault("seed", raw["seed"])
-        _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))
-    if isinstance(availability, dict):
-        _fill_kind("availability", availability, "always", AVAILABILITY, ())
-
-
-def _fill_kind(
-    section: str, table: dict[str, Any], usual: str, kinds: Mapping[str, Mapping[str, Any]], always: Iterable[str]
-) -> None:
-    kind = table.setdefault("kind", usual)
-    if kind not in list(kinds):  # a list, since what was given may not be hashable
-        hint = near(str(kind), kinds)
-        raise ValueError(f"{section}.kind = {kind!r} is not known{hint} Kinds: {', '.join(kinds)}.")
-    takes = kinds[kind]
-    for key in table:
-        if key not in {"kind", *always, *takes}:
-            others = " or ".join(f'"{name}"' for name in kinds if key in kinds[name])
-            allowed = f"takes {', '.join(takes)}" if takes else "takes no other key"
-            raise ValueError(f'{section}.{key} = {table[key]!r}: kind "{kind}" {allowed}; {key} is for kind {others}')
-    for key, default in takes.items():
-        if default is MUST and key not in table:
-            raise ValueError(f'{section}.{key} is missing; kind "{kind}" needs it')
-        if default is not MUST and default is not None:
-            table.setdefault(key, copy.deepcopy(default))
-
-
-def _tiers(raw: Mapping[str, Any]) -> dict[str, Tier]:
-    given = raw.get("tiers") or {"device": {}}
-    if not isinstance(given, dict):
-        raise ValueError(f"tiers = {given!r} is refused: it takes tables [tiers.NAME]")
-    tiers = {}
-    for name, table in given.items():
-        where = f"tiers.{name}"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise ValueError(f"tiers.{name!r} is refused: a tier's name is letters, digits and ._-, at most 64")
-        if not isinstance(table, dict):
-            raise ValueError(f"{where} = {table!r} is refused: it takes a table of {', '.join(Tier.__struct_fields__)}")
-        like = table.get("like")
-        if like is not None and like not in list(PRESETS):
-            hint = near(str(like), PRESETS)
-            raise ValueError(f"{where}.like = {like!r} is not known{hint} Presets: {', '.join(PRESETS)}.")
-        try:
-            tiers[name] = msgspec.convert({**PRESETS.get(str(like), {}), **table}, Tier)
-        except msgspec.ValidationError as error:
-            raise ValueError(explain(error, table, "tier", Tier, TIER, prefix=f"{where}.")) from None
-    return tiers
 
 
 def _contradictions(scenario: Scenario) -> Iterator[str]:

@@ -1,8 +1,4 @@
-"""Training on several processes. Each makes the devices' data itself and keeps a back end of its own.
-
-Which process trains which device changes nothing: every device is trained by itself, and sums are exact. So a process
-that dies is replaced, and its work done again.
-"""
+"""Training in several processes of this machine. Each has a back end of its own."""
 
 from __future__ import annotations
 
@@ -18,136 +14,100 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
-from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Backend, Job
-from fleetlearn_simulator.training.shared_memory import PLACE, Shared, make_shared
-from fleetlearn_simulator.training.trained_devices import LARGE, Outcomes, Pending, Take, from_table, whole
+from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
+from fleetlearn_simulator.training.shared_memory import ARRAY_BYTES, SharedArrays, make_shared_arrays
+from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, PendingResults, TrainedDevices, from_table
+from fleetlearn_simulator.training.worker_pool import MAX_DEATHS, MAX_QUEUED, DivideJobs, MakeBackend, Work, WorkerPool
 
-Make = Callable[[], Backend]
-Blocks = Callable[[Sequence[Job]], list[list[int]]]
-Place = Callable[[tuple[int, ...]], NDArray[np.float32]]
-"""An array of that shape in shared memory."""
-AHEAD = 2
-"""Blocks that a process is given before it has returned any, so that it need not wait for this one."""
-PLACES = 4
-"""For large updates in the memory that is shared with a process: of those that it was given ahead, and of some that
-wait until they are due. Of small ones many more wait."""
-SMALL = 256
-"""Jobs that surely fit into a pipe, though nobody reads it: one takes 8 KB on some systems."""
-ENVIRONMENT = {
-    # The processes have the cores; a second thread of numpy's only waits, busily.
+NewArray = Callable[[tuple[int, ...]], NDArray[np.float32]]
+"""Returns an array of this shape in shared memory."""
+UPDATE_ARRAYS = 4
+"""Arrays for large updates in the memory that is shared with a process: for the work that it was given, and for some
+results that wait until they are read."""
+MAX_JOBS_IN_PIPE = 256
+"""Jobs that surely fit into a pipe before anybody reads it. A pipe takes 8 KB on some systems."""
+WORKER_ENVIRONMENT = {
+    # Each core has a process: a second thread of numpy's would only wait, and use a core for that.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    # glibc keeps the memory of one update for the next, and does not fetch it anew from the system, page by page.
+    # glibc then keeps the memory of one update for the next, instead of asking the system for it page by page.
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**28),
 }
-"""Of the processes."""
-DEATHS = 3
-"""Processes that may die over one block."""
 
 
-class Spread:
-    """A back end spread over workers. ``blocks`` says which places among the jobs are one worker's, each block
-    another's, without regard to how many workers there are; ``shares`` is into how many parts devices are divided that
-    are evaluated. How a call is begun is for those that are one."""
+class ProcessPool(WorkerPool["_Block", "_Worker"]):
+    """A back end on several processes of this machine. Each process calls ``make`` once, and makes the devices' data
+    itself.
 
-    def __init__(self, blocks: Blocks, shares: int) -> None:
-        self.blocks, self.shares = blocks, shares
-
-    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
-        return whole(self.begin(model, jobs), len(jobs))
-
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
-        return self._begin("train", model, jobs, self.blocks(jobs)).take
-
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-        size = max(1, -(-len(devices) // self.shares))
-        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
-        found = self._begin("evaluate", model, devices, blocks)
-        return [found.value(place) for place in range(len(devices))]
-
-    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
-        """Have the method called with the model and each block of ``rows``."""
-        raise NotImplementedError
-
-
-class Parallel(Spread):
-    """A back end on several processes of this machine. ``make`` must be picklable: each process calls it once.
-
-    What is asked of it raises what a process raised, and SimulatorError where processes die again and again.
+    Its methods raise what a process raised, and SimulatorError if processes die again and again.
     """
 
-    def __init__(self, make: Make, workers: int, blocks: Blocks) -> None:
-        super().__init__(blocks, workers)
-        self.waiting: deque[_Block] = deque()
-        """Blocks that no process has yet."""
+    def __init__(self, make: MakeBackend, workers: int, divide: DivideJobs) -> None:
+        super().__init__(divide, workers)
         self.workers = [_Worker(make) for _ in range(workers)]
-        self.turns = 0
-        """Blocks of large updates that were waited for."""
+        self.large_blocks = 0
+        """Blocks of large updates that were received."""
 
-    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> Pending:
-        pending = Pending(lambda pending, place: self.collect())
-        for places in blocks:
-            self.waiting.append(_Block(ref(pending), method, model, [rows[place] for place in places], places))
-        self.hand_out()
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
+        pending = PendingResults(lambda pending, index: self.collect())
+        for indices in blocks:
+            self.waiting.append(_Block(pending, method, model, [rows[index] for index in indices], indices))
+        self.assign_waiting()
         return pending
 
-    def hand_out(self) -> None:
-        """Give waiting blocks to the processes that have least to do."""
-        while self.waiting:
-            block = self.waiting[0]
-            if block.pending() is not None:  # else nobody waits for it any more
-                # The last blocks go to whoever is first without any, so that all have something to do until the end.
-                ahead = len(self.waiting) >= len(self.workers)
-                free = [worker for worker in self.workers if worker.may_take(block) and (ahead or not worker.blocks)]
-                if not free:
-                    return
-                min(free, key=lambda worker: len(worker.blocks)).take(block)
-            self.waiting.popleft()
+    def _worker_for(self, work: _Block) -> _Worker | None:
+        # The last blocks go to the workers that are first without any, so that all are busy until the end.
+        ahead = len(self.waiting) >= len(self.workers)
+        free = [worker for worker in self.workers if worker.may_take(work) and (ahead or not worker.blocks)]
+        return min(free, key=lambda worker: len(worker.blocks), default=None)
+
+    def _give(self, worker: _Worker, work: _Block) -> None:
+        worker.give(work)
 
     def collect(self) -> None:
-        """Wait until processes return something, and hand out what that makes room for."""
+        """Wait until processes return something, and give them more work."""
         busy = {worker.pipe.fileno(): worker for worker in self.workers if worker.blocks}
         poll = select.poll()
-        for place in busy:
-            poll.register(place, select.POLLIN)
-        for place, _ in poll.poll():
-            if busy[place].blocks[0].place is not None:  # adding it up takes a while
-                self.turns += 1
-                take_turns(self.turns, len(self.workers))
-            self.waiting.extendleft(reversed(busy[place].collect()))
-        self.hand_out()
+        for descriptor in busy:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll():
+            worker = busy[descriptor]
+            if worker.blocks[0].array is not None:  # to add it up takes a while
+                self.large_blocks += 1
+                take_turns(self.large_blocks, len(self.workers))
+            try:
+                worker.receive()
+            except (EOFError, OSError):
+                self.redo(*worker.restart())
+        self.assign_waiting()
 
     def close(self) -> None:
         for worker in self.workers:
             worker.end()
 
 
-class _Block:
-    """Jobs for one process to do, and where their results belong."""
+class _Block(Work):
+    """Jobs for one process."""
 
-    def __init__(self, pending: ReferenceType[Pending], kind: str, model: Vector, rows: list[Any], places: list[int]):
-        self.pending, self.kind, self.model, self.rows, self.places = pending, kind, model, rows, places
-        self.deaths = 0
-        self.place: int | None = None
-        """Of the process's memory, for the updates."""
-
-    def done(self, results: Any) -> None:
-        if (pending := self.pending()) is not None:
-            pending.put(self.places, results)
+    def __init__(
+        self, pending: PendingResults, method: str, model: Vector, rows: list[Any], indices: list[int]
+    ) -> None:
+        super().__init__(pending, indices)
+        self.method, self.model, self.rows = method, model, rows
+        self.array: int | None = None
+        """The array of the process's shared memory that the updates are written to."""
 
 
 class _Worker:
     """A process, as its parent sees it."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: MakeBackend) -> None:
         self.make = make
         self.blocks: deque[_Block] = deque()
         """What it has to do, in order."""
@@ -156,69 +116,65 @@ class _Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
-        self.memory = make_shared(1 + PLACES)
-        """The model, and what was trained from it, where these are large."""
-        self.free = deque(range(1, 1 + PLACES) if self.memory else ())
-        """Its places that hold nothing."""
+        self.memory = make_shared_arrays(1 + UPDATE_ARRAYS)
+        """Array 0 is the model and the others are updates, if these are large."""
+        self.free = deque(range(1, 1 + UPDATE_ARRAYS) if self.memory else ())
+        """The arrays that nobody uses."""
         self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
-        with environment(ENVIRONMENT):
+        with environment(WORKER_ENVIRONMENT):
             self.process.start()
-        end.close()  # so that the pipe breaks when the process dies
+        end.close()  # then the pipe breaks when the process dies
         self.model: Vector | None = None
-        """The model that it has."""
+        """The model that the process has."""
 
     def may_take(self, block: _Block) -> bool:
-        # What does not fit into the pipe waits for the process to read it, and that must not wait for its results to be
-        # read meanwhile.
-        small = block.model is self.model and len(block.rows) <= SMALL
-        return len(self.blocks) < (AHEAD if small else 1)
+        # What does not fit into the pipe is sent only when the process is idle. Else both could wait for each other:
+        # this process until the worker reads, and the worker until its results are read.
+        small = block.model is self.model and len(block.rows) <= MAX_JOBS_IN_PIPE
+        return len(self.blocks) < (MAX_QUEUED if small else 1)
 
-    def take(self, block: _Block) -> None:
+    def give(self, block: _Block) -> None:
         self.blocks.append(block)
         count, size = len(block.rows), len(block.model)
-        memory = self.memory if size >= LARGE and block.model.nbytes <= PLACE else None
+        memory = self.memory if size >= LARGE_UPDATE and block.model.nbytes <= ARRAY_BYTES else None
         model: Vector | int | None = None if block.model is self.model else block.model
-        if memory is not None and model is not None:  # it has nothing to do, and so does not use the one before
+        if memory is not None and model is not None:  # the process is idle, and does not use the model before
             memory.array(0, (size,))[:] = block.model
             model = size
         self.model = block.model
-        fits = memory is not None and block.kind == "train" and count * block.model.nbytes <= PLACE
-        block.place = self.free.popleft() if fits and self.free else None
-        # Columns of jobs: pickling them one by one takes ten times as long.
-        rows = tuple(zip(*block.rows, strict=True)) if block.kind == "train" else block.rows
-        with suppress(OSError):  # it has died, as will be seen when its results are asked for
-            self.pipe.send((block.kind, model, rows, block.place))
+        fits = memory is not None and block.method == "train" and count * block.model.nbytes <= ARRAY_BYTES
+        block.array = self.free.popleft() if fits and self.free else None
+        # Columns of jobs: to pickle them one by one takes ten times as long.
+        rows = tuple(zip(*block.rows, strict=True)) if block.method == "train" else block.rows
+        with suppress(OSError):  # the process has died: that is noticed when its results are received
+            self.pipe.send((block.method, model, rows, block.array))
 
-    def collect(self) -> list[_Block]:
-        """Its next results; or of a process that died, the blocks to be done again, by another in its place."""
-        try:
-            place = self.blocks[0].place
-            results = _receive(self.pipe, None if place is None else partial(self._lend, place))
-        except (EOFError, OSError):
-            self.process.join()
-            lost, self.blocks = list(self.blocks), deque()
-            lost[0].deaths += 1
-            if lost[0].deaths == DEATHS:
-                lost[0].done(self._died())
-                lost = lost[1:]
-            self.pipe.close()
-            self._start()
-            return lost
+    def receive(self) -> None:
+        """Wait for its next results. Raises EOFError or OSError if the process has died."""
+        array = self.blocks[0].array
+        results = _receive(self.pipe, None if array is None else partial(self._lend, array))
         block = self.blocks.popleft()
-        if isinstance(results, Exception) and block.place is not None:
-            self.free.append(block.place)
-        block.done(results)
-        return []
+        if isinstance(results, Exception) and block.array is not None:
+            self.free.append(block.array)
+        block.put(block.indices, results)
 
-    def _lend(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        assert self.memory is not None
-        return self.memory.lend(place, shape, self.free.append)
-
-    def _died(self) -> SimulatorError:
-        return SimulatorError(
-            f"{DEATHS} processes died over the same devices, the last with exit code {self.process.exitcode} (-9: "
-            "killed, as where memory runs out): take fewer workers, or look at the function that makes the data"
+    def restart(self) -> tuple[list[_Block], SimulatorError]:
+        """Start another process in place of one that has died. Returns the blocks that it had, and the error if they
+        are not to be done again."""
+        self.process.join()
+        error = SimulatorError(
+            f"{MAX_DEATHS} processes died over the same devices, the last with exit code {self.process.exitcode} (-9: "
+            "killed, for example because memory ran out): take fewer workers, or look at the function that makes the "
+            "data"
         )
+        lost, self.blocks = list(self.blocks), deque()
+        self.pipe.close()
+        self._start()
+        return lost, error
+
+    def _lend(self, array: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        assert self.memory is not None
+        return self.memory.lend(array, shape, self.free.append)
 
     def end(self) -> None:
         self.pipe.close()
@@ -229,22 +185,22 @@ class _Worker:
 
 
 def take_turns(turn: int, workers: int) -> None:
-    """Move this thread to the next core, where there are no more of them than workers. Linux leaves it where it was, so
-    that what it does is always at the cost of the same worker, for which the others wait at the end of a round."""
+    """Move this thread to the next core, if there are not more cores than workers. Linux leaves a thread where it was:
+    its work would always slow down the same worker, for which the others wait at the end of a round."""
     if not hasattr(os, "sched_setaffinity"):
         return
     allowed = os.sched_getaffinity(0)
     if 1 < len(allowed) <= workers:
         try:
-            with suppress(OSError):  # a core that is gone meanwhile
+            with suppress(OSError):  # the core is gone
                 os.sched_setaffinity(0, {sorted(allowed)[turn % len(allowed)]})
-        finally:  # where it is now, it stays for a while
+        finally:  # the thread stays where it is for a while
             os.sched_setaffinity(0, allowed)
 
 
 @contextmanager
 def environment(more: Mapping[str, str]) -> Iterator[None]:
-    """What the processes that are started meanwhile inherit, where it is not set."""
+    """Set environment variables that are not set, for the processes that are started inside the context."""
     new = {name: value for name, value in more.items() if name not in os.environ}
     os.environ.update(new)
     try:
@@ -254,14 +210,14 @@ def environment(more: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _work(make: Make, pipe: Connection, memory: Shared | None) -> None:
-    """A process: it does what it is given, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the parent ends its processes
+def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> None:
+    """What a process runs: it does the blocks that it receives until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its own
     backend: Backend | None = None
     model: Vector = np.empty(0, np.float32)
     while True:
         try:
-            kind, new, rows, place = pipe.recv()
+            method, new, rows, array = pipe.recv()
         except (EOFError, OSError):
             return
         if isinstance(new, int):
@@ -270,50 +226,51 @@ def _work(make: Make, pipe: Connection, memory: Shared | None) -> None:
         model = model if new is None else new
         try:
             backend = backend or make()
-            if kind == "train":
-                results: Any = backend.train(model, list(map(Job._make, zip(*rows, strict=True))))
+            if method == "train":
+                results: Any = backend.train(model, jobs_from_columns(*rows))
             else:
                 results = backend.evaluate(model, rows)
         except Exception as error:
             error.add_note(f"in another process:\n{traceback.format_exc()}")
             results = error
         try:
-            _send(pipe, results, None if memory is None or place is None else partial(memory.array, place))
+            _send(pipe, results, None if memory is None or array is None else partial(memory.array, array))
         except OSError:
             return
 
 
-def _send(pipe: Connection, results: Any, place: Place | None = None) -> None:
-    """``place``: memory for the updates that the other process sees too."""
-    if not isinstance(results, Outcomes):
+def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> None:
+    """Send results. ``new_array`` makes the array for their updates in shared memory; None: updates go through the
+    pipe."""
+    if not isinstance(results, TrainedDevices):
         pipe.send(_portable(results) if isinstance(results, Exception) else results)
         return
     shape, table = results.updates.shape, results.table()
-    if place is not None:
-        place(shape)[:] = results.updates
+    if new_array is not None:
+        new_array(shape)[:] = results.updates
     pipe.send((shape, table.shape, [*results.metrics]))
     _write(pipe, table)
-    if place is None:
+    if new_array is None:
         _write(pipe, results.updates)
 
 
-def _receive(pipe: Any, place: Place | None = None) -> Any:
-    """What ``_send`` sent: the columns of outcomes come as they lay in memory, or still lie there."""
+def _receive(pipe: Any, new_array: NewArray | None = None) -> Any:
+    """Receive what ``_send`` sent. ``new_array`` returns the array of their updates in shared memory."""
     received = pipe.recv()
     if not isinstance(received, tuple):
         return received
     shape, size, names = received
     table = np.empty(size)
     _read(pipe, table)
-    if place is not None:
-        return from_table(place(shape), table, names)
+    if new_array is not None:
+        return from_table(new_array(shape), table, names)
     updates = np.empty(shape, np.float32)
     _read(pipe, updates)
     return from_table(updates, table, names)
 
 
 def _write(pipe: Connection, array: NDArray[Any]) -> None:
-    """As it lies in memory: the connection's own ways would copy it, on arrival three times."""
+    """Write the array's bytes. The connection's own methods would copy them, three times on arrival."""
     left = array.ravel().view(np.uint8).data
     while left:
         left = left[os.write(pipe.fileno(), left) :]
@@ -332,7 +289,7 @@ def _portable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        told = SimulatorError(f"{type(error).__name__}: {error}")
-        told.__notes__ = error.__notes__
-        return told
+        portable = SimulatorError(f"{type(error).__name__}: {error}")
+        portable.__notes__ = error.__notes__
+        return portable
     return error

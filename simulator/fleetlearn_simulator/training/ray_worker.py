@@ -1,4 +1,4 @@
-"""What runs on a Ray cluster's machines. An exception comes back as a value, and so is not taken for a death."""
+"""What runs on the machines of a Ray cluster. It returns exceptions as values: they are not taken for its death."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Backend, Job
-from fleetlearn_simulator.training.process_pool import Make
+from fleetlearn_simulator.training.worker_pool import MakeBackend
 
 
 class Answer(NamedTuple):
-    """What a worker returns."""
+    """A value that a worker returns, or an exception."""
 
     node: str
     value: Any
     error: bytes
-    """A pickled exception in place of a value."""
+    """A pickled exception, if there is no value."""
     trace: str
-    """Where it was raised; empty: nothing was."""
+    """The exception's traceback. Empty: there is no exception."""
 
 
 class Worker:
-    """What runs on the cluster: a back end of its own, made by ``begin``. ``path``: more places to import from."""
+    """A worker. ``begin`` makes its back end. ``path``: more folders to import from."""
 
     def __init__(self, path: list[str]) -> None:
         sys.path += [folder for folder in path if folder not in sys.path]
         self.backend: Backend | None = None
 
-    def begin(self, make: Make, model: Vector) -> Answer:
-        """The digest of a first step, in which workers that will not make the same bits differ."""
+    def begin(self, make: MakeBackend, model: Vector) -> Answer:
+        """Return the digest of a first step. It differs between workers that compute different bits."""
 
         def begun() -> str:
             self.backend = make()
@@ -55,7 +55,7 @@ class Worker:
 
 
 def answer(function: Callable[[], Any]) -> Answer:
-    """What it returns or raises. Not SystemExit, by which Ray ends a worker."""
+    """Return what the function returns or raises. SystemExit is raised: Ray ends a worker by it."""
     import ray
 
     node = ray.util.get_node_ip_address()
@@ -70,10 +70,10 @@ def answer(function: Callable[[], Any]) -> Answer:
 
 
 def error_of(got: Answer) -> Exception:
-    """What was raised, with a note of where."""
+    """Return the exception, with a note that says where it was raised."""
     try:
         error: Exception = pickle.loads(got.error)
-    except Exception:  # it could not be pickled, or is of a module that is not here
+    except Exception:  # it could not be pickled, or its module is not here
         error = SimulatorError(got.trace.strip().rpartition("\n")[2])
     error.add_note(f"Raised by a worker on Ray's node {got.node}:\n{got.trace}")
     return error

@@ -1,5 +1,8 @@
-"""Memory that two processes see: large models and updates need not go through the pipe between them, in small pieces
-for each of which the other one has to be woken."""
+"""Memory that two processes share.
+
+Large models and updates then need not go through the pipe between them, which takes small pieces and wakes the other
+process for each.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +17,48 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
-PLACE = 2**25
-"""Bytes of a place. One that is not written takes no memory."""
+ARRAY_BYTES = 2**25
+"""The size of the space for one array. Space that is not written takes no memory."""
 
 
-class Shared:
-    """So many places, for a process and one that it starts. Nothing of it has a name or outlives both of them."""
+class SharedArrays:
+    """Space for ``count`` float32 arrays, shared by a process and one that it starts. It has no name, and ends with the
+    two processes."""
 
-    def __init__(self, places: int, file: int | None = None) -> None:
-        """``file``: a descriptor of the memory, which is then its own; None: new memory. Raises OSError."""
-        self.places = places
+    def __init__(self, count: int, file: int | None = None) -> None:
+        """``file``: a descriptor of the memory, which this object closes. Default: new memory. Raises OSError."""
+        self.count = count
         self._file = os.memfd_create("fleetlearn") if file is None else file
         finalize(self, os.close, self._file)
-        os.ftruncate(self._file, places * PLACE)
-        self._memory = mmap.mmap(self._file, places * PLACE)
+        os.ftruncate(self._file, count * ARRAY_BYTES)
+        self._memory = mmap.mmap(self._file, count * ARRAY_BYTES)
 
     def __reduce__(self) -> Any:
-        return _attached, (self.places, reduction.DupFd(self._file))
+        return _attached, (self.count, reduction.DupFd(self._file))
 
-    def array(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What is in a place."""
-        return self._flat(place, shape).reshape(shape)
+    def array(self, index: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Return the array with this index."""
+        return self._flat(index, shape).reshape(shape)
 
-    def lend(self, place: int, shape: tuple[int, ...], back: Callable[[int], None]) -> NDArray[np.float32]:
-        """The same; ``back`` is called with the place when nobody has it or a part of it any more."""
-        whole = self._flat(place, shape)
-        finalize(whole, back, place).atexit = False
-        return whole.reshape(shape)
+    def lend(self, index: int, shape: tuple[int, ...], give_back: Callable[[int], None]) -> NDArray[np.float32]:
+        """Return the array with this index. Calls ``give_back`` with the index when nobody holds the array or a part of
+        it any more."""
+        flat = self._flat(index, shape)
+        finalize(flat, give_back, index).atexit = False
+        return flat.reshape(shape)
 
-    def _flat(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        # What is made of this array holds it, and not merely the memory.
-        return np.frombuffer(self._memory, np.float32, prod(shape), place * PLACE)
+    def _flat(self, index: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        # Views of this array keep this array alive, and not only the memory below it.
+        return np.frombuffer(self._memory, np.float32, prod(shape), index * ARRAY_BYTES)
 
 
-def make_shared(places: int) -> Shared | None:
-    """None where the system has no such memory, which so far is all but Linux."""
+def make_shared_arrays(count: int) -> SharedArrays | None:
+    """Return None if the system has no such memory. So far only Linux has it."""
     try:
-        return Shared(places)
+        return SharedArrays(count)
     except (AttributeError, OSError):
         return None
 
 
-def _attached(places: int, file: Any) -> Shared:
-    return Shared(places, file.detach())
+def _attached(count: int, file: Any) -> SharedArrays:
+    return SharedArrays(count, file.detach())

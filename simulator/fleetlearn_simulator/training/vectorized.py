@@ -18,56 +18,56 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Job, PerDevice, Task, steps_of
-from fleetlearn_simulator.training.trained_devices import Outcomes, Pending, Take, whole
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, steps_of
+from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
 
-MANY = 2**62
-"""More steps than anybody does."""
+NO_STEP_LIMIT = 2**62
+"""More steps than any device does."""
 
 
-class Loads(NamedTuple):
-    """What each of n jobs has to do: int64 (n,)."""
+class Workloads(NamedTuple):
+    """How much each of n jobs has to do: int64, shape (n,)."""
 
     examples: NDArray[np.int64]
     batch: NDArray[np.int64]
-    """Examples in a step."""
+    """Examples in a whole batch."""
     steps: NDArray[np.int64]
 
 
-def loads_of(task: Task, source: Source, jobs: Sequence[Job]) -> Loads:
+def workloads_of(task: LocalSettings, source: Source, jobs: Sequence[Job]) -> Workloads:
     examples = source.examples(np.array([job.device for job in jobs], np.int64))
     steps, given = steps_of(task, examples), [job.steps for job in jobs]
     if given.count(None) < len(given):
-        steps = np.minimum(steps, [MANY if most is None else most for most in given])
-    return Loads(examples, np.minimum(task.batch_size or examples, examples), steps)
+        steps = np.minimum(steps, [NO_STEP_LIMIT if most is None else most for most in given])
+    return Workloads(examples, np.minimum(task.batch_size or examples, examples), steps)
 
 
-def divide(loads: Loads, most: int) -> Iterator[list[int]]:
-    """Places of those that share a block: at most ``most``, alike in the size of a batch, those together
-    that have about as much to do.
+def divide_into_blocks(loads: Workloads, most: int) -> Iterator[list[int]]:
+    """Return the blocks as lists of indices: at most ``most`` jobs each, whose batches have the same size and which
+    have about equally much to do.
 
-    Whatever the number of processes: a device's last bits may depend on its place in its block, as where in an array
-    the processor's vector instructions end.
+    The blocks do not depend on the number of processes: the last bits of a device's results may depend on its position
+    in its block, which decides where in an array the processor's vector instructions end.
     """
     groups = [np.arange(len(loads.batch))]
     if any((column != column[:1]).any() for column in loads):
         order = np.lexsort((-loads.examples, -loads.steps, loads.batch))
         groups = np.split(order, np.flatnonzero(np.diff(loads.batch[order])) + 1)
     for group in groups:
-        places = group.tolist()
-        for start in range(0, len(places), most):
-            yield places[start : start + most]
+        indices = group.tolist()
+        for start in range(0, len(indices), most):
+            yield indices[start : start + most]
 
 
 class Vectorized(PerDevice):
     """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of devices in one call.
 
-    Devices of a block take up to ``many.steps`` of their whole batches in a call, each as many as it has left until its
-    epoch's last, smaller batch. That is done apart, with graphs/train.onnx; where all have as many examples, and are
-    more than a call has steps, in a call as well.
+    In a call, each device of a block does up to ``many.steps`` steps on whole batches of an epoch. The epoch's last,
+    smaller batch is done apart: device after device with graphs/train.onnx, or in a call of its own if all devices have
+    equally many examples and are more than a call has steps.
     """
 
-    def __init__(self, bundle: Bundle, task: Task, source: Source) -> None:
+    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source) -> None:
         super().__init__(bundle, task, source)
         check_many(bundle, task.batch_size)
         many = bundle.manifest.many
@@ -77,7 +77,7 @@ class Vectorized(PerDevice):
             *(f"param.{row.name}" for row in self.manifest.parameters),
             *(f"state.{row.name}" for row in self.manifest.state),
         ]
-        """What one call hands to the next."""
+        """The outputs of a call that are inputs of the next."""
         self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
         self.fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
@@ -89,29 +89,29 @@ class Vectorized(PerDevice):
         self.state = bundle.state()
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> Outcomes:
-        return whole(self.begin(model, jobs), len(jobs))
+    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+        return read_all(self.begin(model, jobs), len(jobs))
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
-        loads = loads_of(self.task, self.source, jobs)
-        blocks = list(divide(loads, self.many.devices))
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        loads = workloads_of(self.task, self.source, jobs)
+        blocks = list(divide_into_blocks(loads, self.many.devices))
 
-        def bring(pending: Pending, place: int) -> None:
-            (places,) = (block for block in blocks if place in block)
-            mine = Loads(*(column[places] for column in loads))
-            pending.put(places, self._block(model, [jobs[row] for row in places], mine))
+        def produce(pending: PendingResults, index: int) -> None:
+            (indices,) = (block for block in blocks if index in block)
+            mine = Workloads(*(column[indices] for column in loads))
+            pending.put(indices, self._block(model, [jobs[row] for row in indices], mine))
 
-        return Pending(bring).take
+        return PendingResults(produce).read
 
-    def _block(self, model: Vector, jobs: Sequence[Job], loads: Loads) -> Outcomes:
-        """Jobs whose batches have as many examples."""
+    def _block(self, model: Vector, jobs: Sequence[Job], loads: Workloads) -> TrainedDevices:
+        """Train jobs whose batches have the same size."""
         batch = int(loads.batch[0])
         if self.many.batch not in (None, batch):
-            return super().train(model, jobs)  # all their batches are too small for the block's graph
+            return super().train(model, jobs)  # the graph's batches are larger than these devices' data
         block = Block(self, model, jobs, loads)
         equal = int(loads.examples.min()) == int(loads.examples.max())
         whole, rest = np.divmod(block.examples, batch)
-        # Without a last, smaller batch epochs follow each other in a call.
+        # Epochs that have no last, smaller batch may follow each other in one call.
         together = self.task.epochs if equal and not rest[0] else 1
         for epoch in range(0, self.task.epochs, together):
             orders = [permutations(block.examples, block.seeds, at) for at in range(epoch, epoch + together)]
@@ -128,28 +128,28 @@ class Vectorized(PerDevice):
                     block.step(lane, order[lane, whole[lane] * batch : block.examples[lane]])
             if not block.left.any():
                 break
-        return block.outcomes()
+        return block.results()
 
 
 class Block:
-    """Devices that are trained together, each in a lane of its own; lanes that are free have nothing to do."""
+    """Devices that are trained together, each in a lane of its own. Free lanes do no steps."""
 
-    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], loads: Loads) -> None:
+    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], loads: Workloads) -> None:
         self.backend, self.model, self.jobs = backend, model, jobs
         self.manifest, lanes = backend.manifest, backend.many.devices
         free = lanes - len(jobs)
-        if free:  # as the last of them, but with nothing to do
-            loads = Loads(*(np.append(column, column[-1:].repeat(free)) for column in loads))
+        if free:  # they are as the last device, and do no steps
+            loads = Workloads(*(np.append(column, column[-1:].repeat(free)) for column in loads))
             loads.steps[len(jobs) :] = 0
         self.examples, self.left = loads.examples, loads.steps.copy()
-        """``left``: steps yet to be done."""
+        """``left``: steps that each lane still has to do."""
         self.devices = [job.device for job in jobs] + [jobs[0].device] * free
         self.done, self.seen = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-        """Steps and examples."""
+        """Steps done and examples seen, of each lane."""
         self.sums = np.zeros((len(backend.measured), lanes))
-        """Of what is measured, over the examples seen."""
+        """Sums of the loss and the metrics over the examples seen."""
         self.worst = np.zeros(lanes)
-        """The largest magnitude of a step's loss."""
+        """The largest magnitude of any step's loss."""
         self.seeds = np.array([job.seed for job in jobs] + [0] * free, np.int64)
         self.feed = self._feed()
 
@@ -171,12 +171,12 @@ class Block:
         return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.backend.hyper.items()}
 
     def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
-        """The next ``steps`` (lanes,) of each lane, on the examples at ``rows`` (lanes, steps of the call, batch)."""
+        """Do ``steps`` (lanes,) in each lane, on the examples at ``rows`` (lanes, steps in the call, batch)."""
         missing = self.backend.many.steps - rows.shape[1]
         if missing:
             rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
         feed = self.feed | {"steps": steps}
-        for row, array in zip(self.manifest.batch, self.backend.source.take(self.devices, rows), strict=True):
+        for row, array in zip(self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True):
             feed[f"batch.{row.name}"] = array
         if self.manifest.random:
             feed["seed"] = (self.seeds + self.done) % SEEDS
@@ -185,7 +185,7 @@ class Block:
         values = np.array(found[len(self.backend.carried) :], np.float64)
         self.worst = np.maximum(self.worst, np.abs(values[0]).max(axis=1))
         values *= rows.shape[2]
-        # Added up one after the other, as the device does it; what was not done is 0.
+        # Added one after the other, as a device does it. Steps that were not done are 0.
         values[:, :, 0] += self.sums
         self.sums = np.cumsum(values, axis=2)[:, :, -1]
         self.left -= steps
@@ -193,9 +193,9 @@ class Block:
         self.seen += steps * rows.shape[2]
 
     def step(self, lane: int, rows: NDArray[np.int64]) -> None:
-        """The next step of one lane, on the examples at ``rows`` (batch,)."""
+        """Do the next step of one lane, on the examples at ``rows`` (batch,)."""
         carried = self.backend.carried
-        feed = {name: self.feed[name][lane, ...] for name in carried}  # an array, also of a scalar
+        feed = {name: self.feed[name][lane, ...] for name in carried}  # the "..." makes arrays of scalars too
         for name in self.backend.fixed:
             shared = name.startswith(("anchor.", "hyper."))
             feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
@@ -214,18 +214,18 @@ class Block:
         self.done[lane] += 1
         self.seen[lane] += len(rows)
 
-    def outcomes(self) -> Outcomes:
+    def results(self) -> TrainedDevices:
         count = len(self.jobs)
         updates = np.empty((count, len(self.model)), np.float32)
         for row in self.manifest.parameters:
             place = slice(row.offset, row.offset + prod(row.shape))
             tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
             np.subtract(tensor, self.model[place], out=updates[:, place])
-        # Without their signs floats are in the order of their bits, NaN and infinity above all others.
+        # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
         seen = self.seen[:count]
         loss, *metrics = self.sums[:, :count] / seen
-        return Outcomes(
+        return TrainedDevices(
             updates,
             dict(zip(self.manifest.metrics, metrics, strict=True)),
             examples=self.examples[:count],
@@ -239,7 +239,7 @@ class Block:
 
 
 def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
-    """Why the bundle cannot train many devices at once, if it cannot."""
+    """Return why the bundle cannot train many devices at once; None if it can."""
     many = bundle.manifest.many
     if many is None:
         return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
@@ -252,6 +252,6 @@ def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
 
 
 def check_many(bundle: Bundle, batch_size: int) -> None:
-    """Raise SimulatorError where the bundle cannot train many devices at once."""
+    """Raise SimulatorError if the bundle cannot train many devices at once."""
     if why := not_for_many(bundle, batch_size):
         raise SimulatorError(f'{why}: export it with many=Many(devices, steps), or choose the back end "bundle"')

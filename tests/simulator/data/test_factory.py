@@ -78,7 +78,7 @@ def test_synthetic_has_the_bundles_classes() -> None:
 def test_what_iid_synthetic_devices_share_holds_on_the_test_set() -> None:
     """A linear model of all devices' labels, by least squares, is right on most of the test set."""
     source = make_source(Data(kind="synthetic", iid=True, seed=0, examples=50), 3, 60, manifest(X, Y))
-    x, y = source.take(range(60), np.tile(np.arange(50), (60, 1)))
+    x, y = source.examples_at(range(60), np.tile(np.arange(50), (60, 1)))
     fitted = np.linalg.lstsq(x.reshape(-1, 60), np.eye(10, dtype=np.float32)[y.reshape(-1)])[0]
     test = source.test()
     assert test is not None

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_protocol.manifest import Input
-from fleetlearn_simulator.data.npz_source import partition
+from fleetlearn_simulator.data.npz_source import npz_source
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.sections import Data
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, population: int, kind: Any, seed: int = 1, file: str = "data.npz", **keys: Any) -> Source:
-    return partition(Data(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder)
+    return npz_source(Data(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder)
 
 
 def places(source: Source, device: int) -> list[int]:
@@ -95,7 +95,7 @@ def test_given_sizes_are_divided_while_there_are_enough(folder: Path) -> None:
 def test_examples_of_several_devices_are_taken_at_once(folder: Path) -> None:
     source = made(folder, 50, "iid")
     places = np.array([[0, 17, 4], [1, 1, 2], [5, 6, 7]])
-    x, y = source.take([3, 1, 3], places)
+    x, y = source.examples_at([3, 1, 3], places)
     assert (x.shape, y.shape) == ((3, 3, 2), (3, 3))
     for row, device in enumerate((3, 1, 3)):
         np.testing.assert_array_equal(x[row], source.arrays(device)[0][places[row]])
@@ -156,7 +156,7 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (
         9,
         {"kind": "column", "column": "other"},
-        r"the array other is float64 of shape \(3,\); expected an integer for each",
+        r"the array other is float64 of shape \(3,\); expected one integer for each",
     ),
     (9, {"kind": "dirichlet", "alpha": 1.0, "label": "x"}, "the array x is float64"),
     (9, {"kind": "iid", "file": "none.npz"}, "none.npz does not exist; expected an .npz file"),

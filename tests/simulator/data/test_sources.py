@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_simulator.data.generators import Arrays, Ids
-from fleetlearn_simulator.data.sources import Called, Kept, Source
+from fleetlearn_simulator.data.sources import CachedSource, FunctionSource, Source
 from fleetlearn_simulator.errors import SimulatorError
 
 INPUTS = (Input("x", "float32", (3,)), Input("y", "int64", ()))
@@ -47,19 +47,19 @@ def write(folder: Path, *, helper: str, more: str = "") -> Path:
 
 def test_a_users_function(tmp_path: Path) -> None:
     folder = write(tmp_path, helper="labels_of_first")
-    source = Called("mine:device", 5, INPUTS, folder)
+    source = FunctionSource("mine:device", 5, INPUTS, folder)
     assert source.examples(np.array([[3, 0], [9, 3]])).tolist() == [[5, 2], [11, 5]]
     x, y = source.arrays(3)
     assert (x.dtype, x.shape) == (np.float32, (5, 3))
     assert y.tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_array_equal(x, Called("mine:named", 5, INPUTS, folder).arrays(3)[0])
-    assert not np.array_equal(x, Called("mine:device", 6, INPUTS, folder).arrays(3)[0])
+    np.testing.assert_array_equal(x, FunctionSource("mine:named", 5, INPUTS, folder).arrays(3)[0])
+    assert not np.array_equal(x, FunctionSource("mine:device", 6, INPUTS, folder).arrays(3)[0])
     assert source.test() is None
 
 
 def test_its_module_may_say_the_sizes_and_have_a_test_set(tmp_path: Path) -> None:
     folder = write(tmp_path, helper="labels_of_second", more=SIZES.format(number_of="number + 2 if number < 7 else 1"))
-    source = Called("mine:device", 5, INPUTS, folder)
+    source = FunctionSource("mine:device", 5, INPUTS, folder)
     assert source.examples(np.array([1, 8])).tolist() == [3, 1]
     assert len(source.arrays(1)[0]) == 3
     test = source.test()
@@ -73,7 +73,7 @@ def test_its_module_may_say_the_sizes_and_have_a_test_set(tmp_path: Path) -> Non
 
 def test_all_devices_may_be_said_to_have_as_many(tmp_path: Path) -> None:
     folder = write(tmp_path, helper="labels_of_fifth", more=SIZES.format(number_of="1"))
-    source = Called("mine:device", 5, INPUTS, folder, 6)
+    source = FunctionSource("mine:device", 5, INPUTS, folder, 6)
     assert source.examples(np.array([1, 2])).tolist() == [6, 6]
     assert len(source.arrays(4)[0]) == 6
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_it_may_be_named_examples(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\ndef examples(d, s):\n    return np.ones((d, 3)), np.ones(d, int)\n"
     )
-    source = Called("own:examples", 5, INPUTS, tmp_path)
+    source = FunctionSource("own:examples", 5, INPUTS, tmp_path)
     assert source.examples(np.array([4])).tolist() == [4]
     assert len(source.arrays(4)[0]) == 4
 
@@ -95,7 +95,7 @@ def test_two_scenarios_have_modules_of_the_same_name(tmp_path: Path) -> None:
     sizes = []
     for number in ("1", "2"):
         folder = write(tmp_path / number, helper=f"labels_{number}", more=SIZES.format(number_of=number))
-        sizes.append(Called("mine:device", 5, INPUTS, folder).examples(np.array([0]))[0])
+        sizes.append(FunctionSource("mine:device", 5, INPUTS, folder).examples(np.array([0]))[0])
     assert sizes == [1, 2]
 
 
@@ -104,7 +104,7 @@ def test_an_installed_modules_function() -> None:
     with pytest.raises(
         SimulatorError, match=r"operator:add\(2, 5\) returned what does not fit the bundle: a int was given"
     ):
-        Called("operator:add", 5, inputs, Path()).arrays(2)
+        FunctionSource("operator:add", 5, inputs, Path()).arrays(2)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, function: str, why: str)
     (tmp_path / "broken.py").write_text("1 / 0\n")
     folder = write(tmp_path, helper="labels_of_third")
     with pytest.raises(SimulatorError, match=why):
-        Called(function, 5, INPUTS, folder).arrays(4)
+        FunctionSource(function, 5, INPUTS, folder).arrays(4)
 
 
 @pytest.mark.parametrize("number_of", ["0", "2.5", "None"])
@@ -134,7 +134,7 @@ def test_sizes_that_are_none(tmp_path: Path, number_of: str) -> None:
     with pytest.raises(
         SimulatorError, match=r"examples\(0, 5\) beside mine:device returned .*; expected an integer, at"
     ):
-        Called("mine:device", 5, INPUTS, folder).examples(np.array([0]))
+        FunctionSource("mine:device", 5, INPUTS, folder).examples(np.array([0]))
 
 
 class Counting(Source):
@@ -155,12 +155,12 @@ class Counting(Source):
 
 def test_kept_arrays_are_made_once_while_they_fit() -> None:
     below = Counting()
-    source = Kept(below, limit=3 * 80)
+    source = CachedSource(below, limit=3 * 80)
     for device in (1, 2, 3, 1, 2, 3):
         assert source.arrays(device)[0][0] == device
     assert below.made == 3
     places = np.array([[0, 9], [3, 3], [9, 8]])
-    (found,) = source.take([3, 1, 3], places)
+    (found,) = source.examples_at([3, 1, 3], places)
     assert found.tolist() == [[3, 3], [1, 1], [3, 3]]
     assert below.made == 3
     held = source.arrays(2)[0]
@@ -169,30 +169,30 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
     assert held.tolist() == [2.0] * 10
     source.arrays(3)
     assert below.made == 5
-    assert source.take([4, 3, 4], places)[0].tolist() == [[4, 4], [3, 3], [4, 4]]
+    assert source.examples_at([4, 3, 4], places)[0].tolist() == [[4, 4], [3, 3], [4, 4]]
     assert below.made == 5
 
 
 def test_more_devices_than_fit_are_taken_all_the_same() -> None:
     """And made anew for each block, not for each of its calls."""
     below = Counting()
-    source = Kept(below, limit=3 * 80)
+    source = CachedSource(below, limit=3 * 80)
     for devices in ([*range(8)], [*range(8)], [3, 1], [*range(8, 0, -1)], [*range(8, 0, -1)]):
         made = below.made
         for _ in range(3):
-            (found,) = source.take(devices, np.tile(np.arange(4), (len(devices), 1)))
+            (found,) = source.examples_at(devices, np.tile(np.arange(4), (len(devices), 1)))
             assert found.tolist() == [[device] * 4 for device in devices]
         assert below.made <= made + 2 * len(devices)
 
 
 def test_the_rest_is_as_it_was() -> None:
-    source = Kept(Counting())
+    source = CachedSource(Counting())
     assert source.examples(np.array([7])).tolist() == [10]
     assert source.test() is not None
 
 
 def test_arrays_above_the_limit_are_not_kept() -> None:
     below = Counting()
-    source = Kept(below, limit=10)
+    source = CachedSource(below, limit=10)
     assert [source.arrays(1)[0][0], source.arrays(1)[0][0]] == [1, 1]
     assert below.made == 2

@@ -17,11 +17,14 @@ import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.fleet import fleet as fleet_module
-from fleetlearn_simulator.fleet import round_work as work
-from fleetlearn_simulator.fleet.fleet import BACK_OFF, RETRY, Accepted, device_of, name_of
+from fleetlearn_simulator.fleet import round_training
+from fleetlearn_simulator.fleet.connections import MIN_REFILL_SECONDS
+from fleetlearn_simulator.fleet.device_names import device_of, name_of
+from fleetlearn_simulator.fleet.events import AcceptedLine
+from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, PerDevice
-from fleetlearn_simulator.training.trained_devices import Outcomes, Pending, Take
+from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -285,10 +288,10 @@ def test_one_that_fails_amid_others_is_lost_alone(tmp_path: Path, softmax: Path,
     lengths = []
 
     class Noted(Vectorized):
-        def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
             take = super().begin(model, jobs)
 
-            def noted(places: Sequence[int]) -> Outcomes:
+            def noted(places: Sequence[int]) -> TrainedDevices:
                 found = take(places)
                 lengths.append(len(found))
                 return found
@@ -372,11 +375,11 @@ def test_those_are_trained_with_who_is_due_that_are_due_next(
     together: list[list[int]] = []
 
     class Noted(PerDevice):
-        def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
             together.append([job.device for job in jobs])
             return super().begin(model, jobs)
 
-    monkeypatch.setattr(work, "LOOK_AHEAD", 2 * open_bundle(softmax).parameters().nbytes)
+    monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 2 * open_bundle(softmax).parameters().nbytes)
     run = with_one_waiting(2, tmp_path, softmax, [10, 20, 50, 50, 80], Noted)
     assert [device for _, _, device, _ in run.told("accepted")] == [1, 3, 2, 4]
     assert together[-3:] == [[0, 1], [3, 2], [4]]
@@ -385,20 +388,20 @@ def test_those_are_trained_with_who_is_due_that_are_due_next(
 class ByThrees(PerDevice):
     """Trains as that does, and has what comes of it for three jobs at a time, the last of them first."""
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
-        def bring(pending: Pending, place: int) -> None:
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        def produce(pending: PendingResults, place: int) -> None:
             first = place - place % 3
             places = [place for place in range(first, first + 3) if place < len(jobs)][::-1]
             pending.put(places, self.train(model, [jobs[row] for row in places]))
 
-        return Pending(bring).take
+        return PendingResults(produce).read
 
 
 class AtOnce(PerDevice):
     """The same for all that are begun together."""
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> Take:
-        return self.train(model, jobs).take
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        return self.train(model, jobs).select
 
 
 def in_words(run: Driven) -> tuple[Any, ...]:
@@ -458,7 +461,7 @@ def test_short_outages_are_survived(tmp_path: Path, line: Path) -> None:
 
 @pytest.mark.parametrize("crash", [5.0, 10.25, 15.0, 29.5, 45.0])
 def test_the_coordinators_crash_loses_no_accepted_update(tmp_path: Path, line: Path, crash: float) -> None:
-    """It is down for 10 seconds; devices are back within BACK_OFF of its return, and each reports once."""
+    """It is down for 10 seconds; devices are back within MAX_BACK_OFF of its return, and each reports once."""
     calm = drive(make_scenario(tmp_path, line, 4, plan__stop__rounds=2))
     run = drive(
         make_scenario(tmp_path, line, 4, plan__stop__rounds=2, coordinator__crashes=[crash], coordinator__restart=10.0)
@@ -472,7 +475,7 @@ def test_the_coordinators_crash_loses_no_accepted_update(tmp_path: Path, line: P
     assert run.told("accepted")[: len(before)] == before
     while_down = [time for time, *_ in calm.told("accepted") if crash < time <= crash + 10]
     late = [time for time, *_ in run.told("accepted")[len(before) :]][: len(while_down)]
-    assert all(crash + 10 <= time <= crash + 10 + BACK_OFF for time in late)
+    assert all(crash + 10 <= time <= crash + 10 + MAX_BACK_OFF for time in late)
 
 
 def report_times(scenario: Scenario) -> dict[int, float]:
@@ -481,9 +484,9 @@ def report_times(scenario: Scenario) -> dict[int, float]:
 
     def heard(rows: Sequence[Any]) -> None:
         for row in rows:
-            if isinstance(row, Accepted):
+            if isinstance(row, AcceptedLine):
                 times[row.device] = row.time
-                assert fleet.away.get(row.device, 0.0) <= row.time
+                assert fleet.connections.away.get(row.device, 0.0) <= row.time
 
     fleet = make_fleet(scenario, heard)
     while fleet.advance():
@@ -541,7 +544,7 @@ def test_free_places_are_filled_when_devices_leave(tmp_path: Path, line: Path) -
     )  # fmt: skip
     opened = [row["time"] for row in run.events if row["event"] == "opened"]
     assert len(opened) >= 2
-    late = {row["device"] for row in run.events if row["event"] == "accepted" and row["time"] > RETRY}
+    late = {row["device"] for row in run.events if row["event"] == "accepted" and row["time"] > MIN_REFILL_SECONDS}
     assert late == {4, 5, 6, 7}
     assert all(row["connected"] <= 4 for row in run.events if row["event"] == "opened")
 
@@ -607,8 +610,10 @@ def test_too_few_are_online_at_a_time(tmp_path: Path, line: Path) -> None:
 def test_training_that_never_works_ends(tmp_path: Path, line: Path) -> None:
     """Every task dies with its device: rounds without end would come to nothing."""
     run = drive(make_scenario(tmp_path, line, 4, failures__crash=1.0, **FULL))
-    assert f"{fleet_module.IN_VAIN} rounds one after the other were abandoned" in str(run.fleet.finished)
-    assert len(run.rounds) == fleet_module.IN_VAIN
+    assert f"{fleet_module.MAX_ABANDONED_ROUNDS_IN_A_ROW} rounds one after the other were abandoned" in str(
+        run.fleet.finished
+    )
+    assert len(run.rounds) == fleet_module.MAX_ABANDONED_ROUNDS_IN_A_ROW
 
 
 def test_an_evaluation_that_overflows_ends_nothing(tmp_path: Path, line: Path) -> None:
@@ -641,7 +646,7 @@ def test_a_rounds_cost_follows_the_cohort_and_not_the_population(tmp_path: Path,
         )
         run = drive(scenario)
         assert [row["how"] for row in run.rounds] == ["committed"] * 6
-        return run.handled, run.fleet.serial, run.fleet.arrivals
+        return run.handled, run.fleet.events.serial, run.fleet.connections.arrivals
 
     small, large = cost(10**3), cost(10**6)
     for few, many in zip(small, large, strict=True):
@@ -755,7 +760,7 @@ def check(run: Driven) -> None:
                     assert spent == pytest.approx(fsum(seconds[use]))
     assert next(closed, None) is None
     most = run.fleet.scenario.population.connected
-    assert len(run.fleet.connected) <= most
+    assert len(run.fleet.connections.connected) <= most
 
 
 def test_the_checks_see_a_wrong_event(tmp_path: Path, line: Path) -> None:

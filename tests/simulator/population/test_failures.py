@@ -9,7 +9,7 @@ import pytest
 from fleetlearn_device.runtime import open_runtime
 from fleetlearn_device.train import train
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, Fates, fates
+from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, TaskFates, sample_task_fates
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import line_data, write_line_bundle
 
@@ -22,16 +22,16 @@ def scenario(text: str = "", plan: str = "", *, size: int = COUNT, seed: int = 5
     return Scenario.parse(whole, Path("/base"), file="a.toml")
 
 
-def drawn(rule: Scenario, ids: Any = None, round: int = 3, **changes: Any) -> Fates:
+def drawn(rule: Scenario, ids: Any = None, round: int = 3, **changes: Any) -> TaskFates:
     ids = np.arange(COUNT) if ids is None else np.asarray(ids)
     settings = {"now": 0.0, "deadline": 600.0, "steps": 100, "down": 0, "up": 0} | changes
     for key in ("steps", "down", "up"):
         settings[key] = np.full(len(ids), settings[key])
-    return fates(rule, ids, round, **settings)
+    return sample_task_fates(rule, ids, round, **settings)
 
 
 class Fate(NamedTuple):
-    """One of ``Fates``, in words."""
+    """One of ``TaskFates``, in words."""
 
     seconds: float
     cause: str
@@ -44,15 +44,15 @@ class Fate(NamedTuple):
     upload: float
 
 
-def rows(found: Fates) -> list[Fate]:
-    fates = map(Fate._make, zip(*(column.tolist() for column in found), strict=True))
+def rows(found: TaskFates) -> list[Fate]:
+    sample_task_fates = map(Fate._make, zip(*(column.tolist() for column in found), strict=True))
     return [
         fate._replace(cause=CAUSES[int(fate.cause)], corrupt=CORRUPTIONS[int(fate.corrupt)])  # indices until here
-        for fate in fates
+        for fate in sample_task_fates
     ]
 
 
-def share_of(found: Fates, cause: str) -> float:
+def share_of(found: TaskFates, cause: str) -> float:
     return float((found.cause == CAUSES.index(cause)).mean())
 
 
@@ -273,5 +273,5 @@ def test_some_devices_always_send_bad_updates() -> None:
 
 
 def test_a_step_must_have_been_measured() -> None:
-    with pytest.raises(SimulatorError, match='step_seconds = "measure": a step has to be measured'):
+    with pytest.raises(SimulatorError, match='step_seconds = "measure": a step must be measured'):
         drawn(scenario('[compute]\nstep_seconds = "measure"'), [0])

@@ -24,11 +24,12 @@ def test_what_is_written_is_read_back(tables: dict[str, Any]) -> None:
     assert tomllib.loads(toml.dump(tables)) == tables
 
 
-def test_a_file_by_hand() -> None:
+def test_what_is_empty_is_left_out() -> None:
     tables = {
         "empty": {},
-        "deep": {"none": None, "er": {"list": [1, {"a": 2.5, "b": None}], "nothing": []}},
+        "deep": {"none": None, "er": {"list": [1, {"a": 2.5, "b": None}], "nothing": [], "est": {"none": None}}},
         "name": 'a "b"',
         "x y": True,
     }
-    assert toml.dump(tables) == 'name = "a \\"b\\""\n"x y" = true\n\n[deep.er]\nlist = [1, {a = 2.5}]\n'
+    expected = {"deep": {"er": {"list": [1, {"a": 2.5}]}}, "name": 'a "b"', "x y": True}
+    assert tomllib.loads(toml.dump(tables)) == expected

@@ -17,9 +17,9 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.data.generators import Arrays
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Job, PerDevice, Task, means, steps_of
-from fleetlearn_simulator.training.trained_devices import Outcomes, joined
-from fleetlearn_simulator.training.vectorized import Vectorized, divide, loads_of
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, jobs_from_columns, means, steps_of
+from fleetlearn_simulator.training.trained_devices import TrainedDevices, concatenate
+from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, workloads_of
 from numpy.typing import NDArray
 from torch import nn
 from virtual import bits, one_by_one
@@ -58,12 +58,12 @@ def some_jobs(sizes: list[int]) -> list[Job]:
     ]
 
 
-def both(path: Path, task: Task, source: Source) -> tuple[PerDevice, Vectorized]:
+def both(path: Path, task: LocalSettings, source: Source) -> tuple[PerDevice, Vectorized]:
     bundle = open_bundle(path)
     return PerDevice(bundle, task, source), Vectorized(bundle, task, source)
 
 
-def check_alike(first: Outcomes, second: Outcomes, tolerance: float) -> None:
+def check_alike(first: TrainedDevices, second: TrainedDevices, tolerance: float) -> None:
     assert first.updates.dtype == second.updates.dtype == np.float32
     for one, other in zip(one_by_one(first), one_by_one(second), strict=True):
         assert (one.examples, one.steps, one.seen, one.complete) == (
@@ -84,7 +84,7 @@ def check_alike(first: Outcomes, second: Outcomes, tolerance: float) -> None:
 @pytest.mark.parametrize("batch_size", [10, 0, 4])
 def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
     source = Own(SIZES, 60)
-    task = Task({"lr": 0.05, "mu": 0.1}, 2, batch_size)
+    task = LocalSettings({"lr": 0.05, "mu": 0.1}, 2, batch_size)
     one, many = both(softmax, task, source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
@@ -97,11 +97,11 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
 def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
     """In blocks of one as in those of eight, whatever else is in them; the last bits may be others."""
     source = Own(SIZES, 60)
-    _, many = both(softmax, Task({"lr": 0.05, "mu": 0.1}, 2, 10), source)
+    _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
-    check_alike(many.train(model, jobs), joined([many.train(model, [job]) for job in jobs]), 1e-6)
-    check_alike(many.train(model, jobs), many.train(model, jobs[::-1]).take(range(len(jobs))[::-1]), 1e-6)
+    check_alike(many.train(model, jobs), concatenate([many.train(model, [job]) for job in jobs]), 1e-6)
+    check_alike(many.train(model, jobs), many.train(model, jobs[::-1]).select(range(len(jobs))[::-1]), 1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
@@ -109,7 +109,7 @@ def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int 
     """30 examples in tens, three epochs: nine steps; cut after any of them the update is that of so many."""
     source = Own([30], 60)
     bundle = open_bundle(softmax)
-    task = Task({"lr": 0.05, "mu": 0.0}, 3, 10)
+    task = LocalSettings({"lr": 0.05, "mu": 0.0}, 3, 10)
     one, many = both(softmax, task, source)
     runtime = open_runtime(bundle, kind="onnx")
     model = bundle.parameters()
@@ -137,21 +137,21 @@ def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
     """A device whose inputs are too large, in a block with others."""
     source = Own([30] * 6, 60, wild=2)
     calm = Own([30] * 6, 60)
-    task = Task({"lr": 0.05, "mu": 0.0}, 1, 10)
+    task = LocalSettings({"lr": 0.05, "mu": 0.0}, 1, 10)
     model = open_bundle(softmax).parameters()
     jobs = [Job(device, device, None) for device in range(6)]
     for backend, plain in zip(both(softmax, task, source), both(softmax, task, calm), strict=True):
         found = backend.train(model, jobs)
         assert found.diverged.tolist() == [False, False, True, False, False, False]
         others = [0, 1, 3, 4, 5]
-        assert bits(found.take(others)) == bits(plain.train(model, jobs).take(others))
+        assert bits(found.select(others)) == bits(plain.train(model, jobs).select(others))
 
 
 @pytest.mark.parametrize("size", [30, 5, 25])
 def test_a_loss_beyond_what_the_protocol_has_is_divergence(softmax: Path, size: int) -> None:
     """Finite in float32, as the update is; in a call, alone, and in the last, smaller batch."""
     source = Own([size] * 4, 60, wild=1, huge=1e32)
-    task = Task({"lr": 1e-32, "mu": 0.0}, 1, 10)
+    task = LocalSettings({"lr": 1e-32, "mu": 0.0}, 1, 10)
     jobs = [Job(device, device, None) for device in range(4)]
     for backend in both(softmax, task, source):
         found = backend.train(open_bundle(softmax).parameters(), jobs)
@@ -163,14 +163,14 @@ def test_nobody_is_trained_in_vain(softmax: Path) -> None:
     jobs = [Job(device, device, None) for device in (3, 1, 0, 2)]
     model = open_bundle(softmax).parameters()
     source = Own([30, 30, 40, 40], 60)
-    one, many = both(softmax, Task({"lr": 0.05, "mu": 0.0}, 1, 0), source)
+    one, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.0}, 1, 0), source)
     begun = one.begin(model, jobs), many.begin(model, jobs)
     assert source.asked == []
     first, second = begun[0]([2, 1, 0, 3]), begun[1]([2, 0, 3])
     assert {*source.asked[:1]} == {0}
     assert {*source.asked[1:]} == {0, 1}
     check_alike(first, second, 1e-6)
-    assert bits(first) == bits(one.train(model, jobs).take([2]))
+    assert bits(first) == bits(one.train(model, jobs).select([2]))
     # Device 1 is there already.
     source.asked.clear()
     check_alike(begun[0]([1, 0]), begun[1]([1, 0]), 1e-6)
@@ -181,7 +181,7 @@ def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
     source = Own(SIZES, 60)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
-    for backend in both(softmax, Task({"lr": 0.05, "mu": 0.1}, 1, 10), source):
+    for backend in both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 1, 10), source):
         first = backend.train(model, jobs)
         backend.train(model + 1, jobs[:5])
         again = backend.train(model, jobs)
@@ -191,7 +191,7 @@ def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
 def test_the_model_that_is_given_stays_as_it_is(softmax: Path) -> None:
     model = open_bundle(softmax).parameters()
     before = model.tobytes()
-    for backend in both(softmax, Task({"lr": 0.5, "mu": 0.1}, 1, 10), Own(SIZES, 60)):
+    for backend in both(softmax, LocalSettings({"lr": 0.5, "mu": 0.1}, 1, 10), Own(SIZES, 60)):
         backend.train(model, some_jobs(SIZES))
         backend.evaluate(model, [0, 1])
         assert model.tobytes() == before
@@ -221,7 +221,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
     )
     assert bundle.manifest.random
     assert bundle.manifest.state
-    one, many = both(bundle.path, Task({"lr": 0.01}, 2, 10), Own(SIZES, 6))
+    one, many = both(bundle.path, LocalSettings({"lr": 0.01}, 2, 10), Own(SIZES, 6))
     model, jobs = bundle.parameters(), some_jobs(SIZES)
     first = one.train(model, jobs)
     check_alike(first, many.train(model, jobs), 2e-5)
@@ -239,7 +239,7 @@ def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
     )  # fmt: skip
     assert bundle.manifest.many is not None
     assert bundle.manifest.many.batch == 10
-    one, many = both(bundle.path, Task({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
+    one, many = both(bundle.path, LocalSettings({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
     model, jobs = bundle.parameters(), some_jobs(SIZES)
     check_alike(one.train(model, jobs), many.train(model, jobs), 2e-6)
 
@@ -250,35 +250,35 @@ def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
     bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), Many(4, 3, batch=10))
     model = bundle.parameters()
     for batch_size in (5, 0):
-        task = Task({"lr": 0.05}, 2, batch_size)
+        task = LocalSettings({"lr": 0.05}, 2, batch_size)
         with pytest.raises(SimulatorError, match=f"takes batches of 10; the plan's local.batch_size is {batch_size}"):
             Vectorized(bundle, task, Own(SIZES, 6)).train(model, some_jobs(SIZES))
 
 
 def test_steps_by_hand() -> None:
     examples = np.array([1, 9, 10, 11, 100])
-    assert steps_of(Task({}, 3, 10), examples).tolist() == [3, 3, 3, 6, 30]
-    assert steps_of(Task({}, 3, 0), examples).tolist() == [3, 3, 3, 3, 3]
+    assert steps_of(LocalSettings({}, 3, 10), examples).tolist() == [3, 3, 3, 6, 30]
+    assert steps_of(LocalSettings({}, 3, 0), examples).tolist() == [3, 3, 3, 3, 3]
 
 
 def test_blocks_hold_what_is_alike() -> None:
     """The same size of a batch, then those together that have most to do."""
     source = Own([10, 20, 10, 7, 25, 10, 7], 2)
-    task = Task({}, 2, 10)
+    task = LocalSettings({}, 2, 10)
     steps = [None, None, 1, None, 3, 99, 1]
     jobs = [Job(device, 0, count) for device, count in enumerate(steps)]
-    loads = loads_of(task, source, jobs)
+    loads = workloads_of(task, source, jobs)
     assert loads.examples.tolist() == source.sizes.tolist()
     assert loads.batch.tolist() == [10, 10, 10, 7, 10, 10, 7]
     assert loads.steps.tolist() == [2, 4, 1, 2, 3, 2, 1]
-    assert list(divide(loads, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
-    assert list(divide(loads, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
-    at_once = loads_of(task._replace(batch_size=0), source, jobs)
+    assert list(divide_into_blocks(loads, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
+    assert list(divide_into_blocks(loads, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
+    at_once = workloads_of(task._replace(batch_size=0), source, jobs)
     assert at_once.batch.tolist() == source.sizes.tolist()
-    assert list(divide(at_once, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
-    alike = loads_of(task, source, [jobs[0]] * 5)
-    assert list(divide(alike, 2)) == [[0, 1], [2, 3], [4]]
-    assert list(divide(loads_of(task, source, []), 2)) == []
+    assert list(divide_into_blocks(at_once, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
+    alike = workloads_of(task, source, [jobs[0]] * 5)
+    assert list(divide_into_blocks(alike, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(divide_into_blocks(workloads_of(task, source, []), 2)) == []
 
 
 def test_means_are_over_all_examples() -> None:
@@ -295,7 +295,7 @@ def test_an_evaluation_is_the_devices_own(line: Path) -> None:
             return line_data(int(self.sizes[device]), device)
 
     bundle = open_bundle(line)
-    backend = PerDevice(bundle, Task({"lr": 0.1}, 1, 10), Lines([7, 300], 3))
+    backend = PerDevice(bundle, LocalSettings({"lr": 0.1}, 1, 10), Lines([7, 300], 3))
     model = bundle.parameters()
     for device, found in enumerate(backend.evaluate(model, [0, 1])):
         x, y = line_data([7, 300][device], device)
@@ -306,6 +306,15 @@ def test_an_evaluation_is_the_devices_own(line: Path) -> None:
 
 
 def test_wanting_blocks_of_a_bundle_without_them(line: Path) -> None:
-    task = Task({"lr": 0.1}, 1, 10)
+    task = LocalSettings({"lr": 0.1}, 1, 10)
     with pytest.raises(SimulatorError, match='choose the back end "bundle"'):
         Vectorized(open_bundle(line), task, Own([1], 3))
+
+
+def test_jobs_are_made_of_columns() -> None:
+    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3])
+    assert jobs == [Job(5, 1, None), Job(6, 2, 3)]
+    assert {type(job) for job in jobs} == {Job}
+    assert jobs_from_columns([], [], []) == []
+    with pytest.raises(ValueError, match="zip"):
+        jobs_from_columns([1, 2], [1], [None])

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import pytest
@@ -21,12 +20,19 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training import process_pool as parallel_module
+from fleetlearn_simulator.training import process_pool
 from fleetlearn_simulator.training.backend import Job, PerDevice
-from fleetlearn_simulator.training.process_pool import Blocks, Parallel
-from fleetlearn_simulator.training.trained_devices import NONE, Outcomes, Pending, columns_of, whole
+from fleetlearn_simulator.training.choice import make_backend
+from fleetlearn_simulator.training.process_pool import ProcessPool
+from fleetlearn_simulator.training.trained_devices import (
+    NO_DEVICES,
+    PendingResults,
+    TrainedDevices,
+    from_rows,
+    read_all,
+)
+from fleetlearn_simulator.training.worker_pool import DivideJobs
 from virtual import bits, make_scenario, one_by_one
 
 JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 0, 3, 4, 1, 2, 3)]
@@ -56,17 +62,17 @@ def one(scenario: Scenario) -> PerDevice:
 
 
 @pytest.fixture(scope="module", params=["pipe", "memory"])
-def two(scenario: Scenario, request: pytest.FixtureRequest) -> Iterator[Parallel]:
+def two(scenario: Scenario, request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
     """Whose updates come through the pipes, or through shared memory as those of large models do."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "memory":
-            patch.setattr(parallel_module, "LARGE", 1)
-        backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
+            patch.setattr(process_pool, "LARGE_UPDATE", 1)
+        backend = ProcessPool(partial(make_backend, scenario, "bundle"), 2, twos)
         yield backend
         backend.close()
 
 
-def places(backend: Parallel) -> list[list[int]]:
+def places(backend: ProcessPool) -> list[list[int]]:
     """Of the shared memory, that hold nothing."""
     return [sorted(worker.free) for worker in backend.workers]
 
@@ -74,17 +80,17 @@ def places(backend: Parallel) -> list[list[int]]:
 ALL = [1, 2, 3, 4]
 
 
-InMemory = Callable[[int, Blocks], Parallel]
+InMemory = Callable[[int, DivideJobs], ProcessPool]
 
 
 @pytest.fixture
 def in_memory(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemory]:
     """Makes back ends, on so many processes, whose updates come through shared memory."""
-    monkeypatch.setattr(parallel_module, "LARGE", 1)
+    monkeypatch.setattr(process_pool, "LARGE_UPDATE", 1)
     with ExitStack() as held:
 
-        def make(workers: int, blocks: Blocks) -> Parallel:
-            backend = Parallel(partial(make_backend, scenario, "bundle"), workers, blocks)
+        def make(workers: int, blocks: DivideJobs) -> ProcessPool:
+            backend = ProcessPool(partial(make_backend, scenario, "bundle"), workers, blocks)
             held.callback(backend.close)
             return backend
 
@@ -164,14 +170,14 @@ def test_the_cores_are_taken_in_turns_where_each_has_a_worker(monkeypatch: pytes
 
     monkeypatch.setattr(os, "sched_setaffinity", watched)
     for turn in range(3):
-        parallel_module.take_turns(turn, len(cores))
+        process_pool.take_turns(turn, len(cores))
         assert os.sched_getaffinity(0) == before
     assert been == [cores[0], cores[1], cores[2 % len(cores)]]
-    parallel_module.take_turns(0, len(cores) - 1)  # the kernel finds the core that is free
+    process_pool.take_turns(0, len(cores) - 1)  # the kernel finds the core that is free
     assert been[3:] == []
 
 
-def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
+def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     expected = one.train(model, JOBS)
     assert expected.examples.tolist() == [60, 10, 40, 50, 20, 30, 40]
@@ -181,13 +187,13 @@ def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two
     assert len(two.train(model, [])) == 0
 
 
-def test_two_processes_evaluate_as_one_does(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
+def test_two_processes_evaluate_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     for devices in ([0, 1, 2, 3, 4, 5], [4], []):
         assert two.evaluate(model, devices) == one.evaluate(model, devices)
 
 
-def test_each_call_has_its_own_model(scenario: Scenario, one: PerDevice, two: Parallel) -> None:
+def test_each_call_has_its_own_model(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     first = two.train(model, JOBS)
     other = two.train(model + np.float32(0.5), JOBS)
@@ -196,42 +202,44 @@ def test_each_call_has_its_own_model(scenario: Scenario, one: PerDevice, two: Pa
 
 
 def test_several_calls_may_be_under_way(
-    scenario: Scenario, one: PerDevice, two: Parallel, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, one: PerDevice, two: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are there in any order, and what nobody waits for any more is not done."""
     model = open_bundle(scenario.plan.bundle).parameters()
-    taken: list[float] = []
-    take = parallel_module._Worker.take
+    given: list[float] = []
+    give = process_pool._Worker.give
     monkeypatch.setattr(
-        parallel_module._Worker, "take", lambda self, block: (taken.append(block.model[0]), take(self, block))[1]
+        process_pool._Worker, "give", lambda self, block: (given.append(block.model[0]), give(self, block))[1]
     )
     first = two.begin(model, JOBS)
     other = two.begin(model + np.float32(0.5), JOBS)
     dropped = two.begin(model - np.float32(0.5), JOBS)
     assert len(two.waiting) == 8
     del dropped
-    assert bits(whole(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits(read_all(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
     last_first = [bits(first([place])) for place in reversed(range(7))]
     assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
-    assert taken == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
+    assert given == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
     assert len(two.waiting) == 0
 
 
 def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
     """Else both ends would wait until the other one reads."""
-    jobs = [Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(parallel_module.SMALL + 1)]
-    model, pending = np.zeros(5, np.float32), Pending(lambda pending, place: None)
+    jobs = [
+        Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
+    ]
+    model, pending = np.zeros(5, np.float32), PendingResults(lambda pending, place: None)
 
     def block(count: int, model: Vector) -> Any:
-        return parallel_module._Block(ref(pending), "train", model, jobs[:count], list(range(count)))
+        return process_pool._Block(pending, "train", model, jobs[:count], list(range(count)))
 
-    worker = object.__new__(parallel_module._Worker)  # without its process
+    worker = object.__new__(process_pool._Worker)  # without its process
     worker.pipe, there = multiprocessing.Pipe()
     worker.model, worker.blocks, worker.memory, worker.free = model, deque(), None, deque()
-    worker.take(block(parallel_module.SMALL, model))
+    worker.give(block(process_pool.MAX_JOBS_IN_PIPE, model))
     assert len(there.recv_bytes()) < 8192
-    assert worker.may_take(block(parallel_module.SMALL, model))
-    assert not worker.may_take(block(parallel_module.SMALL + 1, model))
+    assert worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE, model))
+    assert not worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE + 1, model))
     assert not worker.may_take(block(1, model + 1)), "which would have to be sent"
 
 
@@ -242,21 +250,21 @@ def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDev
     assert wide.updates.nbytes > 8 * 2**20, "more than a pipe or a socket holds"
     for outcomes in (
         found,
-        found.take([3]),
-        found.take([]),
-        NONE,
-        columns_of([odd, *one_by_one(found)], 5, ["error", "none"]),
+        found.select([3]),
+        found.select([]),
+        NO_DEVICES,
+        from_rows([odd, *one_by_one(found)], 5, ["error", "none"]),
         replace(found, updates=np.empty((7, 0), np.float32)),
         wide,
-        wide.take([6, 0]),
+        wide.select([6, 0]),
         replace(wide, updates=wide.updates[:, ::3]),
     ):
         here, there = multiprocessing.Pipe()
         with ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(parallel_module._send, here, outcomes)
-            received = parallel_module._receive(there)
+            sent = pool.submit(process_pool._send, here, outcomes)
+            received = process_pool._receive(there)
             sent.result()
-        assert isinstance(received, Outcomes)
+        assert isinstance(received, TrainedDevices)
         assert bits(received) == bits(outcomes)
         assert received.updates.shape == outcomes.updates.shape
         assert received.updates.flags.writeable
@@ -266,8 +274,8 @@ def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDev
 def test_values_and_exceptions_arrive_as_they_are() -> None:
     for value in ([Evaluation(2, 3.0, {"a": 2.0})], [], SimulatorError("no such data")):
         here, there = multiprocessing.Pipe()
-        parallel_module._send(here, value)
-        received = parallel_module._receive(there)
+        process_pool._send(here, value)
+        received = process_pool._receive(there)
         assert type(received) is type(value)
         assert repr(received) == repr(value)
         assert not there.poll()
@@ -277,7 +285,7 @@ def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> Non
     """Not a result whose last elements are whatever was in memory."""
     found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
     here, there = multiprocessing.Pipe()
-    parallel_module._send(here, found)
+    process_pool._send(here, found)
     sent = os.read(there.fileno(), 10**6)
     assert sent.endswith(found.updates.tobytes())
     for length in (0, 3, len(sent) // 4, len(sent) // 2, len(sent) - found.updates.nbytes, len(sent) - 1, len(sent)):
@@ -285,22 +293,22 @@ def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> Non
         os.write(here.fileno(), sent[:length])
         here.close()
         if length == len(sent):
-            assert bits(parallel_module._receive(there)) == bits(found)
+            assert bits(process_pool._receive(there)) == bits(found)
         else:
             with pytest.raises((EOFError, OSError)):  # as the connection itself says it
-                parallel_module._receive(there)
+                process_pool._receive(there)
 
 
 def test_a_process_that_is_killed_costs_time_alone(scenario: Scenario, one: PerDevice) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
-    backend = Parallel(partial(make_backend, scenario, "bundle"), 2, twos)
+    backend = ProcessPool(partial(make_backend, scenario, "bundle"), 2, twos)
     try:
         for shift in range(2):
             pending = backend.begin(model + np.float32(shift), JOBS)
             victim = next(worker for worker in backend.workers if worker.blocks)
             assert victim.process.pid is not None
             os.kill(victim.process.pid, signal.SIGKILL)
-            results = whole(pending, 7)
+            results = read_all(pending, 7)
         assert bits(results) == bits(one.train(model + np.float32(1), JOBS))
     finally:
         backend.close()
@@ -312,7 +320,7 @@ def _fail() -> Any:
 
 def test_processes_that_die_again_and_again_are_an_error() -> None:
     """Not a wait without end."""
-    backend = Parallel(_fail, 2, twos)
+    backend = ProcessPool(_fail, 2, twos)
     with pytest.raises(SimulatorError, match="3 processes died over the same devices, the last with exit code 3"):
         backend.train(np.zeros(5, np.float32), JOBS)
     backend.close()
@@ -329,7 +337,7 @@ def _raise(kind: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "text"), [("plain", "no such data"), ("odd", "_Unportable: that and this")])
 def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
-    backend = Parallel(partial(_raise, kind), 2, twos)
+    backend = ProcessPool(partial(_raise, kind), 2, twos)
     for _ in range(2):
         with pytest.raises(SimulatorError, match=text) as caught:
             backend.train(np.zeros(5, np.float32), JOBS)

@@ -22,12 +22,13 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results.run_folder import EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY
-from fleetlearn_simulator.run import make_backend
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training import ray_pool as cluster
+from fleetlearn_simulator.training import ray_pool
 from fleetlearn_simulator.training.backend import Backend, Job
-from fleetlearn_simulator.training.ray_pool import DEATHS, LOCAL, OnRay, connect
-from fleetlearn_simulator.training.trained_devices import whole
+from fleetlearn_simulator.training.choice import make_backend
+from fleetlearn_simulator.training.ray_pool import OWN_CLUSTER_ENVIRONMENT, RayPool, connect
+from fleetlearn_simulator.training.trained_devices import read_all
+from fleetlearn_simulator.training.worker_pool import MAX_DEATHS
 from virtual import MODULE, bits, make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
@@ -81,8 +82,8 @@ def ones(jobs: Any) -> list[list[int]]:
     return [[place] for place in range(len(jobs))][::-1]
 
 
-def on_ray(scenario: Scenario, model: Vector, workers: int | None = 2) -> OnRay:
-    return OnRay(partial(make_backend, scenario, "bundle"), ones, model, workers)
+def on_ray(scenario: Scenario, model: Vector, workers: int | None = 2) -> RayPool:
+    return RayPool(partial(make_backend, scenario, "bundle"), ones, model, workers)
 
 
 def run(scenario: Scenario, folder: Path, options: Options) -> dict[str, bytes]:
@@ -133,7 +134,7 @@ def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> No
     dropped = two.begin(model - np.float32(0.5), JOBS)
     other = two.begin(model + np.float32(0.5), JOBS)
     del dropped
-    assert bits(whole(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits(read_all(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
     last_first = [bits(first([place])) for place in reversed(range(7))]
     assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
     assert len(two.waiting) == 0
@@ -147,7 +148,7 @@ def test_a_large_round_comes_back_in_small_parts(
     jobs = [Job(device % 6, device, None) for device in range(40)]
     backend = on_ray(scenario, model)
     found = bits(backend.train(model, jobs))
-    monkeypatch.setattr(cluster, "MOST_BYTES", 3 * model.nbytes)
+    monkeypatch.setattr(ray_pool, "MAX_PART_BYTES", 3 * model.nbytes)
     assert bits(backend.train(model, jobs)) == found
     backend.close()
 
@@ -245,25 +246,25 @@ def test_a_device_that_ends_each_worker_is_an_error(
     backend = on_ray(failing, model)
     with (
         caplog.at_level(logging.WARNING, "fleetlearn.simulator"),
-        pytest.raises(SimulatorError, match=r"3 workers died with the same devices in hand.*Worker exit type"),
+        pytest.raises(SimulatorError, match=r"3 workers died over the same devices.*Worker exit type"),
     ):
         backend.train(model, [Job(device, 1, None) for device in (0, 1, 5, 4)])
     # More where a worker's result before was still on its way, to which its death is then put down.
-    assert DEATHS <= len(caplog.records) < 2 * DEATHS
+    assert MAX_DEATHS <= len(caplog.records) < 2 * MAX_DEATHS
     backend.close()
 
 
 def test_workers_that_die_while_they_begin_are_an_error(model: Vector) -> None:
-    with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they began"):
-        OnRay(partial(os._exit, 3), ones, model, 1)  # type: ignore[arg-type]
+    with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they started"):
+        RayPool(partial(os._exit, 3), ones, model, 1)  # type: ignore[arg-type]
 
 
 def test_a_bundle_that_a_node_cannot_open(line: Path, tmp_path: Path, model: Vector) -> None:
     scenario = make_scenario(tmp_path, line, 6)
     elsewhere = tmp_path / "elsewhere.bundle"
     make = partial(make_backend, _with_bundle(scenario, elsewhere), "bundle")
-    with pytest.raises(SimulatorError, match=rf"worker on Ray's node 127\.0\.0\.1 could not begin: .*{elsewhere}"):
-        OnRay(make, ones, model, 2)
+    with pytest.raises(SimulatorError, match=rf"worker on Ray's node 127\.0\.0\.1 could not start: .*{elsewhere}"):
+        RayPool(make, ones, model, 2)
 
 
 def _with_bundle(scenario: Scenario, bundle: Path) -> Scenario:
@@ -281,7 +282,7 @@ def _odd() -> Backend:
 
 def test_an_error_that_cannot_travel_is_told(model: Vector) -> None:
     with pytest.raises(SimulatorError, match=r"OddError: out of luck") as caught:
-        OnRay(_odd, ones, model, 1)
+        RayPool(_odd, ones, model, 1)
     assert caught.value.__cause__ is not None
     assert "in _odd" in caught.value.__cause__.__notes__[0]
 
@@ -315,7 +316,7 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
         finally:
             backend.close()
 
-    with pytest.raises(SimulatorError, match="make different bits of the same step"):
+    with pytest.raises(SimulatorError, match="compute the same step with different bits"):
         work()
 
 
@@ -323,7 +324,7 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
 def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = on_ray(scenario, model)
     holder.train(model, JOBS)
-    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
+    monkeypatch.setattr(ray_pool, "START_TIMEOUT", 0.5)
     with pytest.raises(SimulatorError, match=r"none of 2 workers.*has 2 CPUs, of which 0 are free"):
         on_ray(scenario, model)
     holder.close()
@@ -433,9 +434,11 @@ def test_a_machine_lost_costs_no_result(line: Path, tmp_path: Path, nodes: Any) 
         (tmp_path / "go").write_text("")
 
     Thread(target=lose, daemon=True).start()
-    done = command(path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **LOCAL)
+    done = command(
+        path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **OWN_CLUSTER_ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr
-    assert "a worker died, and what it had in hand is done again" in done.stderr
+    assert "a worker died, and its work is done again" in done.stderr
     assert lost == ["ray::Worker.train"]
     assert bytes_of(tmp_path / "ray") == bytes_of(tmp_path / "one")
 
@@ -447,8 +450,10 @@ def test_a_node_without_the_data_is_named(line: Path, tmp_path: Path, nodes: Any
     path = write_scenario(tmp_path, line, 12, **MESSY | {"plan__stop__rounds": 100_000})
     with (tmp_path / "lines.py").open("a") as module:
         module.write("import os\nif os.environ.get('ELSEWHERE'):\n    open('/nowhere/at/all')\n")
-    done = command(path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **LOCAL)
+    done = command(
+        path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **OWN_CLUSTER_ENVIRONMENT
+    )
     assert done.returncode == 1
-    assert "could not begin: data.function = 'lines:make'" in done.stderr
+    assert "could not start: data.function = 'lines:make'" in done.stderr
     assert "/nowhere/at/all" in done.stderr
     assert "must be at the same paths on all nodes" in done.stderr

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_simulator.training import trained_devices as outcomes_module
+from fleetlearn_simulator.training import trained_devices
 from fleetlearn_simulator.training.trained_devices import (
-    NONE,
-    Outcome,
-    Outcomes,
-    Pending,
-    columns_of,
+    NO_DEVICES,
+    PendingResults,
+    TrainedDevice,
+    TrainedDevices,
+    concatenate,
+    from_rows,
     from_table,
-    joined,
-    whole,
+    read_all,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,9 +39,9 @@ TYPES = {
 }
 
 
-def row_of(number: int, size: int = 3) -> Outcome:
+def row_of(number: int, size: int = 3) -> TrainedDevice:
     """Each value of each row is another."""
-    return Outcome(
+    return TrainedDevice(
         update=np.arange(size, dtype=np.float32) + 10 * number,
         metrics={"accuracy": number / 7, "error": number / 3},
         examples=100 + number,
@@ -54,16 +54,16 @@ def row_of(number: int, size: int = 3) -> Outcome:
     )
 
 
-def of(*numbers: int) -> Outcomes:
-    return columns_of([row_of(number) for number in numbers], 3, NAMES)
+def of(*numbers: int) -> TrainedDevices:
+    return from_rows([row_of(number) for number in numbers], 3, NAMES)
 
 
-def arrays(found: Outcomes) -> dict[str, Any]:
+def arrays(found: TrainedDevices) -> dict[str, Any]:
     columns = {column.name: getattr(found, column.name) for column in fields(found) if column.name != "metrics"}
     return columns | {f"metrics.{name}": values for name, values in found.metrics.items()}
 
 
-def same(rows: Sequence[Outcome], others: Sequence[Outcome]) -> bool:
+def same(rows: Sequence[TrainedDevice], others: Sequence[TrainedDevice]) -> bool:
     first, second = ([row._asdict() | {"update": row.update.tobytes()} for row in given] for given in (rows, others))
     return first == second
 
@@ -71,7 +71,7 @@ def same(rows: Sequence[Outcome], others: Sequence[Outcome]) -> bool:
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_rows_become_columns_and_rows_again(count: int) -> None:
     rows = [row_of(number) for number in range(count)]
-    found = columns_of(rows, 3, NAMES)
+    found = from_rows(rows, 3, NAMES)
     assert len(found) == count
     assert found.updates.shape == (count, 3)
     assert list(found.metrics) == [*NAMES]
@@ -98,7 +98,7 @@ def test_a_metric_that_a_device_has_not() -> None:
         row_of(2),
         row_of(3)._replace(loss=np.inf, metrics={"accuracy": np.inf, "error": 2.0, "unknown": 7.0}),
     ]
-    found = columns_of(rows, 3, NAMES)
+    found = from_rows(rows, 3, NAMES)
     assert np.isnan(found.metrics["accuracy"]).tolist() == [True, True, False, False]
     assert [row.metrics for row in one_by_one(found)] == [{"error": 1.0}, {}, row_of(2).metrics, {"error": 2.0}]
     assert one_by_one(found)[3].loss == np.inf
@@ -106,10 +106,10 @@ def test_a_metric_that_a_device_has_not() -> None:
 
 def test_without_metrics() -> None:
     rows = [row_of(number)._replace(metrics={}) for number in range(3)]
-    found = columns_of(rows, 3, [])
+    found = from_rows(rows, 3, [])
     assert found.metrics == {}
     assert same(one_by_one(found), rows)
-    assert one_by_one(columns_of([], 3, [])) == []
+    assert one_by_one(from_rows([], 3, [])) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -121,7 +121,7 @@ def test_a_table_is_all_but_the_updates(count: int, names: tuple[str, ...]) -> N
         rows[-1] = rows[-1]._replace(
             loss=np.nan, largest=np.inf, metrics={}, seen=2**53 - 1, steps=2**53 - 2, examples=2**53 - 3
         )
-    found = columns_of(rows, 3, names)
+    found = from_rows(rows, 3, names)
     again = from_table(found.updates, found.table(), names)
     assert bits(again) == bits(found)
     assert {name: values.dtype for name, values in arrays(again).items()} == {
@@ -132,15 +132,15 @@ def test_a_table_is_all_but_the_updates(count: int, names: tuple[str, ...]) -> N
 
 
 def test_none_is_of_no_devices() -> None:
-    assert len(NONE) == 0
-    assert one_by_one(NONE) == []
-    assert NONE.updates.shape == (0, 0)
+    assert len(NO_DEVICES) == 0
+    assert one_by_one(NO_DEVICES) == []
+    assert NO_DEVICES.updates.shape == (0, 0)
 
 
 def test_rows_that_are_taken() -> None:
     found = of(0, 1, 2, 3)
     for rows in ([0, 1, 2], [1, 2, 3], [3], [2, 0], [3, 2, 1, 0], [1, 1], range(2), range(2, 4), []):
-        taken = found.take(rows)
+        taken = found.select(rows)
         assert bits(taken) == bits(of(*rows))
         assert taken.updates.shape == (len(rows), 3)
         assert [values.dtype for values in arrays(taken).values()] == [
@@ -155,10 +155,10 @@ def test_rows_that_are_taken() -> None:
 def test_all_rows_in_order_are_the_outcomes_themselves() -> None:
     """No update is copied where all are wanted."""
     found = of(0, 1, 2)
-    assert found.take([0, 1, 2]) is found
-    assert found.take(range(3)) is found
-    assert found.take([0, 2, 1]) is not found
-    assert NONE.take([]) is NONE
+    assert found.select([0, 1, 2]) is found
+    assert found.select(range(3)) is found
+    assert found.select([0, 2, 1]) is not found
+    assert NO_DEVICES.select([]) is NO_DEVICES
 
 
 def test_a_copy_has_memory_of_its_own() -> None:
@@ -177,7 +177,7 @@ def test_a_copy_has_memory_of_its_own() -> None:
     "parts", [[[0]], [[0, 1], [2]], [[2], [], [0, 1]], [[], []], [[], [3]]], ids=lambda parts: str(parts)
 )
 def test_parts_are_joined_in_their_order(parts: list[list[int]]) -> None:
-    found = joined([of(*numbers) for numbers in parts])
+    found = concatenate([of(*numbers) for numbers in parts])
     assert bits(found) == bits(of(*(number for numbers in parts for number in numbers)))
     assert list(found.metrics) == [*NAMES]
 
@@ -189,7 +189,7 @@ class Blocks:
         self.left: Iterator[Any] = iter(blocks)
         self.asked: list[int] = []
 
-    def __call__(self, pending: Pending, place: int) -> None:
+    def __call__(self, pending: PendingResults, place: int) -> None:
         self.asked.append(place)
         match next(self.left):
             case list(places), Exception() as error:
@@ -201,59 +201,59 @@ class Blocks:
 def test_what_comes_in_is_given_as_far_as_it_is_there() -> None:
     """In the order asked for, from blocks that lie crosswise and whose places are in no order."""
     blocks = Blocks([4, 0], [3, 1, 6], [5, 2], [7])
-    pending = Pending(blocks)
-    assert bits(pending.take([0, 1, 2])) == bits(of(0))
+    pending = PendingResults(blocks)
+    assert bits(pending.read([0, 1, 2])) == bits(of(0))
     assert blocks.asked == [0]
-    assert bits(pending.take([1, 4, 3, 2])) == bits(of(1, 4, 3))
+    assert bits(pending.read([1, 4, 3, 2])) == bits(of(1, 4, 3))
     assert blocks.asked == [0, 1]
-    assert bits(pending.take([2, 6, 5])) == bits(of(2, 6, 5))
-    assert bits(pending.take([7])) == bits(of(7))
+    assert bits(pending.read([2, 6, 5])) == bits(of(2, 6, 5))
+    assert bits(pending.read([7])) == bits(of(7))
     assert blocks.asked == [0, 1, 2, 7]
 
 
 def test_whoever_is_not_there_yet_is_waited_for() -> None:
     """However often something else comes in before."""
     blocks = Blocks([1], [2], [0], [3])
-    pending = Pending(blocks)
-    assert bits(pending.take([0, 1, 2, 3])) == bits(of(0, 1, 2))
+    pending = PendingResults(blocks)
+    assert bits(pending.read([0, 1, 2, 3])) == bits(of(0, 1, 2))
     assert blocks.asked == [0, 0, 0]
 
 
 def test_a_block_that_is_wanted_as_it_came_is_not_copied() -> None:
     found = of(3, 1)
-    pending = Pending(lambda pending, place: pending.put([3, 1], found))
-    assert pending.take([3, 1]) is found
+    pending = PendingResults(lambda pending, place: pending.put([3, 1], found))
+    assert pending.read([3, 1]) is found
 
 
 def test_each_place_is_there_once() -> None:
     blocks = Blocks([0, 1])
-    pending = Pending(blocks)
-    pending.take([0])
+    pending = PendingResults(blocks)
+    pending.read([0])
     with pytest.raises(StopIteration):  # asked for again: there is no more
-        pending.take([0, 1])
-    assert bits(pending.take([1])) == bits(of(1))
+        pending.read([0, 1])
+    assert bits(pending.read([1])) == bits(of(1))
 
 
 def test_an_exception_is_raised_for_the_first_alone() -> None:
     """Those before it are given first, and those after it once it was raised."""
     blocks = Blocks([0, 3], ([1, 2], KeyError("no such patient")), [4])
-    pending = Pending(blocks)
-    assert bits(pending.take([0])) == bits(of(0))
+    pending = PendingResults(blocks)
+    assert bits(pending.read([0])) == bits(of(0))
     with pytest.raises(KeyError, match="no such patient"):
-        pending.take([1, 3])
-    assert bits(pending.take([3, 2, 4])) == bits(of(3)), "what came to nothing ends those before it"
+        pending.read([1, 3])
+    assert bits(pending.read([3, 2, 4])) == bits(of(3)), "what came to nothing ends those before it"
     with pytest.raises(KeyError, match="no such patient"):
-        pending.take([2, 4])
-    assert bits(pending.take([4])) == bits(of(4))
+        pending.read([2, 4])
+    assert bits(pending.read([4])) == bits(of(4))
     assert blocks.asked == [0, 1, 4]
 
 
 def test_values_of_a_list_come_one_by_one() -> None:
-    def bring(pending: Pending, place: int) -> None:
+    def produce(pending: PendingResults, place: int) -> None:
         places = [4, 5] if place > 3 else [1, 0]
         pending.put(places, KeyError("x") if place > 3 else ["one", "nought"])
 
-    pending = Pending(bring)
+    pending = PendingResults(produce)
     assert [pending.value(0), pending.value(1)] == ["nought", "one"]
     for place in (5, 4):
         with pytest.raises(KeyError):
@@ -261,12 +261,12 @@ def test_values_of_a_list_come_one_by_one() -> None:
 
 
 def test_the_whole_is_all_parts_in_the_jobs_order() -> None:
-    assert bits(whole(Pending(Blocks([2, 0], [3], [4, 1, 5])).take, 6)) == bits(of(0, 1, 2, 3, 4, 5))
-    assert whole(Pending(Blocks()).take, 0) is NONE
+    assert bits(read_all(PendingResults(Blocks([2, 0], [3], [4, 1, 5])).read, 6)) == bits(of(0, 1, 2, 3, 4, 5))
+    assert read_all(PendingResults(Blocks()).read, 0) is NO_DEVICES
     found = of(0, 1)
-    assert whole(found.take, 2) is found
+    assert read_all(found.select, 2) is found
     with pytest.raises(KeyError):
-        whole(Pending(Blocks([0], ([1], KeyError()))).take, 2)
+        read_all(PendingResults(Blocks([0], ([1], KeyError()))).read, 2)
 
 
 @given(st.data(), st.integers(1, 12))
@@ -274,12 +274,12 @@ def test_every_way_of_asking_gives_each_row_once(data: st.DataObject, count: int
     order = data.draw(st.permutations(range(count)))
     cuts = sorted(data.draw(st.sets(st.integers(1, count))) | {0, count})
     blocks = [order[start:end] for start, end in pairwise(cuts)]
-    pending = Pending(Blocks(*data.draw(st.permutations(blocks))))
+    pending = PendingResults(Blocks(*data.draw(st.permutations(blocks))))
     wanted = [*data.draw(st.permutations(range(count)))]
     given = []
     while wanted:
         ask = wanted[: data.draw(st.integers(1, len(wanted)))]
-        found = pending.take(ask)
+        found = pending.read(ask)
         assert 0 < len(found) <= len(ask)
         assert bits(found) == bits(of(*ask[: len(found)]))
         given += ask[: len(found)]
@@ -290,10 +290,10 @@ def test_every_way_of_asking_gives_each_row_once(data: st.DataObject, count: int
 
 def test_large_updates_are_not_copied_to_be_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one block at a time."""
-    monkeypatch.setattr(outcomes_module, "LARGE", 3)
+    monkeypatch.setattr(trained_devices, "LARGE_UPDATE", 3)
     blocks = [of(0), of(1), of(2, 3)]
-    pending = Pending(lambda pending, place: None)
+    pending = PendingResults(lambda pending, place: None)
     for places, block in zip(([0], [1], [2, 3]), blocks, strict=True):
         pending.put(places, block)
-    taken = [pending.take(range(start, 4)) for start in (0, 1, 2)]
+    taken = [pending.read(range(start, 4)) for start in (0, 1, 2)]
     assert all(each is block for each, block in zip(taken, blocks, strict=True))

@@ -1,7 +1,7 @@
 """One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
 
-    _contender.py eager|compile MODEL BATCHES.npz STEPS LR
-    _contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR
+    _step_contender.py eager|compile MODEL BATCHES.npz STEPS LR
+    _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR
 
 It begins with what the measurement of imports must not include.
 """

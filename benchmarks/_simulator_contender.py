@@ -1,6 +1,6 @@
 """One contender of simulator.py in a process of its own: does its device-rounds, and prints what they cost as JSON.
 
-    _contestant.py simulator|kernel|pytorch|pfl|flower SETTINGS.json LAUNCHED
+    _simulator_contender.py simulator|kernel|pytorch|pfl|flower SETTINGS.json LAUNCHED
 
 ``LAUNCHED`` is time.monotonic() when the process was started. The first two need the simulator with a runtime, the rest
 (_peers.py) PyTorch and what is compared, and nothing of this project.
