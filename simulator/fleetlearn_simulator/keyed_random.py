@@ -64,7 +64,7 @@ def _hash(seed: int, purpose: str, keys: tuple[Key, ...]) -> NDArray[np.uint64]:
 
 def _more(hashed: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
     """The hash with one more key."""
-    with np.errstate(over="ignore"):  # scalars wrap around here, of which numpy would warn
+    with np.errstate(over="ignore"):  # numpy would warn that scalars wrap around
         return np.asarray(mix(hashed + (np.asarray(key, np.int64).view(np.uint64) + np.uint64(1)) * GAMMA))
 
 

@@ -119,7 +119,7 @@ def simulate(
     source = source_of(scenario, bundle)
     found = read_checkpoint(folder) if resume else None
     if resume and found is None and not (folder / SCENARIO).exists():
-        raise SimulatorError(f"{folder} holds no run to go on with: run the scenario anew")
+        raise SimulatorError(f"{folder} holds no run to resume: run the scenario again")
     identity = [bundle.sha256, scenario.seed, scenario.population.size]
     if found and found[1]["of"] != identity:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")

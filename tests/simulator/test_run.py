@@ -270,7 +270,7 @@ def test_stopped_before_its_first_checkpoint_it_begins_anew(scenario: Scenario, 
 def test_resuming_needs_a_checkpoint_of_the_same_run(
     scenario: Scenario, whole: Path, line: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SimulatorError, match="holds no run to go on with"):
+    with pytest.raises(SimulatorError, match="holds no run to resume"):
         simulate(scenario, tmp_path / "empty", ONE, resume=True)
     assert not (tmp_path / "empty").exists()
     shutil.copytree(whole, tmp_path / "copy")

@@ -53,14 +53,14 @@ def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> 
 
 def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
     common = [
-        len(rows) > 1 and place > 0 and len(set(cells)) == 1 for place, cells in enumerate(zip(*rows, strict=True))
+        len(rows) > 1 and column > 0 and len(set(cells)) == 1 for column, cells in enumerate(zip(*rows, strict=True))
     ]
     words = [f"{header} {cell}" for header, cell, same in zip(headers, rows[0], common, strict=True) if same]
     captions = [*([f"all: {', '.join(words)}"] if words else []), *([note] if note else [])]
     shown = Table(title=title or None, title_justify="left", caption="\n".join(captions) or None)
-    for place, header in enumerate(headers):
-        if not common[place]:
-            shown.add_column(header, justify="left" if place == 0 else "right", overflow="fold")
+    for column, header in enumerate(headers):
+        if not common[column]:
+            shown.add_column(header, justify="left" if column == 0 else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(cell for cell, same in zip(row, common, strict=True) if not same))
     return shown
@@ -232,10 +232,10 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
             lines = []
             for run, metrics in zip(group.runs, group.metrics, strict=True):
                 if kind in metrics.get(name, {}):
-                    places, values = metrics[name][kind]
+                    indices, values = metrics[name][kind]
                     rounds, times = run.column(lambda row: row.round), run.column(lambda row: row.time)
                     axes = (rounds, times / time_unit, traffic(run) / byte_unit)
-                    lines.append(np.stack([values, *(axis[places] for axis in axes)]))
+                    lines.append(np.stack([values, *(axis[indices] for axis in axes)]))
             if lines:
                 mean, band = _traces(group.label, lines, number)
                 means.append(mean)

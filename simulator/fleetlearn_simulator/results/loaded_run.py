@@ -120,13 +120,13 @@ def read_run(folder: Path) -> Run:
 def series(run: Run) -> Metrics:
     """Return the metrics of the committed rounds in which they were measured."""
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for place, row in enumerate(run.rows):
+    for index, row in enumerate(run.rows):
         if row.how != "committed":
             continue
         for kind, means in (("test", row.test), ("evaluation", row.evaluation), ("train", row.train)):
             for name, value in means.items():
                 if value is not None:
-                    points.setdefault(name, {}).setdefault(kind, []).append((place, value))
+                    points.setdefault(name, {}).setdefault(kind, []).append((index, value))
     return {
         name: {
             kind: (np.array([p for p, _ in kinds[kind]]), np.array([v for _, v in kinds[kind]]))
@@ -153,7 +153,7 @@ def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
         (begin + int(np.argmin(values[begin:end])), begin + int(np.argmax(values[begin:end])))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
-    return np.unique([0, count - 1, *(place for pair in pairs for place in pair)])
+    return np.unique([0, count - 1, *(index for pair in pairs for index in pair)])
 
 
 def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:

@@ -58,9 +58,9 @@ def metric_charts(run: Run) -> list[Chart]:
     titles = {"rounds": "round", "time": f"virtual time ({time_name})", "bytes": f"bytes sent ({byte_name})"}
 
     def lines(found: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
-        for kind, (places, values) in found.items():
+        for kind, (indices, values) in found.items():
             kept = thinned(values)
-            at = places[kept]
+            at = indices[kept]
             name, colour, dash = words[kind]
             yield {
                 "type": "scatter",
@@ -76,10 +76,10 @@ def metric_charts(run: Run) -> list[Chart]:
             }
 
     charts = [chart(name, [*lines(kinds, KIND_STYLES)], y=name, meta=titles) for name, kinds in series(run).items()]
-    changed = [(place, row.change) for place, row in enumerate(run.rows) if row.how == "committed" and row.change]
+    changed = [(index, row.change) for index, row in enumerate(run.rows) if row.how == "committed" and row.change]
     if changed:
-        places, values = np.array([place for place, _ in changed]), np.array([value for _, value in changed])
-        data = lines({"change": (places, values)}, {"change": ("change", COLOURS[7], "solid")})
+        indices, values = np.array([index for index, _ in changed]), np.array([value for _, value in changed])
+        data = lines({"change": (indices, values)}, {"change": ("change", COLOURS[7], "solid")})
         charts.append(chart("Change of the model in a round", [*data], y="L2 norm", meta=titles))
     return charts
 
@@ -118,7 +118,7 @@ def lost_in_all_chart(run: Run) -> Chart:
         "hoverinfo": "x+text",
         "textposition": "auto",
         "cliponaxis": False,
-        "marker": {"color": [COLOURS[min(place, COLOURED_CAUSES)] for place in range(len(causes))]},
+        "marker": {"color": [COLOURS[min(index, COLOURED_CAUSES)] for index in range(len(causes))]},
     }
     note = "What happened to the device, and the share of all tasks." if causes else "No task was lost."
     return chart("In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest")

@@ -48,9 +48,11 @@ class RunLogs:
         self.folder, self.events = folder, events
         for name in () if at else (CHECKPOINT, MODEL, SUMMARY):
             (folder / name).unlink(missing_ok=True)
-        for name, place in (at or {}).items():
-            if not (folder / name).exists() or (folder / name).stat().st_size < place:
-                raise SimulatorError(f"{folder / name} is shorter than it was when {CHECKPOINT} was written: run anew")
+        for name, length in (at or {}).items():
+            if not (folder / name).exists() or (folder / name).stat().st_size < length:
+                raise SimulatorError(
+                    f"{folder / name} is shorter than when {CHECKPOINT} was written: run the scenario again"
+                )
         self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in (EVENTS, ROUNDS)}
         for name, file in self._files.items():
             file.truncate((at or {}).get(name, 0))
@@ -76,12 +78,12 @@ class RunLogs:
     def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write the checkpoint, whole or not at all. The logs are written before it."""
         self._write()
-        places = {}
+        lengths = {}
         for name, file in self._files.items():
             file.flush()
-            places[name] = file.tell()
+            lengths[name] = file.tell()
         temporary = self.folder / f".{CHECKPOINT}"
-        save_file(tensors, temporary, metadata={"state": self._encoder.encode({**state, "logs": places}).decode()})
+        save_file(tensors, temporary, metadata={"state": self._encoder.encode({**state, "logs": lengths}).decode()})
         temporary.replace(self.folder / CHECKPOINT)
 
     def close(self) -> None:
@@ -100,7 +102,7 @@ def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
             state = msgspec.json.decode(content.metadata()["state"])
             return {name: content.get_tensor(name) for name in content.keys()}, state  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise SimulatorError(f"{file} is damaged ({error}): run the scenario anew") from None
+        raise SimulatorError(f"{file} is damaged ({error}): run the scenario again") from None
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -63,16 +63,16 @@ def reached(run: Run, target: Target, kind: str = "test") -> Reached | None:
     kinds = series(run).get(target.metric, {})
     if kind not in kinds:
         return None
-    places, values = kinds[kind]
-    there = places[values <= target.value if target.below else values >= target.value]
+    indices, values = kinds[kind]
+    there = indices[values <= target.value if target.below else values >= target.value]
     if not len(there):
         return None
-    place = int(there[0])
-    rows = run.rows[: place + 1]
+    index = int(there[0])
+    rows = run.rows[: index + 1]
     return Reached(
         sum(row.how == "committed" for row in rows),
         rows[-1].time,
-        float(traffic(run)[place]),
+        float(traffic(run)[index]),
         sum(sum(row.device_seconds.values()) for row in rows),
         sum(row.wasted for row in rows),
     )

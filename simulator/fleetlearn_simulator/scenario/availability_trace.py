@@ -35,15 +35,15 @@ class Trace:
         cycle = np.zeros(len(ids)) if self._repeat is None else np.floor(times / self._repeat) * self._repeat
         ticks = np.floor((times - cycle) * _TICKS)
         row = ids % self._devices
-        place = np.searchsorted(
+        interval = np.searchsorted(
             self._begins, row * self._span + np.clip(ticks, -1, self._span - 1).astype(np.int64), side="right"
         )
-        place = np.maximum(place - 1, 0)
-        ends = self._ends[place]
+        interval = np.maximum(interval - 1, 0)
+        ends = self._ends[interval]
         inside = (
             (ticks >= 0)
-            & (self._begins[place] <= row * self._span + ticks)
-            & (place >= self._first[row])
+            & (self._begins[interval] <= row * self._span + ticks)
+            & (interval >= self._first[row])
             & (ticks < ends)
         )
         return np.where(inside, cycle + ends / _TICKS, -inf)

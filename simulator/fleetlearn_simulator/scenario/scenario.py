@@ -181,7 +181,7 @@ def _one(
     if setting:
         label += f" (sweep: {', '.join(f'{key} = {value!r}' for key, value in setting.items())})"
 
-    def place(_: type, given: object) -> Path:
+    def to_path(_: type, given: object) -> Path:
         if isinstance(given, Path):
             return given
         if not isinstance(given, str) or not given:
@@ -200,7 +200,9 @@ def _one(
         plan = read_plan(raw, base, label)
         fill_defaults(raw, plan)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
-        scenario = msgspec.convert({**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, Scenario, dec_hook=place)
+        scenario = msgspec.convert(
+            {**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, Scenario, dec_hook=to_path
+        )
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except PlanError as error:

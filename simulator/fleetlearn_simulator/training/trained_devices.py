@@ -133,7 +133,7 @@ class PendingResults:
 
     def __init__(self, produce: Callable[[PendingResults, int], None]) -> None:
         """``produce``: called while the result of a job is missing, with this object and the job's index. It does some
-        work that brings the result nearer, and puts what it has got. It is called again if the result is still missing.
+        work, and puts the results of that work. It is called again if the job's result is still missing.
         """
         self.produce = produce
         self.found: dict[int, tuple[Any, int]] = {}

@@ -207,8 +207,8 @@ class Block:
         found = self.backend.single.run(self.backend.names, feed)
         for name, value in zip(carried, found, strict=False):
             self.feed[name][lane] = value
-        for place, value in enumerate(found[len(carried) :]):
-            self.sums[place, lane] += float(value) * len(rows)
+        for number, value in enumerate(found[len(carried) :]):
+            self.sums[number, lane] += float(value) * len(rows)
         self.worst[lane] = np.maximum(self.worst[lane], abs(float(found[len(carried)])))
         self.left[lane] -= 1
         self.done[lane] += 1
@@ -218,9 +218,9 @@ class Block:
         count = len(self.jobs)
         updates = np.empty((count, len(self.model)), np.float32)
         for row in self.manifest.parameters:
-            place = slice(row.offset, row.offset + prod(row.shape))
+            part = slice(row.offset, row.offset + prod(row.shape))
             tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
-            np.subtract(tensor, self.model[place], out=updates[:, place])
+            np.subtract(tensor, self.model[part], out=updates[:, part])
         # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
         seen = self.seen[:count]

@@ -110,7 +110,7 @@ def test_a_log_that_lost_its_end_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x10\0\0\0\0\0\0\0{}"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CHECKPOINT).write_bytes(content)
-    with pytest.raises(SimulatorError, match=r"checkpoint\.safetensors is damaged .* run the scenario anew"):
+    with pytest.raises(SimulatorError, match=r"checkpoint\.safetensors is damaged .* run the scenario again"):
         read_checkpoint(tmp_path)
 
 
