@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import repeat
 from struct import unpack
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 
@@ -113,9 +113,17 @@ class Abandon(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Training is over."""
+    """Training is over, by one of the stop rules."""
 
     reason: str
+    """For people."""
+    rule: Literal["rounds", "epsilon", "metric"]
+    value: float
+    """The rounds done, the L2 norm of the model's change, or the metric's value."""
+    limit: float
+    """What the rule compares it with."""
+    metric: str | None = None
+    """The metric's name, where the rule is one of a metric."""
 
 
 Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
@@ -167,6 +175,22 @@ class Engine:
     def causes(self) -> dict[str, int]:
         """How many of this round's leases ended without an accepted report, by cause."""
         return dict(Counter(cause for _, cause in self.dropped.values()))
+
+    def finish(self, change: float, metrics: Mapping[str, float]) -> Finish | None:
+        """Return the stop rule that is met at this version, if one is. ``change`` and ``metrics`` are those of the last
+        committed round, as for ``committed``."""
+        rule = self.settings
+        if rule.rounds is not None and self.version >= rule.rounds:
+            return Finish(f"{self.version} rounds done", "rounds", self.version, rule.rounds)
+        if change < rule.epsilon:
+            reason = f"the model's change, {change:.3g}, is below {rule.epsilon:.3g}"
+            return Finish(reason, "epsilon", change, rule.epsilon)
+        if rule.metric is not None and rule.metric in metrics:
+            value = metrics[rule.metric]
+            if value <= rule.target if rule.below else value >= rule.target:
+                reason = f"{rule.metric} is {value:.6g}; the target is {rule.target:.6g}"
+                return Finish(reason, "metric", value, rule.target, rule.metric)
+        return None
 
     # --- events ---
 
@@ -262,15 +286,16 @@ class Engine:
         return [self._drop(device, cause), *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
-        """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's."""
+        """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's that
+        may stop the run."""
         if self.phase is not Phase.COMMITTING:
             raise ValueError(f"no round is being committed ({self.phase})")
         self.version += 1
-        reason = self._stop_reason(change, metrics)
+        finish = self.finish(change, metrics)
         self._next_round()
-        if reason is not None:
+        if finish is not None:
             self.phase = Phase.FINISHED
-            return [Finish(reason)]
+            return [finish]
         return self._advance(now)
 
     def tick(self, now: float) -> list[Command]:
@@ -402,18 +427,6 @@ class Engine:
         for remembered in (self.resting, self._turns, self.accepted, self.dropped, self._graces):
             remembered.clear()
         self._serial = 0
-
-    def _stop_reason(self, change: float, metrics: Mapping[str, float]) -> str | None:
-        rule = self.settings
-        if rule.rounds is not None and self.version >= rule.rounds:
-            return f"{self.version} rounds done"
-        if change < rule.epsilon:
-            return f"the model's change, {change:.3g}, is below {rule.epsilon:.3g}"
-        if rule.metric is not None and rule.metric in metrics:
-            value = metrics[rule.metric]
-            if value <= rule.target if rule.below else value >= rule.target:
-                return f"{rule.metric} is {value:.6g}; the target is {rule.target:.6g}"
-        return None
 
 
 @lru_cache(2)

@@ -13,6 +13,10 @@ Optimization" (2020), arXiv 2003.00295, Algorithm 2, in the version published at
 the round's mean Delta_t, and the model moves along the moving average m_t. (The first version on arXiv called both
 Delta_t.) There is no bias correction; v starts at tau^2 and m at 0. The mean is weighted by examples, as there.
 
+All of them move the trained parameters alone. Buffers (BatchNorm's running statistics) are measured by the devices, not
+descended: they take the weighted mean of the devices' values, params + delta, as in FedAvg. Momentum would push a
+running variance below zero, and Adam would scale its change. Their elements of the state keep their values.
+
 State is float32, as the model is. Each block is worked in float64 with element-wise operations alone (no BLAS), and
 rounded to float32 once: the same inputs give the same bits.
 """
@@ -21,11 +25,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.manifest import Parameter
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -38,24 +44,68 @@ BLOCK = 32768
 """Elements at a time, so that the temporaries stay in the processor's cache."""
 
 
+Step = Callable[[Block, dict[str, Block]], Block]
+"""delta, state of one block -> the move. Replaces the state's slots."""
+
+
 class Optimizer(NamedTuple):
     """A server optimizer with its hyper-parameters filled in."""
 
     name: str
-    init: Callable[[Vector], State]
-    """params (float32, shape (P,)) -> the state before the first round."""
-    apply: Callable[[State, Delta, Vector], tuple[State, Vector]]
-    """state, delta (float64 or float32, shape (P,)), params -> the next state and params, in new memory.
+    initial: Mapping[str, float]
+    """Slot of the state -> the value that its elements begin with."""
+    step: Step
+    """Its rule, for one block of trained parameters."""
+    buffers: Sequence[slice] = ()
+    """The elements that are no trained parameters."""
 
-    Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the state would not stay
-    finite in float32.
-    """
+    def init(self, params: Vector) -> State:
+        """Return the state before the first round. ``params`` is float32, shape (P,)."""
+        return {slot: np.full(params.shape, value, np.float32) for slot, value in self.initial.items()}
+
+    def apply(self, state: State, delta: Delta, params: Vector) -> tuple[State, Vector]:
+        """Return the next state and params, in new memory. ``delta`` is float64 or float32, shape (P,).
+
+        Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the state would not stay
+        finite in float32.
+        """
+        self._check_shapes(state, delta, params)
+        after = {slot: np.empty_like(values) for slot, values in state.items()}
+        moved = np.empty_like(params)
+        # What overflows is found below, and said in words.
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            for start in range(0, len(params), BLOCK):
+                place = slice(start, start + BLOCK)
+                block = {slot: values[place].astype(np.float64) for slot, values in state.items()}
+                moved[place] = params[place] + self.step(delta[place].astype(np.float64), block)
+                for slot, values in block.items():
+                    after[slot][place] = values
+            for place in self.buffers:
+                moved[place] = params[place] + delta[place].astype(np.float64)
+                for slot, before in state.items():
+                    after[slot][place] = before[place]
+        for what, result in {"the model": moved, **{f"its state {slot}": after[slot] for slot in after}}.items():
+            if not np.isfinite(result).all():
+                place_of = int(np.flatnonzero(~np.isfinite(result))[0])
+                raise FleetError(
+                    Code.NOT_FINITE,
+                    f"the server optimizer {self.name} would make element {place_of} of {what} {result[place_of]}. "
+                    "Training has diverged: lower the server's or the devices' learning rate.",
+                )
+        return after, moved
+
+    def _check_shapes(self, state: State, delta: Delta, params: Vector) -> None:
+        shapes = {"delta": delta.shape, **{slot: state[slot].shape if slot in state else None for slot in self.initial}}
+        if set(state) != set(self.initial) or set(shapes.values()) != {params.shape}:
+            raise ValueError(
+                f"{self.name} on a model of shape {params.shape} was given {shapes} and slots {sorted(state)}"
+            )
 
 
 def sgd(lr: float = 1.0) -> Optimizer:
     """x += lr * delta. With lr 1 it is FedAvg."""
     _check("lr", lr, 0.0, 1e6)
-    return _blockwise("sgd", {}, lambda delta, state: lr * delta)
+    return Optimizer("sgd", {}, lambda delta, state: lr * delta)
 
 
 def momentum(lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
@@ -67,7 +117,7 @@ def momentum(lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
         state["v"] = momentum * state["v"] + delta
         return lr * state["v"]
 
-    return _blockwise("momentum", {"v": 0.0}, step)
+    return Optimizer("momentum", {"v": 0.0}, step)
 
 
 def adagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Optimizer:
@@ -115,11 +165,16 @@ def defaults(name: str) -> dict[str, float]:
     return {key: parameter.default for key, parameter in inspect.signature(OPTIMIZERS[name]).parameters.items()}
 
 
-def make(name: str, **hyper: float) -> Optimizer:
-    """The optimizer called ``name``. Raises ValueError on an unknown name, or a value that it does not take."""
+def make(name: str, table: Iterable[Parameter] = (), **hyper: float) -> Optimizer:
+    """Return the optimizer called ``name`` for a model with this parameter table, whose buffers take the plain mean.
+
+    Without a table every element is a trained parameter. Raises ValueError on an unknown name, or a value that the
+    optimizer does not take.
+    """
     if surplus := sorted(set(hyper) - set(defaults(name))):
         raise ValueError(f"{name} takes {', '.join(defaults(name))}; not {', '.join(surplus)}")
-    return OPTIMIZERS[name](**hyper)
+    buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in table if row.buffer]
+    return OPTIMIZERS[name](**hyper)._replace(buffers=buffers)
 
 
 def change_norm(before: Vector, after: Vector) -> float:
@@ -145,40 +200,7 @@ def _adaptive(
         state["v"] = second_moment(state["v"], delta * delta)
         return lr * state["m"] / (np.sqrt(state["v"]) + tau)
 
-    return _blockwise(name, {"m": 0.0, "v": tau * tau}, step)
-
-
-def _blockwise(name: str, initial: Mapping[str, float], step: Callable[[Block, dict[str, Block]], Block]) -> Optimizer:
-    """An optimizer from its rule for one block: ``step(delta, state)`` replaces the state's slots, returns the move."""
-
-    def init(params: Vector) -> State:
-        return {slot: np.full(params.shape, value, np.float32) for slot, value in initial.items()}
-
-    def apply(state: State, delta: Delta, params: Vector) -> tuple[State, Vector]:
-        shapes = {"delta": delta.shape, **{slot: state[slot].shape if slot in state else None for slot in initial}}
-        if set(state) != set(initial) or set(shapes.values()) != {params.shape}:
-            raise ValueError(f"{name} on a model of shape {params.shape} was given {shapes} and slots {sorted(state)}")
-        after = {slot: np.empty_like(values) for slot, values in state.items()}
-        moved = np.empty_like(params)
-        # What overflows is found below, and said in words.
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            for start in range(0, len(params), BLOCK):
-                place = slice(start, start + BLOCK)
-                block = {slot: values[place].astype(np.float64) for slot, values in state.items()}
-                moved[place] = params[place] + step(delta[place].astype(np.float64), block)
-                for slot, values in block.items():
-                    after[slot][place] = values
-        for what, result in {"the model": moved, **{f"its state {slot}": after[slot] for slot in after}}.items():
-            if not np.isfinite(result).all():
-                place_of = int(np.flatnonzero(~np.isfinite(result))[0])
-                raise FleetError(
-                    Code.NOT_FINITE,
-                    f"the server optimizer {name} would make element {place_of} of {what} {result[place_of]}. "
-                    "Training has diverged: lower the server's or the devices' learning rate.",
-                )
-        return after, moved
-
-    return Optimizer(name, init, apply)
+    return Optimizer(name, {"m": 0.0, "v": tau * tau}, step)
 
 
 def _check(name: str, value: float, low: float, below: float) -> None:

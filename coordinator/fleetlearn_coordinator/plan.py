@@ -109,6 +109,10 @@ class Stop(Section, frozen=True, kw_only=True):
     """The metric's value at which to stop."""
     direction: Literal["above", "below"] = "above"
     """Whether to stop at or above the target, or at or below it. Default: below for the loss, else above."""
+    bounds: tuple[Number, Number] | None = None
+    """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
+    left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
+    than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
 
@@ -193,9 +197,18 @@ class Plan(Section, frozen=True, kw_only=True):
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
 
-    def optimizer(self) -> optimizers.Optimizer:
-        """The server optimizer with its hyper-parameters."""
-        return optimizers.make(self.server.optimizer, **self.server.hyper)
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The metric that may stop the run -> the least and the greatest that a device's mean can be."""
+        stop = self.stop
+        if stop.metric is None:
+            return {}
+        # By default only on the side where one device's word would stop the run.
+        return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
+
+    def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
+        """Return the server optimizer with its hyper-parameters, for the bundle's model."""
+        return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
 
     def hyper(self, manifest: Manifest) -> dict[str, float]:
         """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.
@@ -324,5 +337,16 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield f'stop.target = {stop.target} needs stop.metric, the name of a metric of the bundle or "loss"'
     if stop.metric is not None and stop.target is None:
         yield f'stop.metric = "{stop.metric}" needs stop.target, the value to stop at'
+    if stop.bounds is not None and stop.metric is None:
+        yield f"stop.bounds = {list(stop.bounds)} needs stop.metric, the metric that can be no more and no less"
+    for low, high in plan.bounds.values():
+        if stop.target is None or (low < high and low <= stop.target <= high):
+            continue
+        if stop.bounds is not None:
+            yield f"stop.bounds = {list(stop.bounds)} takes the least and the greatest value, with the target between"
+        yield (
+            f"stop.target = {stop.target} needs stop.bounds = [least, greatest], what {stop.metric} can be for one "
+            "example: a device that reports more or less must not stop the run"
+        )
     if stop.metric is not None and not plan.local.evaluate:
         yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
-from safetensors.numpy import load_file
 
-from fleetlearn_coordinator.store import DATABASE, StoreError, model_path
+from fleetlearn_coordinator.store import DATABASE, LOCK, StoreError, decode, is_locked, load_model, model_path
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -26,19 +25,23 @@ class Closed(msgspec.Struct, frozen=True):
     """Unix time."""
     closed: float
     summary: dict[str, Any]
-    """reports, partial, dropped by cause, train, evaluation, metrics, change, bytes_up, bytes_down, seconds."""
+    """reports, partial, dropped by cause, train, evaluation, metrics, behind (devices that measured each metric),
+    left_out (devices not counted in a metric), change, bytes_up, bytes_down, seconds."""
 
 
 class Status(msgspec.Struct, frozen=True):
     """Where a run stands."""
 
     running: bool
-    """Whether its coordinator's process is alive."""
+    """Whether its coordinator holds the data directory and answers devices."""
     address: str | None
     version: int
     """Of the newest model: the number of committed rounds."""
     finished: str | None
     """Why training is over, or None."""
+    finished_by: dict[str, Any] | None
+    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit, metric, reason. None while
+    training is not over, or where an earlier version was the last to run it."""
     live: dict[str, Any]
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted, ..."""
     rounds: list[Closed]
@@ -55,11 +58,14 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
             (since,),
         ).fetchall()
     live = msgspec.json.decode(meta.get("live") or "{}")
-    names = ("number", "outcome", "opened", "closed", "summary")
-    rounds = [
-        msgspec.convert(dict(zip(names, (*row[:4], msgspec.json.decode(row[4])), strict=True)), Closed) for row in rows
-    ]
-    return Status(_alive(live.get("pid")), meta.get("address"), version, meta.get("finished"), live, rounds)
+    rounds = []
+    for number, outcome, opened, closed, content in rows:
+        summary = decode(content, dict[str, Any], f"{folder}/{DATABASE}: the summary of round {number}")
+        rounds.append(Closed(number, outcome, opened, closed, summary))
+    rule = msgspec.json.decode(meta.get("finished_by") or "null")
+    # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
+    running = live.get("pid") is not None and is_locked(Path(folder) / LOCK)
+    return Status(running, meta.get("address"), version, meta.get("finished"), rule, live, rounds)
 
 
 def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tuple[int, Vector]:
@@ -69,15 +75,14 @@ def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tu
     """
     folder = Path(folder)
     with closing(_open(folder)) as db:
-        newest = db.execute("SELECT MAX(version) FROM models").fetchone()[0]
-    version = newest if version is None else version
-    path = model_path(folder, version or 0)
-    try:
-        return version or 0, load_file(path)["parameters"]
-    except FileNotFoundError:
+        known = dict(db.execute("SELECT version, sha256 FROM models").fetchall())
+    version = max(known, default=0) if version is None else version
+    path = model_path(folder, version)
+    if version not in known or not path.exists():
         kept = sorted(int(file.stem[1:]) for file in path.parent.glob("v*.safetensors"))
         text = f"{folder} has no model of version {version}; it keeps versions {kept}"
-        raise StoreError(Code.UNKNOWN_CONTENT, text) from None
+        raise StoreError(Code.UNKNOWN_CONTENT, text)
+    return version, load_model(path, known[version])["parameters"]
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -110,15 +115,3 @@ def _open(folder: Path) -> sqlite3.Connection:
         db.close()
         raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again")
     return db
-
-
-def _alive(pid: int | None) -> bool:
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -7,18 +7,20 @@ to the round's sum as they arrive, and makes the new model when a round closes.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from math import fsum
+from math import fsum, inf
 from typing import Any, NamedTuple
 
+import msgspec
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import (
+    LOST,
     Abandon,
     Assign,
     Cancel,
@@ -31,11 +33,19 @@ from fleetlearn_coordinator.engine import (
     Phase,
     Settings,
 )
-from fleetlearn_coordinator.optimizers import change_norm
+from fleetlearn_coordinator.optimizers import State, change_norm
 from fleetlearn_coordinator.plan import Plan
-from fleetlearn_coordinator.store import Store
+from fleetlearn_coordinator.store import Open, Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
+
+Row = tuple[int, Mapping[str, float]]
+"""What one device measured: examples, name of a metric -> its sum over them."""
+Bounds = Mapping[str, tuple[float, float]]
+"""Name of a metric -> the least and the greatest that it can be for one example."""
+UNBOUNDED: Bounds = {}
+SLACK = 1e-6
+"""How far rounding in float32 may take a mean beyond its bounds: of the bound's size, or of 1."""
 
 
 class Clocks(NamedTuple):
@@ -74,7 +84,7 @@ class Run:
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
-        self.optimizer = plan.optimizer()
+        self.optimizer = plan.optimizer(bundle.manifest)
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
         self.total = aggregator.init(bundle.manifest.size)
@@ -83,7 +93,9 @@ class Run:
         self._opened = now.engine
         version = self._load_model(now)
         self.engine = Engine(settings_of(plan), prefix=f"{store.run}-", version=version, round=store.last_round())
-        self.finished = self._still_finished()
+        self.finished: str | None = None
+        """Why training is over, or None."""
+        self._finish(self._still_finished())
         if self.finished is not None:
             self.engine.phase = Phase.FINISHED
 
@@ -94,6 +106,9 @@ class Run:
             return []
         self.total = opened.total
         self.reports = {task: report for task, _, report in opened.reports}
+        if opened.given_up:
+            self._give_up(opened, now)
+            return []
         logger.info(
             "round %d goes on: %d reports are safe, %d tasks were out",
             opened.number, len(opened.reports), len(opened.leases),
@@ -102,31 +117,42 @@ class Run:
         commands = self.engine.restore(opened.number, opened.leases, accepted, opened.dropped, now.engine)
         return self.carry_out(commands, now)
 
+    def _give_up(self, opened: Open, now: Clocks) -> None:
+        dropped = Counter(cause for _, _, cause in opened.dropped)
+        with self.store.transaction():
+            for task, _ in opened.leases:
+                self.store.end(task, LOST)
+                dropped[LOST] += 1
+            self._abandon(opened.number, dict(dropped), "the sum of its reports was removed", now)
+
     def _load_model(self, now: Clocks) -> int:
         found = self.store.model()
         if found is None:
             vector = self.bundle.parameters()[: self.bundle.manifest.size].copy()  # not what is personal
             found = 0, vector, self.optimizer.init(vector)
             with self.store.transaction():
-                self.store.save_model(0, 0, vector, found[2], now.wall)
+                self._save_model(*found, round=0, now=now)
         version, self.model, self.state = found
-        expected = set(self.optimizer.init(self.model))
-        if set(self.state) != expected:  # the plan's server optimizer was changed between two starts
-            logger.warning("the server optimizer is now %s: its state begins anew", self.optimizer.name)
+        # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
+        before = self.store.get("optimizer") or self.optimizer.name
+        if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
+            logger.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         return version
 
-    def _still_finished(self) -> str | None:
-        """Why training is over, if it is: the plan's number of rounds may be another than at the last start."""
-        done = " rounds done"
-        reason: str | None = self.store.get("finished")
-        if self.engine.version >= self.plan.stop.rounds:
-            reason = reason or f"{self.engine.version}{done}"
-        elif reason is not None and reason.endswith(done):
-            reason = None
-        self.store.put("finished", reason)
-        return reason
+    def _still_finished(self) -> Finish | None:
+        """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
+        summary = self.store.last_committed() or {"change": inf, "metrics": {}}
+        metrics = deciding(summary, self.plan.round.minimum)
+        for name in outside((1, metrics), self.plan.bounds):  # an earlier version let one device's word pass
+            del metrics[name]
+        return self.engine.finish(summary["change"], metrics)
+
+    def _finish(self, finish: Finish | None) -> None:
+        self.finished = None if finish is None else finish.reason
+        self.store.put("finished", self.finished)
+        self.store.put("finished_by", None if finish is None else msgspec.json.encode(finish._asdict()).decode())
 
     def accept(self, report: Report, slot: int, largest: float) -> None:
         """Make a spooled and checked update count: durable first, then in the sum.
@@ -169,8 +195,7 @@ class Run:
                     case Abandon(number, dropped, text):
                         self._abandon(number, dropped, text, now)
                     case Finish(reason):
-                        self.finished = reason
-                        self.store.put("finished", reason)
+                        self._finish(command)
                         logger.info("finished: %s", reason)
                         heard.append(command)
         return heard
@@ -185,11 +210,16 @@ class Run:
         change = change_norm(self.model, model)
         summary = self._summary(dropped, change, now)
         version = self.engine.version + 1
-        self.model, self.model_digest = model, self.store.save_model(version, number, model, self.state, now.wall)
+        self.model, self.model_digest = model, self._save_model(version, model, self.state, round=number, now=now)
         self.store.close_round(number, "committed", summary, now.wall)
         self.store.drop_old_models(version)
         logger.info("round %d committed: %s", number, describe(summary))
-        return self.engine.committed(now.engine, change=change, metrics=summary["metrics"])
+        return self.engine.committed(now.engine, change=change, metrics=deciding(summary, self.plan.round.minimum))
+
+    def _save_model(self, version: int, model: Vector, state: State, *, round: int, now: Clocks) -> str:
+        """Call within a transaction: model, state and the name of its optimizer count together."""
+        self.store.put("optimizer", self.optimizer.name)
+        return self.store.save_model(version, round, model, state, now.wall)
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> None:
         summary = self._summary(dropped, 0.0, now)
@@ -197,7 +227,12 @@ class Run:
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
 
     def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
-        summary = summarise(self.reports.values(), self.bundle.manifest.metrics, self.plan.round.max_weight)
+        plan, known = self.plan, self.bundle.manifest.metrics
+        summary = summarise(self.reports.values(), known, plan.round.max_weight, plan.bounds)
+        for name, devices in summary["left_out"].items():
+            low, high = plan.bounds[name]
+            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
+            logger.warning(text, devices, name, low, high)
         summary |= {
             "dropped": dropped,
             "change": change,
@@ -209,31 +244,77 @@ class Run:
         return summary
 
 
-def summarise(reports: Collection[Report], known: Collection[str], max_weight: int) -> dict[str, Any]:
+def summarise(reports: Collection[Report], known: Collection[str], max_weight: int, bounds: Bounds) -> dict[str, Any]:
     """A round's reports as they are kept and shown. ``metrics``: of the round's model before training where the devices
-    evaluated it, else of their training. ``known`` are the bundle's metrics; ``max_weight`` caps a device's weight."""
-    train, evaluation = [], []
+    evaluated it, else of their training; ``behind``: how many devices each is of; ``left_out``: how many were not
+    counted in it, since what they say is beyond the ``bounds``. ``known`` are the bundle's metrics; ``max_weight`` caps
+    a device's weight."""
+    train: list[Row] = []
+    evaluation: list[Row] = []
+    left_out: Counter[str] = Counter()
     for report in reports:
         weight = min(report.examples, max_weight)
-        means = {name: value for name, value in report.metrics.items() if name in known}
-        means["loss"] = report.loss
-        train.append((weight, {name: weight * value for name, value in means.items()}))
-        if (own := report.evaluation) is not None:
-            # However many examples a device claims, it has no more say here than in the model.
-            share = min(1.0, max_weight / own.examples)
-            sums = {name: value for name, value in own.metric_sums.items() if name in known}
-            sums["loss"] = own.loss_sum
-            evaluation.append((min(own.examples, max_weight), {name: share * value for name, value in sums.items()}))
+        means = {name: value for name, value in report.metrics.items() if name in known} | {"loss": report.loss}
+        rows: list[Row] = [(weight, {name: weight * value for name, value in means.items()})]
+        if report.evaluation is not None:
+            rows.append(row_of(report.evaluation, known, max_weight))
+        beyond = {name for row in rows for name in outside(row, bounds)}
+        left_out.update(beyond)
+        for into, row in zip((train, evaluation), rows, strict=False):
+            into.append(without(row, beyond))
     return {
         "reports": len(reports),
         "partial": sum(not report.complete for report in reports),
         "train": pooled(train),
         "evaluation": pooled(evaluation),
         "metrics": pooled(train) | pooled(evaluation),
+        "behind": devices_of(train) | devices_of(evaluation),
+        "left_out": dict(left_out),
     }
 
 
-def pooled(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+def deciding(summary: Mapping[str, Any], minimum: int) -> dict[str, float]:
+    """The metrics of a round that may stop the run: at least ``minimum`` devices measured them."""
+    behind = summary.get("behind", {})  # a round of an earlier version has none
+    return {name: value for name, value in summary["metrics"].items() if behind.get(name, minimum) >= minimum}
+
+
+def row_of(own: Evaluation, known: Collection[str], max_weight: int) -> Row:
+    """What a device's evaluation adds to the round's. However many examples a device claims, it has no more say here
+    than in the model."""
+    share = min(1.0, max_weight / own.examples)
+    sums = {name: value for name, value in own.metric_sums.items() if name in known} | {"loss": own.loss_sum}
+    return min(own.examples, max_weight), {name: share * value for name, value in sums.items()}
+
+
+def outside(row: Row, bounds: Bounds) -> list[str]:
+    """The names of the metrics that have a mean which no examples can have."""
+    examples, sums = row
+    found = []
+    for name in bounds:
+        low, high = limits(bounds, name)
+        if name in sums and not low <= sums[name] / examples <= high:
+            found.append(name)
+    return found
+
+
+def without(row: Row, names: Collection[str]) -> Row:
+    """The row without the metrics of these names."""
+    return (row[0], {name: value for name, value in row[1].items() if name not in names}) if names else row
+
+
+def limits(bounds: Bounds, name: str) -> tuple[float, float]:
+    """The least and the greatest mean of a metric that is taken, rounding allowed for."""
+    low, high = bounds.get(name, (-inf, inf))
+    return low - SLACK * max(1.0, abs(low)), high + SLACK * max(1.0, abs(high))
+
+
+def devices_of(rows: Sequence[Row]) -> dict[str, int]:
+    """How many devices have each name."""
+    return dict(Counter(chain.from_iterable(sums for _, sums in rows)))
+
+
+def pooled(rows: Sequence[Row]) -> dict[str, float]:
     """Means from (examples, name -> sum over them), of those that have the name. fsum is exact: the rows' order does
     not matter."""
     found = {}

@@ -54,8 +54,8 @@ class Coordinator:
         """Take up what an earlier process left open."""
         self.contents.publish(self.run.model_digest, self.run.model)
         self._tell_all(self.run.resume(self._now()))
-        if self.run.finished is not None:
-            self.done.set_result(self.run.finished)
+        if self.run.finished is not None:  # before, or by the round that was just resumed
+            self._finish(self.run.finished)
 
     async def converse(self, connection: ServerConnection) -> None:
         """Serve one connection to its end."""

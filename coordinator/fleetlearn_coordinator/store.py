@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,14 +36,16 @@ from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.aggregator import BLOCK, Sum
 from fleetlearn_coordinator.optimizers import State
 
-DATABASE = "coordinator.sqlite3"
+DATABASE, LOCK = "coordinator.sqlite3", "lock"
 SCHEMA_VERSION = 1
 SLOTS_HELD = 32
 """Accepted updates kept as files before the sum is written and their slots are freed."""
 MODELS_KEPT = 3
+LOCK_TIMEOUT = 10.0
+"""Seconds that a start waits for those who only look whether a coordinator runs."""
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept one by one; of older ones the summary stays."""
-SUMS = ("a", "b")
+SUMS_FOLDER, SUMS = "sums", ("a", "b")
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -54,6 +58,9 @@ CREATE TABLE tasks(
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);
 """
+
+
+T = TypeVar("T")
 
 
 class StoreError(FleetError):
@@ -71,28 +78,28 @@ class Open(NamedTuple):
     reports: list[tuple[str, str, Report]]
     """(task, device, report) of the accepted ones"""
     total: Sum
+    given_up: bool
+    """The round is to be abandoned: somebody removed its sums, since its files were damaged."""
 
 
 class Store:
     """One run's data directory, locked while open. All calls are quick and synchronous."""
 
     def __init__(self, folder: Path, bundle: str, *, durable: str = "process") -> None:
-        """Open ``folder`` or make it. Raises StoreError: locked, another bundle's, made by a newer version."""
+        """Open ``folder`` or make it. Raises StoreError: locked, another bundle's, made by a newer version, or its
+        database is lost."""
         self.folder, self._power = folder, durable == "power"
-        for below in ("models", "uploads", "sums"):
-            (folder / below).mkdir(parents=True, exist_ok=True)
-        self._lock = lock(folder / "lock")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(folder / LOCK)
+        (folder / "models").mkdir(exist_ok=True)
+        (folder / "uploads").mkdir(exist_ok=True)
         self._db = sqlite3.connect(folder / DATABASE, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(f"PRAGMA synchronous={'FULL' if self._power else 'OFF'}")
-        if not self._db.execute("PRAGMA user_version").fetchone()[0]:
-            with self.transaction():
-                for statement in SCHEMA.split(";\n"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                self.put("bundle", bundle)
-                self.put("run", token_hex(4))
-        self._check(bundle)
+        try:
+            self._open_database(bundle)
+        except BaseException:
+            self._db.close()
+            os.close(self._lock)
+            raise
         self.run: str = self.get("run")
         """The run's name: random, so that no other run has it."""
         self._slots: dict[int, int] = {}
@@ -100,10 +107,40 @@ class Store:
         self._free: list[int] = []
         self._held: dict[str, int] = {}
         """Accepted task -> its slot, until the sum is written."""
-        self._sums = [os.open(folder / "sums" / name, os.O_RDWR | os.O_CREAT) for name in SUMS]
+        if not (folder / SUMS_FOLDER).exists():  # a new run, or somebody gives the open round up
+            self.put("given_up", self.last_round())
+            (folder / SUMS_FOLDER).mkdir()
+        self._sums = [os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))]
         if self._power:  # a file is safe only once its name is
-            sync(folder / "sums")
+            sync(folder / SUMS_FOLDER)
             sync(folder)
+
+    def _open_database(self, bundle: str) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if self._power else 'OFF'}")
+        new = not self._db.execute("PRAGMA user_version").fetchone()[0]
+        self._refuse_lost(new)
+        if new:
+            with self.transaction():
+                for statement in SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                self.put("bundle", bundle)
+                self.put("run", token_hex(4))
+        self._check(bundle)
+        self.put("live", None)  # what an earlier process said of itself
+
+    def _refuse_lost(self, new: bool) -> None:
+        """Raise StoreError where there are models of which the database knows nothing: training would begin at version
+        0, beside them. The first start may have been killed when it had written version 0, not recorded it."""
+        versions = sorted(int(file.stem[1:]) for file in (self.folder / "models").glob("v*.safetensors"))
+        if versions if new else versions[-1:] > [0] and self.newest() is None:
+            raise StoreError(
+                Code.UNKNOWN_CONTENT,
+                f"{self.folder} has models up to version {versions[-1]}, but {DATABASE} there is lost or empty. Put it "
+                f"back from a backup (with {DATABASE}-wal, if there is one). Or give the plan another data_dir, or "
+                "remove that one: training then begins at version 0.",
+            )
 
     def _check(self, bundle: str) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -152,17 +189,25 @@ class Store:
 
     def model(self) -> tuple[int, Vector, State] | None:
         """The newest committed model: version, float32 vector (P,), optimizer state. None before the first."""
-        row = self._db.execute("SELECT version, sha256 FROM models ORDER BY version DESC LIMIT 1").fetchone()
+        row = self.newest()
         if row is None:
             return None
-        try:
-            tensors = load_file(self.model_path(row[0]))
-        except SafetensorError as error:
-            raise StoreError(Code.WRONG_HASH, f"{self.model_path(row[0])} is damaged: {error}") from None
+        path = self.model_path(row[0])
+        tensors = load_model(path, row[1])
         vector = tensors.pop("parameters")
-        if digest(vector) != row[1]:
-            raise StoreError(Code.WRONG_HASH, f"{self.model_path(row[0])} was changed after it was committed")
-        return row[0], vector, {name.removeprefix("state."): tensor for name, tensor in tensors.items()}
+        state = {name.removeprefix("state."): tensor for name, tensor in tensors.items()}
+        if self.get("state_crc32") not in (None, checksum_of(state)):
+            raise StoreError(
+                Code.WRONG_HASH, f"{path}: the server optimizer's state was changed after it was committed"
+            )
+        return row[0], vector, state
+
+    def newest(self) -> tuple[int, str] | None:
+        """The version of the newest model, and its SHA-256."""
+        row: tuple[int, str] | None = self._db.execute(
+            "SELECT version, sha256 FROM models ORDER BY version DESC LIMIT 1"
+        ).fetchone()
+        return row
 
     def model_path(self, version: int) -> Path:
         return model_path(self.folder, version)
@@ -181,6 +226,7 @@ class Store:
         if self._power:
             sync(path.parent)
         sha256 = digest(vector)
+        self.put("state_crc32", checksum_of(state))
         self._db.execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?)", (version, sha256, round, now))
         return sha256
 
@@ -215,6 +261,15 @@ class Store:
         self._db.execute("DELETE FROM tasks WHERE round<=?", (number - ROUNDS_KEPT,))
         self.put("sum", None)
         self._free_held()
+
+    def last_committed(self) -> dict[str, Any] | None:
+        """The summary of the last round that was committed. None before the first."""
+        row = self._db.execute(
+            "SELECT summary, number FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        if row is None:
+            return None
+        return decode(row[0], dict[str, Any], f"{self.folder / DATABASE}: the summary of round {row[1]}")
 
     def last_round(self) -> int:
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
@@ -263,25 +318,41 @@ class Store:
         if len(self._held) < SLOTS_HELD:
             return
         turn = 1 - int(self.get("sum") or 0)
-        place = 0
+        place = crc32 = 0
         for tensor in aggregator.to_tensors(total).values():
-            write_all(self._sums[turn], np.ascontiguousarray(tensor).data.cast("B"), place)
-            place += tensor.nbytes
+            content = np.ascontiguousarray(tensor).data.cast("B")
+            write_all(self._sums[turn], content, place)
+            place, crc32 = place + len(content), checksum(content, crc32)
         if self._power:
             os.fsync(self._sums[turn])
         with self.transaction():
             self.put("sum", turn)
+            self.put("sum_crc32", crc32)
             self._db.executemany("UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in self._held])
         self._free_held()
 
     def recover(self, size: int) -> Open | None:
-        """The open round, if there is one: its leases, and its sum (of vectors of ``size`` elements) made again."""
+        """The open round, if there is one: its leases, and its sum (of vectors of ``size`` elements) made again.
+
+        Where the round is ``given_up`` the sum is empty. Raises StoreError (damaged files).
+        """
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         if row is None:
             return None
-        opened = Open(row[0], [], [], [], self._read_sum(size))
+        try:
+            return self._recover(int(row[0]), size)
+        except StoreError as error:
+            raise StoreError(
+                error.code,
+                f"{error.text}. Put the data directory back from a backup. Or remove {self.folder / SUMS_FOLDER}: the "
+                f"next start then gives up what was reported in round {row[0]}, and goes on from the newest model.",
+            ) from None
+
+    def _recover(self, number: int, size: int) -> Open:
+        given_up = self.get("given_up") == number
+        opened = Open(number, [], [], [], aggregator.init(size) if given_up else self._read_sum(size), given_up)
         rows = self._db.execute(
-            "SELECT task, device, state, report, weight, slot FROM tasks WHERE round=? ORDER BY task", row
+            "SELECT task, device, state, report, weight, slot FROM tasks WHERE round=? ORDER BY task", (number,)
         ).fetchall()
         for task, device, state, report, weight, slot in rows:
             if state == "assigned":
@@ -289,8 +360,10 @@ class Store:
             elif state != "accepted":
                 opened.dropped.append((task, device, state))
             else:
-                opened.reports.append((task, device, msgspec.json.decode(report, type=Report)))
-                if slot is not None:
+                opened.reports.append(
+                    (task, device, decode(report, Report, f"{self.folder / DATABASE}: the report of {task}"))
+                )
+                if slot is not None and not given_up:
                     self._add_again(opened.total, task, opened.reports[-1][2], weight, slot)
         return opened
 
@@ -309,13 +382,18 @@ class Store:
         turn = self.get("sum")
         if turn is None:
             return total
-        path, place, tensors = self.folder / "sums" / SUMS[int(turn)], 0, {}
+        path, place, crc32, tensors = self._sum_path(int(turn)), 0, 0, {}
         for name, like in aggregator.to_tensors(total).items():
             tensors[name] = np.fromfile(path, like.dtype, like.size, offset=place)
             if tensors[name].size != like.size:
                 raise StoreError(Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged")
-            place += like.nbytes
-        return aggregator.from_tensors(tensors)
+            place, crc32 = place + like.nbytes, checksum(tensors[name].data.cast("B"), crc32)
+        if self.get("sum_crc32") not in (None, crc32):  # one that an earlier version wrote has none
+            raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged")
+        try:
+            return aggregator.from_tensors(tensors)
+        except ValueError as error:
+            raise StoreError(Code.WRONG_HASH, f"{path}: {error}") from None
 
     def _add_slot(self) -> None:
         slot = len(self._slots)
@@ -323,6 +401,9 @@ class Store:
         if self._power:
             sync(self.folder / "uploads")
         self._free.append(slot)
+
+    def _sum_path(self, turn: int) -> Path:
+        return self.folder / SUMS_FOLDER / SUMS[turn]
 
     def _slot_path(self, slot: int) -> Path:
         return self.folder / "uploads" / f"slot-{slot:04d}"
@@ -333,15 +414,67 @@ def model_path(folder: Path, version: int) -> Path:
     return folder / "models" / f"v{version:08d}.safetensors"
 
 
-def lock(path: Path) -> int:
-    """Hold ``path`` as long as the returned descriptor is open. Raises StoreError where another process does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+def decode(content: str | bytes, kind: type[T], what: str) -> T:
+    """Read JSON out of the database. Raises StoreError, naming ``what`` is damaged."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise StoreError(Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first") from None
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None
+
+
+def load_model(path: Path, sha256: str) -> dict[str, Vector]:
+    """The tensors of a model's file. Raises StoreError where it is missing, damaged, or another than was committed."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
+    except SafetensorError as error:
+        raise StoreError(Code.WRONG_HASH, f"{path} is damaged: {error}") from None
+    if "parameters" not in tensors or digest(tensors["parameters"]) != sha256:
+        raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was committed")
+    return tensors
+
+
+def checksum_of(state: State) -> int:
+    """CRC-32 of a server optimizer's state, names included."""
+    found = 0
+    for name in sorted(state):
+        found = checksum(state[name], checksum(name.encode(), found))
+    return found
+
+
+def lock(path: Path) -> int:
+    """Hold ``path`` as long as the returned descriptor is open. Raises StoreError where another coordinator does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    until = time.monotonic() + LOCK_TIMEOUT
+    while not _flock(descriptor, fcntl.LOCK_EX):
+        # A coordinator's lock is exclusive. A shared one is that of ``is_locked``, and over in a moment.
+        if not _flock(descriptor, fcntl.LOCK_SH) or time.monotonic() > until:
+            os.close(descriptor)
+            raise StoreError(Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first")
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0.0, 0.002))
     return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a coordinator holds ``path``: in whatever container or process namespace it runs."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_all(descriptor: int, content: Buffer, offset: int) -> None:

@@ -121,9 +121,11 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, plan: Path) -> None:
 
 
 def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
+    plan.write_text(plan.read_text() + "\nepsilon = 0.2\n")
     settings = Plan.load(plan)
     store = Store(settings.data_dir, open_bundle(settings.bundle).sha256)
-    store.put("finished", "the model's change, 0.1, is below 0.2")
+    store.open_round(1, 0.0)
+    store.close_round(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)
     store.close()
     served = command("serve", plan)
     assert served.returncode == 0

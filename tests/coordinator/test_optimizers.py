@@ -8,6 +8,7 @@ import pytest
 from fleetlearn_coordinator import optimizers
 from fleetlearn_coordinator.optimizers import BLOCK, OPTIMIZERS, Optimizer, State, make
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.manifest import Parameter
 from fleetlearn_protocol.vector import Vector
 from safetensors.numpy import load, save
 
@@ -226,3 +227,35 @@ def test_the_norm_of_a_change() -> None:
     assert optimizers.change_norm(before, after) == 7.0
     assert optimizers.change_norm(after, after) == 0.0
     assert optimizers.change_norm(np.zeros(2, np.float32), np.array([3e30, 4e30], np.float32)) == pytest.approx(5e30)
+
+
+TABLE = (Parameter("w", (1,), 0), Parameter("mean", (2,), 1, buffer=True), Parameter("h", (), 3))
+STATISTICS = [0.25, -2.0, 8.0, 0.25], [0.5, -1.75, -7.5, 0.5]
+"""A round's mean update of w, the two statistics, h; and the next round's."""
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_buffers_take_the_plain_mean_by_hand(name: str) -> None:
+    """The devices' mean of the statistics is model + delta: 3 - 2 = 1 and 0 + 8 = 8, then 1 - 1.75 and 8 - 7.5."""
+    own = {"lr": 0.5, "momentum": 0.9} if name == "momentum" else {"lr": 0.5}
+    start = np.array([1.0, 3.0, 0.0, 1.0], np.float32)
+    ours, alone = make(name, TABLE, **own), make(name, **own)
+    state, before = ours.init(start), alone.init(start[:1])
+    params, trained = start, start[:1]
+    for delta, statistics in zip(STATISTICS, ([1.0, 8.0], [-0.75, 0.5]), strict=True):
+        state, params = ours.apply(state, np.array(delta), params)
+        before, trained = alone.apply(before, np.array(delta[:1]), trained)
+        assert params[1:3].tolist() == statistics
+        assert params[[0, 3]].tolist() == [float(trained[0])] * 2, "what is trained moves as if it were alone"
+    for slot, values in state.items():
+        assert values[1:3].tolist() == ours.init(start)[slot][1:3].tolist()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_large_statistics_do_not_overflow_the_state(name: str) -> None:
+    """A running variance of 1e25, whose square no float32 holds."""
+    optimizer, params = make(name, TABLE), np.zeros(4, np.float32)
+    state, moved = optimizer.apply(optimizer.init(params), np.array([0.0, 0.0, 1e25, 0.0]), params)
+    assert moved.tolist() == [0.0, 0.0, float(np.float32(1e25)), 0.0]
+    with pytest.raises(FleetError, match="would make element 2 of the model inf"):
+        optimizer.apply(state, np.array([0.0, 0.0, 3e38, 0.0]), np.full(4, 3e38, np.float32))

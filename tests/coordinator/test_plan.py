@@ -1,5 +1,6 @@
 """The plan: what it reads, what it fills in, and what it says about each mistake."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def test_the_example_has_every_key_and_fits_a_proximal_bundle() -> None:
     assert (plan.local.epochs, plan.local.batch_size, plan.local.time_budget) == (2, 20, 60.0)
     assert (plan.round.goal, plan.round.cohort, plan.round.minimum, plan.round.deadline) == (8, 11, 4, 120.0)
     assert plan.server.hyper == {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
-    assert plan.optimizer().name == "adam"
+    assert plan.optimizer(manifest()).name == "adam"
     assert (plan.stop.rounds, plan.stop.metric, plan.stop.target, plan.stop.epsilon) == (30, "accuracy", 0.99, 1e-6)
     assert plan.hyper(manifest()) == {"lr": 0.1, "mu": 0.01}
     plan.check_against(manifest())
@@ -151,7 +152,7 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
     plan = parse(f'recipe = "{name}"\n{SMALL}')
     assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
     assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
-    assert plan.optimizer().name == recipe.optimizer
+    assert plan.optimizer(manifest()).name == recipe.optimizer
 
 
 def test_the_server_section_overrides_the_recipe() -> None:
@@ -164,12 +165,27 @@ def test_the_server_section_overrides_the_recipe() -> None:
 def test_the_optimizer_has_the_plans_values() -> None:
     params, delta = np.zeros(3, np.float32), np.array([1.0, -2.0, 3.0])
     plan = parse(f'{SMALL}[server]\noptimizer = "yogi"\nlr = 0.25\ntau = 0.5\nbeta1 = 0.5')
-    ours, reference = plan.optimizer(), make("yogi", lr=0.25, tau=0.5, beta1=0.5, beta2=0.99)
+    ours, reference = plan.optimizer(manifest()), make("yogi", lr=0.25, tau=0.5, beta1=0.5, beta2=0.99)
     moved, expected = (
         ours.apply(ours.init(params), delta, params),
         reference.apply(reference.init(params), delta, params),
     )
     assert np.array_equal(moved[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("stop", "bounds"),
+    [
+        ('metric = "accuracy"\ntarget = 0.9', {"accuracy": (-math.inf, 1.0)}),
+        ('metric = "loss"\ntarget = 0.1', {"loss": (0.0, math.inf)}),
+        ('metric = "psnr"\ntarget = 30\nbounds = [0, 100]', {"psnr": (0.0, 100.0)}),
+        ('metric = "loss"\ntarget = -3.0\nbounds = [-50, 50.0]', {"loss": (-50.0, 50.0)}),
+        ("rounds = 3", {}),
+    ],
+)
+def test_what_the_metric_that_stops_can_be(stop: str, bounds: dict[str, tuple[float, float]]) -> None:
+    """By default one device cannot be so good that its word stops the run."""
+    assert parse(f"{SMALL}[stop]\n{stop}").bounds == bounds
 
 
 @pytest.mark.parametrize(("metric", "direction"), [("loss", "below"), ("accuracy", "above")])
@@ -251,6 +267,15 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}[stop]\nrounds = 0", ["stop.rounds = 0", "at least 1"]),
         (f"{SMALL}[stop]\ntarget = 0.9", ["stop.target = 0.9 needs stop.metric"]),
         (f'{SMALL}[stop]\nmetric = "loss"', ['stop.metric = "loss" needs stop.target']),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30', ["stop.target = 30.0 needs stop.bounds = [least, greatest]"]),
+        (f'{SMALL}[stop]\nmetric = "loss"\ntarget = -1', ["stop.target = -1.0 needs stop.bounds"]),
+        (
+            f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0, 10]',
+            ["stop.bounds = [0.0, 10.0] takes the least and the greatest value, with the target between"],
+        ),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [90, 10]', ["stop.bounds = [90.0, 10.0]"]),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0]', ["stop.bounds = [0]"]),
+        (f"{SMALL}[stop]\nbounds = [0, 1]", ["stop.bounds = [0.0, 1.0] needs stop.metric"]),
         (f"{SMALL}[stop]\nepsilon = 0", ["stop.epsilon = 0", "above 0"]),
         (
             f'{SMALL}[stop]\nmetric = "loss"\ntarget = 1\n[local]\nevaluate = false',

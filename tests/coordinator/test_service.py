@@ -8,10 +8,11 @@ from contextlib import closing
 
 import pytest
 from fleetlearn_coordinator import Plan, Result, StoreError, read_status, serve, serve_async
+from fleetlearn_coordinator.run import Clocks, Run
 from fleetlearn_coordinator.service import running
-from fleetlearn_coordinator.store import DATABASE
-from fleetlearn_protocol import BundleError
-from peers import Peer, PlanMaker, update_of
+from fleetlearn_coordinator.store import DATABASE, Store
+from fleetlearn_protocol import BundleError, open_bundle
+from peers import Peer, PlanMaker, report_of, update_of
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
@@ -46,6 +47,21 @@ def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threa
         return result
 
     assert asyncio.run(both()) == Result("2 rounds done", True, 2)
+
+
+def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
+    """Killed between the last report and the last commit: the next start makes the model, and ends well."""
+    plan = make_plan(round__goal=1, stop__rounds=1)
+    bundle, now, update = open_bundle(plan.bundle), Clocks(0.0, 1000.0), update_of(1.0)
+    store = Store(plan.data_dir, bundle.sha256)
+    run = Run(plan, bundle, store, now)
+    (lease,) = run.carry_out(run.engine.check_in("a", None, 0.0), now)
+    slot = store.take_slot()
+    store.write_slot(slot, 0, update.tobytes())
+    run.accept(report_of(lease, update), slot, 1.0)  # type: ignore[arg-type]
+    store.close()
+    for _ in range(2):
+        assert serve(plan) == Result("1 rounds done", True, 1)
 
 
 def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:

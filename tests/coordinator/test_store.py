@@ -6,14 +6,14 @@ import os
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_coordinator import aggregator, store
-from fleetlearn_coordinator.records import read_status, read_tasks
+from fleetlearn_coordinator.records import read_model, read_status, read_tasks
 from fleetlearn_coordinator.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Report
@@ -232,6 +232,151 @@ def test_a_sum_that_is_cut_short_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(StoreError, match="is shorter than the sum of a round"):
         Store(tmp_path, BUNDLE).recover(SIZE)
+
+
+def folded(folder: Path) -> tuple[aggregator.Sum, Path]:
+    """A data directory whose open round has its sum on disk and in no slot; the sum, and its file."""
+    kept, total = Store(folder, BUNDLE), aggregator.init(SIZE)
+    kept.open_round(1, 0.0)
+    for number, update in enumerate(updates(SLOTS_HELD)):
+        kept.assign(f"t1-{number}", 1, f"d{number}")
+        spool(kept, f"t1-{number}", update, 2, total)
+    turn = kept.get("sum")
+    kept.close()
+    return total, folder / "sums" / store.SUMS[turn]
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0, 7 * SIZE, 8 * SIZE + 3, 16 * SIZE, 16 * SIZE + 8])
+def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
+    """In the high sum, the low one, the weight and the count."""
+    _, path = folded(tmp_path)
+    flip(path, place)
+    again = Store(tmp_path, BUNDLE)
+    with pytest.raises(StoreError, match=r"sums/\w was changed after it was written.*Put .* back .* Or remove .*/sums"):
+        again.recover(SIZE)
+    again.close()
+    flip(path, place)
+    again = Store(tmp_path, BUNDLE)
+    assert again.recover(SIZE) is not None
+    again.close()
+
+
+def test_a_damaged_report_or_an_old_sum_s_count_is_named(tmp_path: Path) -> None:
+    _, path = folded(tmp_path)
+    flip(path, 16 * SIZE + 8, 5)  # 0 updates
+    kept = Store(tmp_path, BUNDLE)
+    kept.put("sum_crc32", None)
+    with pytest.raises(StoreError, match=r"sums/\w: the saved sum says 0 updates .* damaged"):
+        kept.recover(SIZE)
+    kept._db.execute("UPDATE tasks SET report=? WHERE task='t1-3'", (b'{"task": "\xff"',))
+    flip(path, 16 * SIZE + 8, 5)
+    with pytest.raises(StoreError, match=r"coordinator\.sqlite3: the report of t1-3 is damaged"):
+        kept.recover(SIZE)
+    kept.close_round(1, "committed", {}, 1.0)
+    kept._db.execute("UPDATE rounds SET summary='{\"a'")
+    text = r"coordinator\.sqlite3: the summary of round 1 is damaged"
+    with pytest.raises(StoreError, match=text):
+        kept.last_committed()
+    with pytest.raises(StoreError, match=text):
+        read_status(tmp_path)
+    kept.close()
+
+
+def test_a_sum_that_the_version_before_wrote_has_no_checksum(tmp_path: Path) -> None:
+    total, _ = folded(tmp_path)
+    old = Store(tmp_path, BUNDLE)
+    old.put("sum_crc32", None)
+    old.close()
+    again = Store(tmp_path, BUNDLE)
+    opened = again.recover(SIZE)
+    assert opened is not None
+    np.testing.assert_array_equal(aggregator.mean(opened.total), aggregator.mean(total))
+    again.close()
+
+
+def lose_database(folder: Path) -> None:
+    for path in folder.glob(f"{store.DATABASE}*"):
+        path.unlink()
+
+
+def test_a_lost_or_an_empty_database_beside_models_is_refused(tmp_path: Path) -> None:
+    kept = Store(tmp_path, BUNDLE)
+    for version in range(3):
+        kept.save_model(version, version, np.zeros(SIZE, np.float32), {}, 0.0)
+    kept.close()
+    lose_database(tmp_path)
+    text = r"has models up to version 2, but coordinator\.sqlite3 there is lost or empty\. Put it back from a backup"
+    for _ in range(2):  # the first leaves a database without tables
+        with pytest.raises(StoreError, match=text):
+            Store(tmp_path, BUNDLE)
+    lose_database(tmp_path)
+    (tmp_path / store.DATABASE).touch()
+    with pytest.raises(StoreError, match=text):
+        Store(tmp_path, BUNDLE)
+    empty = Store(tmp_path / "other", BUNDLE)
+    empty.close()
+    lose_database(tmp_path)
+    (tmp_path / "other" / store.DATABASE).rename(tmp_path / store.DATABASE)  # one with tables, and no model in them
+    with pytest.raises(StoreError, match=text):
+        Store(tmp_path, BUNDLE)
+    assert sorted(path.name for path in (tmp_path / "models").iterdir())[0] == "v00000000.safetensors"
+
+
+def test_a_first_start_that_was_killed_begins_again(tmp_path: Path) -> None:
+    """Version 0 was written, and not recorded."""
+    kept = Store(tmp_path, BUNDLE)
+
+    def killed() -> None:
+        with kept.transaction():
+            kept.save_model(0, 0, np.zeros(SIZE, np.float32), {}, 0.0)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        killed()
+    kept.close()
+    again = Store(tmp_path, BUNDLE)
+    assert again.model() is None
+    again.close()
+
+
+def test_a_refused_data_directory_is_not_locked(tmp_path: Path) -> None:
+    Store(tmp_path, BUNDLE).close()
+    with pytest.raises(StoreError, match="another bundle"):
+        Store(tmp_path, "c" * 64)
+    Store(tmp_path, BUNDLE).close()
+
+
+def test_any_flipped_bit_of_a_model_s_file_is_named(tmp_path: Path) -> None:
+    """In its header, the vector or the server optimizer's state; also where a model is read from outside."""
+    kept, vector = Store(tmp_path, BUNDLE), updates(1)[0][:20]
+    kept.save_model(1, 1, vector, {"m": vector * 2, "v": vector * 3}, 0.0)
+    path = kept.model_path(1)
+    size, named = path.stat().st_size, 0
+    header = size - 3 * vector.nbytes
+    for place in range(size):
+        flip(path, place, place % 8)
+        with suppress(StoreError):
+            found = kept.model()
+            assert found is not None
+            assert found[1].tobytes() == vector.tobytes()
+            assert place < header, "a blank, or a word that says nothing"
+            named -= 1
+        named += 1
+        with suppress(StoreError):
+            assert read_model(tmp_path)[1].tobytes() == vector.tobytes()
+        flip(path, place, place % 8)
+    assert kept.model() is not None
+    assert named > 3 * vector.nbytes
+    path.unlink()
+    with pytest.raises(StoreError, match=r"v00000001\.safetensors is missing"):
+        kept.model()
+    kept.close()
 
 
 def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:

@@ -117,6 +117,24 @@ def test_the_coordinator_killed_changes_nothing(
     assert train(run, bundle_path, shards, (point, turn)) == undisturbed
 
 
+def test_the_coordinator_killed_before_its_last_commit(
+    run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes
+) -> None:
+    """The next start makes the last model before it listens, and ends well; one that stays tells the devices."""
+    plan, data_dir, url = write_plan(run.folder, bundle_path, **THREE_ROUNDS)
+    for number in range(4):
+        run.device(f"device-{number}", url, shards[number])
+    assert run.coordinator(plan, CRASH, "the new model is made but not written", "3", plan).wait(60) == -9
+    assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
+    assert read_status(data_dir).finished == "3 rounds done"
+    assert read_model(data_dir)[1].tobytes() == undisturbed
+    coordinator = run.coordinator(plan, "-m", "fleetlearn_coordinator", "serve", plan, "--stay")
+    for number in range(4):
+        assert run.running[f"device-{number}"].wait(60) == 0, run.log(f"device-{number}")
+    coordinator.terminate()
+    assert coordinator.wait(30) == 0, run.log("coordinator")
+
+
 def test_every_point_is_tried() -> None:
     marks = test_the_coordinator_killed_changes_nothing.pytestmark  # type: ignore[attr-defined]
     assert {point for point, _ in marks[0].args[1]} == set(POINTS)

@@ -7,14 +7,14 @@ from typing import Any
 from fleetlearn_coordinator import aggregator
 from fleetlearn_coordinator.engine import Command, Engine, Phase
 from fleetlearn_coordinator.optimizers import change_norm
-from fleetlearn_coordinator.run import settings_of
+from fleetlearn_coordinator.run import Row, devices_of, outside, pooled, row_of, settings_of, without
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Backend, means
+from fleetlearn_simulator.training.backend import Backend
 
 
 class SimulatedCoordinator:
@@ -22,10 +22,11 @@ class SimulatedCoordinator:
 
     def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
+        self.metrics = bundle.manifest.metrics
         self.engine = Engine(settings_of(self.plan), prefix="s-")
         self.down = False
         """Whether its process is dead."""
-        self.optimizer = self.plan.optimizer()
+        self.optimizer = self.plan.optimizer(bundle.manifest)
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.optimizer_state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
@@ -63,12 +64,13 @@ class SimulatedCoordinator:
     def _close(
         self, how: str, number: int, dropped: dict[str, int], change: float, now: float, connected: int
     ) -> dict[str, Any]:
-        metrics = self.totals.means()
+        metrics = self.totals.means(self.plan.bounds)
         summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
         if self.plan.local.evaluate and self.totals.devices and how == "committed":
-            # The round's model before training, on the data of the devices whose reports were accepted.
-            evaluation = means(self.backend.evaluate(self.earlier, sorted(self.totals.devices)))
-            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation}
+            rows = self._evaluated()
+            own = pooled(rows)
+            evaluation = {name: own[name] for name in ("loss", *self.metrics) if name in own}
+            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation, "behind": devices_of(rows)}
         summary |= {
             "round": number,
             "how": how,
@@ -84,6 +86,13 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         return summary
+
+    def _evaluated(self) -> list[Row]:
+        """Evaluate the round's model before training, on the data of the devices whose reports were accepted."""
+        found = self.backend.evaluate(self.earlier, sorted(self.totals.devices))
+        most, bounds = self.plan.round.max_weight, self.plan.bounds
+        rows = [row_of(own, self.metrics, most) for own in found]
+        return [without(row, outside(row, bounds)) for row in rows] if bounds else rows
 
     def restart(self, now: float) -> list[Command]:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened
+from fleetlearn_coordinator.run import deciding
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -220,7 +221,8 @@ class Fleet:
         self.round_ended(summary)
         self._note("committed", round=number, change=summary["change"])
         self.before_commit()
-        return self.engine.committed(self.now, change=summary["change"], metrics=summary["metrics"])
+        metrics = deciding(summary, self.scenario.plan.round.minimum)
+        return self.engine.committed(self.now, change=summary["change"], metrics=metrics)
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
         self.round_ended(self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected)))

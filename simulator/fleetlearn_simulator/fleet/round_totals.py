@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator import aggregator
+from fleetlearn_coordinator.run import UNBOUNDED, Bounds, limits
 from fleetlearn_protocol.errors import Code
 from numpy.typing import NDArray
 
@@ -86,7 +87,7 @@ class RoundTotals:
         """Return how many accepted reports are of a complete task."""
         return sum(int(found.complete.sum()) for _, found in self.reports)
 
-    def means(self) -> dict[str, float]:
+    def means(self, bounds: Bounds = UNBOUNDED) -> dict[str, float]:
         """Return the means of the accepted reports' losses and metrics, weighted like their updates. The same as
         ``fleetlearn_coordinator.run.pooled``."""
         if not self.reports:
@@ -95,7 +96,8 @@ class RoundTotals:
         found = concatenate([found for _, found in self.reports])
         means = {}
         for name, values in {"loss": found.loss, **found.metrics}.items():
-            finite = np.isfinite(values)
+            low, high = limits(bounds, name)
+            finite = np.isfinite(values) & (values >= low) & (values <= high)
             if finite.any():
                 products, total = (weights * values)[finite].tolist(), int(weights[finite].sum())
                 means[name] = fsum(products) / total

@@ -28,6 +28,7 @@ from fleetlearn_simulator.training.trained_devices import PendingResults, Result
 from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from line_bundle import line_data
 from virtual import Driven, by_lines, drive, make_fleet, make_scenario
 
 FULL = {"plan__local__batch_size": 0}
@@ -72,6 +73,28 @@ def test_over_selection_ends_what_is_too_much(tmp_path: Path, line: Path) -> Non
     size = open_bundle(line).manifest.size
     assert row["bytes"]["up"] == 2 * 4 * size
     assert run.fleet.finished == "1 rounds done"
+
+
+def test_what_a_metric_cannot_be_is_left_out_of_it(tmp_path: Path, line: Path) -> None:
+    """As the coordinator does it. Four devices measure an error; the two largest are beyond the bounds, so that the
+    others alone are behind it; where three are the minimum, they do not stop the run."""
+    bundle, errors = open_bundle(line), []
+    for device in range(4):
+        x, y = line_data(10 * (device + 1), seed=device)
+        w, h = bundle.parameters()[:3], bundle.parameters()[4]
+        errors.append((float(np.abs(x @ w + h - y).sum()), len(y)))
+    means = sorted((total / count, total, count) for total, count in errors)
+    bound = (means[1][0] + means[2][0]) / 2
+    stop = {"metric": "error", "direction": "below", "target": bound, "bounds": [0.0, bound]}
+    settings: dict[str, Any] = {"plan__local__evaluate": True}
+    for minimum, rounds in ((2, 1), (3, 2)):
+        settings |= {"plan__round__minimum": minimum, "plan__stop": stop | {"rounds": 2}}
+        run = drive(make_scenario(tmp_path, line, 4, **settings))
+        assert len(run.rounds) == rounds
+        row = run.rounds[0]
+        assert row["behind"] == {"loss": 4, "error": 2}
+        expected = sum(total for _, total, _ in means[:2]) / sum(count for *_, count in means[:2])
+        assert row["evaluation"]["error"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_bytes_are_those_of_the_files_a_device_fetches(tmp_path: Path, line: Path) -> None:
