@@ -64,7 +64,11 @@ class Round(Section, frozen=True, kw_only=True):
     deadline: Duration = 600.0
     """Seconds from the round's start to its end."""
     grace: Wait = 10.0
-    """Seconds that a device's task outlives its connection, for it to come back."""
+    """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
+    device makes progress."""
+    stall: Duration | None = None
+    """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
+    upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
     gather: Wait = 5.0
     """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
@@ -193,6 +197,14 @@ class Plan(Section, frozen=True, kw_only=True):
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
 
+    @property
+    def stall(self) -> float:
+        """Seconds that a task lives without progress. A slow device may take long to open a large model and to make
+        its first step, and tells of its steps with its heartbeats alone."""
+        if self.round.stall is not None:
+            return self.round.stall
+        return max(30.0, 4 * self.service.heartbeat, min(self.round.deadline / 5, 300.0))
+
     def optimizer(self) -> optimizers.Optimizer:
         """The server optimizer with its hyper-parameters."""
         return optimizers.make(self.server.optimizer, **self.server.hyper)
@@ -310,6 +322,11 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield (
             f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
             "(round.goal * round.over_selection); no round could be full"
+        )
+    if round_.stall is not None and round_.stall < 2 * plan.service.heartbeat:
+        yield (
+            f"round.stall = {round_.stall} s is less than two heartbeats (service.heartbeat = "
+            f"{plan.service.heartbeat} s), with which devices tell of their progress"
         )
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
         yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"
