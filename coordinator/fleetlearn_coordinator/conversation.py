@@ -167,7 +167,7 @@ class Conversation:
         self.coordinator.join(self, message.device, message.held.task if message.held is not None else None)
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
-        """``seen`` is all there is to it."""
+        self.coordinator.engine.progress(device, message.task, "steps", message.steps, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
@@ -181,18 +181,22 @@ class Conversation:
         if self.download is not None:  # its task was cancelled, and the device wants something else now
             self.download.cancel()
             self.download = None
+            self.coordinator.engine.proceed(device, self.seen)
         try:
             content = self.coordinator.contents.find(message.sha256, message.offset)
         except FleetError as error:
             self._refuse(error, sha256=message.sha256)
             return
         answer = Content(content.transfer, message.sha256, content.size, message.offset)
+        self.coordinator.engine.wait(device, self.seen)
         self.download = self.coordinator.loop.create_task(self._send_content(answer, content.frames(message.offset)))
 
     async def _send_content(self, answer: Content, frames: Iterable[bytes]) -> None:
-        connection, loop = self.connection, self.coordinator.loop
+        connection, loop, engine = self.connection, self.coordinator.loop, self.coordinator.engine
+        device, sent = self.device or "", answer.offset
         try:
             async with self.coordinator.downloads:
+                engine.proceed(device, loop.time())
                 self.send(answer)
                 for frame in frames:
                     self.blocked = loop.time()
@@ -202,6 +206,8 @@ class Conversation:
                     if connection.state is not State.OPEN:
                         return
                     connection.transport.write(frame)
+                    sent += len(frame)
+                    engine.progress(device, engine.leases.get(device), answer.sha256, sent, self.seen)
                     self.coordinator.run.bytes_down += len(frame)
         finally:
             self.blocked = None
@@ -229,6 +235,7 @@ class Conversation:
                 return
             self.stop_upload()
         self.upload = coordinator.uploads.offer(device, message)
+        coordinator.engine.wait(device, self.seen)
         coordinator.grant()
 
     def _chunk(self, message: bytes) -> None:
@@ -244,6 +251,7 @@ class Conversation:
             self._bad_chunk(self.device, upload, error)
             return
         upload.moved = self.seen
+        self.coordinator.engine.progress(self.device, upload.report.task, "upload", upload.offset, self.seen)
         self.coordinator.run.bytes_up += len(message)
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:

@@ -5,7 +5,8 @@ commands, to be carried out in order. The websocket server and the simulator are
 
 Synchronous rounds after Bonawitz et al., "Towards Federated Learning at Scale" (arXiv 1902.01046): more devices than
 the goal are selected, the round closes at the goal count or at its deadline, and below the minimum it is abandoned.
-A device's task is a lease: it ends by an accepted report, a failure, the device's loss, or the end of the round.
+A device's task is a lease: it ends by an accepted report, a failure, the device's loss, a standstill, or the end of
+the round. Devices whose tasks came to nothing are chosen less (standing.py).
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache, partial
 from hashlib import blake2b
+from heapq import heappop, heappush
 from itertools import repeat
+from math import inf
 from struct import unpack
 from typing import Literal, NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 
 from fleetlearn_coordinator.idle import Idle
+from fleetlearn_coordinator.standing import DOUBT, Standing
 
 
 class Settings(NamedTuple):
@@ -37,7 +41,7 @@ class Settings(NamedTuple):
     deadline: float
     """Length of a round."""
     grace: float
-    """How long a lease outlives its device's connection."""
+    """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
     gather: float
     """How long to wait for ``goal`` devices once ``minimum`` are there."""
     seed: int = 0
@@ -49,6 +53,8 @@ class Settings(NamedTuple):
     below: bool = False
     epsilon: float = 0.0
     """Stop once the L2 norm of the model's change is below this."""
+    stall: float = inf
+    """How long a lease lives without progress. Infinite: ``progress`` is not told, and no device is remembered."""
 
 
 class Phase(StrEnum):
@@ -128,10 +134,35 @@ class Finish(NamedTuple):
 
 Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
 
-LOST, LATE, SURPLUS = "lost", "late", "surplus"
-"""Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it."""
+LOST, LATE, SURPLUS, STALLED = "lost", "late", "surplus", "stalled"
+"""Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it; no step was
+made and no byte was moved for ``Settings.stall`` seconds."""
+RETURNS = 4
+"""Each absence takes at least this part of the grace, so that a lease outlives so many returns without progress."""
+LOOKS = 4
+"""A lease that cannot stall now, since it waits for the coordinator or its device is away, is looked at again after
+this part of ``Settings.stall``."""
 RESTART_GRACE = 90.0
 """Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """How a lease gets on. Time that is not the device's to answer for does not count: ``moved`` is put off by it."""
+
+    task: str
+    moved: float
+    """When it last made progress, or began."""
+    grace: float
+    """What is left of it."""
+    progressed: bool = False
+    """Whether it ever made progress."""
+    waits: float | None = None
+    """Since when it has been the coordinator's turn to act: to grant an upload, or to send a content."""
+    gone: float | None = None
+    """Since when the device has not been connected."""
+    furthest: dict[str, int] = field(default_factory=dict)
+    """What moved -> how far it came: more than that is progress, the same again is not."""
 
 
 @dataclass(slots=True)
@@ -155,6 +186,9 @@ class Engine:
     """Task -> (device, cause), of this round's leases that ended otherwise."""
     idle: Idle = field(default_factory=Idle)
     """Connected devices that may be given a task. Sorted, so that who is picked does not depend on who came first."""
+    doubted: dict[int, Idle] = field(default_factory=dict)
+    """Level in ``standing`` -> devices that might be idle as well, were it not for what their last tasks came to."""
+    standing: Standing = field(default_factory=Standing)
     resting: set[str] = field(default_factory=set)
     """Connected devices that had their turn in this round."""
     _turns: set[str] = field(default_factory=set)
@@ -163,12 +197,22 @@ class Engine:
     _gather_until: float | None = None
     _graces: deque[tuple[float, str, str]] = field(default_factory=deque)
     """(when, device, task) in order of time: leases that lose their device unless it returns."""
+    _watches: dict[str, Watch] = field(default_factory=dict)
+    """Device -> its lease's, where progress is told; else of devices that were disconnected."""
+    _stalls: list[tuple[float, str, str]] = field(default_factory=list)
+    """(when, device, task), a heap: leases to be looked at for progress."""
+    _short: set[str] = field(default_factory=set)
+    """Devices whose lease began in the second half of its round."""
+    _held_up: int = 0
+    """How many of this round's leases kept their slots and came to nothing: stalled, late, or lost after returns."""
 
     # --- what a driver may ask ---
 
     def wake_at(self) -> float | None:
         """When ``tick`` is next due, or None."""
         due = self._graces[0][0] if self._graces else None
+        if self._stalls and (due is None or self._stalls[0][0] < due):
+            due = self._stalls[0][0]
         at = self.deadline if self.phase is Phase.OPEN else self._gather_until
         return at if due is None else due if at is None else min(due, at)
 
@@ -213,6 +257,9 @@ class Engine:
         for task, device in leases:
             self.leases[device], self.absent[device] = task, expires
             self._graces.append((expires, device, task))
+        for device, cause in self.dropped.values():
+            if cause == STALLED:  # all that a restart leaves of what was remembered
+                self.standing.fail(device, DOUBT)
         self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
         self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
         return self._advance(now)
@@ -224,22 +271,53 @@ class Engine:
         task = self.leases.get(device)
         if task is not None:
             self.absent.pop(device, None)
+            self._return(device, now)
             return [] if held == task else [*self._assign([device], [task], again=True)]
         if held is not None and self._revive(device, held):
+            self._watch([device], [held], now)
             return []
         if device in self._turns and self.phase is Phase.OPEN:
             self.resting.add(device)
-        elif device not in self.idle:
-            self.idle.add(device)
+        else:
+            self._queue(device)
         return self._advance(now)
 
     def disconnect(self, device: str, now: float) -> list[Command]:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.idle.discard(device)
+        for names in self.doubted.values():
+            names.discard(device)
         self.resting.discard(device)
         if device in self.leases and device not in self.absent:
-            self._await_return(device, now + self.settings.grace)
+            watch = self._watched(device, now)
+            self._end_wait(watch, now)
+            watch.gone = now
+            self._await_return(device, now + watch.grace)
         return self._advance(now)
+
+    def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
+        """The device came so far with its task: in its steps, in a content that it fetches, in its upload.
+
+        ``what`` tells these apart. Only more than before is progress: to do the same once more is none.
+        """
+        watch = self._watches.get(device)
+        if watch is not None and watch.task == task and amount > watch.furthest.get(what, 0):
+            watch.furthest[what] = amount
+            watch.moved, watch.grace, watch.progressed = now, self.settings.grace, True
+
+    def wait(self, device: str, now: float) -> None:
+        """From now on it is the coordinator's turn to act: to grant the device's upload, or to send what it fetches.
+        Meanwhile its lease, if it has one, does not stall."""
+        if device in self.leases:
+            watch = self._watched(device, now)
+            if watch.waits is None:
+                watch.waits = now
+
+    def proceed(self, device: str, now: float) -> None:
+        """It is the device's turn again. Harmless where it was."""
+        watch = self._watches.get(device)
+        if watch is not None:
+            self._end_wait(watch, now)
 
     def announce(self, device: str, task: str, round: int) -> bool:
         """The device offers the update of its task. True: wanted, let it upload. False: accepted long ago.
@@ -271,6 +349,7 @@ class Engine:
             rows = enumerate(zip(devices, tasks, held, strict=True))
             good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
         self._release(devices[:good])
+        self.standing.clear(devices[:good])
         self.accepted.update(zip(tasks, devices[:good], strict=False))
         if good < len(tasks):
             task, device = tasks[good], devices[good]
@@ -309,6 +388,8 @@ class Engine:
                     commands.append(self._drop(device, LOST))
                 else:  # it came back and left again meanwhile
                     self._await_return(device, expires)
+        while self._stalls and self._stalls[0][0] <= now:
+            commands += self._look(*heappop(self._stalls)[1:], now)
         if self.phase is Phase.OPEN and now >= self.deadline:
             return commands + self._close(now, by_deadline=True)
         return commands + self._advance(now)
@@ -327,8 +408,8 @@ class Engine:
         if len(self.accepted) >= self.settings.goal:
             return commands + self._close(now, by_deadline=False)
         free = self.settings.cohort - len(self.leases) - len(self.accepted)
-        if free > 0 and self.idle:
-            commands += self._lease_out(min(free, len(self.idle)))
+        if free > 0 and (self.idle or self.doubted):
+            commands += self._lease_out(free, now)
         if not self.leases and len(self.accepted) >= self.settings.minimum:
             return commands + self._close(now, by_deadline=False)  # nobody is left to wait for
         return commands
@@ -337,6 +418,8 @@ class Engine:
         ready = len(self.idle)
         if ready >= self.settings.goal:  # devices that check in later fill what is free
             return True
+        if self.doubted:  # they take part where nobody better comes
+            ready += sum(map(len, self.doubted.values()))
         if ready < self.settings.minimum:
             self._gather_until = None
             return False
@@ -344,15 +427,76 @@ class Engine:
             self._gather_until = now + self.settings.gather
         return now >= self._gather_until
 
-    def _lease_out(self, count: int) -> list[Assign]:
-        """Pick idle devices. Which ones follows from the seed, the round and the idle devices alone."""
-        devices = self.idle.take(_picks(self.settings.seed, self.round, self._serial + 1, count))
+    def _lease_out(self, most: int, now: float) -> list[Assign]:
+        """Pick idle devices. Which ones follows from the seed, the round, the idle devices and what is remembered."""
         begin = f"{self.prefix}{self.round}-"
-        tasks = [f"{begin}{serial}" for serial in range(self._serial + 1, self._serial + 1 + count)]
+        if self.doubted or self.standing.careful:
+            devices = self._choose(most)
+        else:
+            count = min(most, len(self.idle))
+            devices = self.idle.take(_picks(self.settings.seed, self.round, self._serial + 1, count))
+        tasks = [f"{begin}{serial}" for serial in range(self._serial + 1, self._serial + 1 + len(devices))]
         self.leases.update(zip(devices, tasks, strict=True))
         self._turns.update(devices)
-        self._serial += count
+        self._serial += len(devices)
+        if self.settings.stall < inf:
+            self._watch(devices, tasks, now)
+            if self.deadline - now < self.settings.deadline / 2:
+                self._short.update(devices)
         return self._assign(devices, tasks, again=False)
+
+    def _choose(self, most: int) -> list[str]:
+        """Pick where tasks came to nothing lately, or a round was held up by such tasks.
+
+        In a careful round the slots that the goal needs go to proven devices first. A few of the others are tried, and
+        so are a few of those in doubt; no more than the round can spare. Who is in doubt fills what is left only where
+        the round would be below its minimum.
+        """
+        rule, standing = self.settings, self.standing
+        draws = list(_picks(rule.seed, self.round, self._serial + 1, most))
+        spare, chosen = (rule.cohort - rule.goal + 1) // 2, list[str]()
+        if self.doubted and not self._serial and most < len(self.idle):
+            count = spare or 1 - bool(standing.careful)
+            chosen += self._trials(_picks(rule.seed, self.round, 1, count, "trials"))
+        if standing.careful:
+            known = sorted(device for device in standing.proven if device in self.idle)
+            unproven = sum(device not in standing.proven for device in self.leases) + len(chosen)
+            count = min(most - len(chosen) - max(0, spare - unproven), len(known))
+            picked = Idle(known).take(draws[len(chosen) : len(chosen) + max(0, count)])
+            for device in picked:
+                self.idle.discard(device)
+            chosen += picked
+        chosen += self.idle.take(draws[len(chosen) : len(chosen) + len(self.idle)])
+        if len(self.accepted) < rule.minimum:
+            for level in sorted(self.doubted):
+                names = self.doubted[level]
+                chosen += names.take(draws[len(chosen) : len(chosen) + len(names)])
+        return chosen
+
+    def _trials(self, draws: Iterable[int]) -> list[str]:
+        """Devices in doubt that get another chance though others are idle: each draw names one, which has it with
+        probability 2^-level."""
+        chosen = []
+        for number in draws:
+            place = number % max(1, sum(map(len, self.doubted.values())))
+            for level, names in sorted(self.doubted.items()):
+                if place < len(names):
+                    if number >> (64 - level) == 0:
+                        chosen += names.take([place])
+                    break
+                place -= len(names)
+        return chosen
+
+    def _queue(self, device: str) -> None:
+        """The connected device may be given a task from now on."""
+        level = self.standing.level(device)
+        for names in self.doubted.values():  # it may be there, by what was known when it came
+            names.discard(device)
+        if level:
+            names = self.doubted.setdefault(level, Idle())
+            names.add(device)
+        elif device not in self.idle:
+            self.idle.add(device)
 
     def _assign(self, devices: Sequence[str], tasks: Sequence[str], *, again: bool) -> list[Assign]:
         # Not of the task: a device trains the same way in a round whichever slot it was given.
@@ -367,6 +511,7 @@ class Engine:
             return False
         del self.dropped[task]
         self.resting.discard(device)
+        self._short.discard(device)
         self.leases[device] = task
         return True
 
@@ -391,15 +536,74 @@ class Engine:
         else:
             self._graces.append(entry)
 
+    def _watch(self, devices: Iterable[str], tasks: Iterable[str], now: float) -> None:
+        """Follow what these leases do, if that is told."""
+        stall, grace = self.settings.stall, self.settings.grace
+        for device, task in zip(devices, tasks, strict=True):
+            self._watches[device] = Watch(task, now, grace)
+            if stall < inf:
+                heappush(self._stalls, (now + stall, device, task))
+
+    def _watched(self, device: str, now: float) -> Watch:
+        """The watch of the device's lease. After a restart, and where progress is not told, it begins here."""
+        if device not in self._watches:
+            self._watch([device], [self.leases[device]], now)
+        return self._watches[device]
+
+    def _return(self, device: str, now: float) -> None:
+        """The device with a lease is connected again. Its absence is taken off the grace, which progress restores."""
+        watch = self._watched(device, now)
+        self._end_wait(watch, now)
+        if watch.gone is not None:
+            away = now - watch.gone
+            watch.moved += away
+            watch.grace -= max(away, self.settings.grace / RETURNS)
+            watch.gone = None
+
+    def _end_wait(self, watch: Watch, now: float) -> None:
+        if watch.waits is not None:
+            watch.moved += now - max(watch.waits, watch.moved)
+            watch.waits = None
+
+    def _look(self, device: str, task: str, now: float) -> list[Command]:
+        """End the lease if it stalled; else look again when it might have."""
+        watch = self._watches.get(device)
+        if watch is None or watch.task != task:
+            return []
+        again = watch.moved + self.settings.stall
+        if watch.waits is not None or watch.gone is not None:
+            again = now + self.settings.stall / LOOKS
+        if again > now:
+            heappush(self._stalls, (again, device, task))
+            return []
+        text = f"no step and no byte for {self.settings.stall:g} s (round.stall); the slot is given to another device"
+        return [self._drop(device, STALLED), Cancel(device, task, Code.NOT_WANTED, text)]
+
+    def _judge(self, device: str, cause: str) -> None:
+        """Remember that the device's lease ends without an accepted report."""
+        watch = self._watches.get(device)
+        waits = watch is not None and watch.waits is not None  # for the coordinator: it is not to blame
+        held_up = cause == STALLED or (cause == LATE and device not in self._short and not waits)
+        if cause == LOST and watch is not None:  # it came back, and did nothing
+            held_up = not watch.progressed and watch.grace < self.settings.grace
+        self._held_up += held_up
+        if held_up or cause not in (SURPLUS, LATE):
+            self.standing.fail(device, DOUBT if held_up else 1)
+
     def _release(self, devices: Sequence[str]) -> None:
         """Their leases are over; those that are connected had their turn."""
         for device in devices:
             del self.leases[device]
+        if self._watches:
+            for device in devices:
+                self._watches.pop(device, None)
         there = [device for device in devices if self.absent.pop(device, None) is None] if self.absent else devices
         self.resting.update(there)
 
     def _drop(self, device: str, cause: str) -> Ended:
         task = self.leases[device]
+        if self.settings.stall < inf:
+            self._judge(device, cause)
         self._release([device])
         self.dropped[task] = (device, cause)
         return Ended(device, task, self.round, cause)
@@ -423,13 +627,21 @@ class Engine:
 
     def _next_round(self) -> None:
         self.phase = Phase.GATHERING
+        self.standing.round_over(self.accepted.values(), self._held_up, self.settings.cohort - self.settings.goal)
+        if self.standing.points:
+            doubted = [device for device in self.resting if self.standing.level(device)]
+            self.resting.difference_update(doubted)
+            for device in doubted:
+                self._queue(device)
         self.idle.update(self.resting)
         for remembered in (self.resting, self._turns, self.accepted, self.dropped, self._graces):
             remembered.clear()
-        self._serial = 0
+        self._stalls.clear()
+        self._short.clear()
+        self._serial = self._held_up = 0
 
 
-@lru_cache(2)
+@lru_cache(4)
 def _start(seed: int, round: int, what: str, size: int) -> blake2b:
     return blake2b(f"{seed}/{round}/{what} ".encode(), digest_size=size)
 
@@ -445,11 +657,11 @@ def _seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     return [number >> 11 for number in unpack(f"<{len(digests)}Q", b"".join(digests))]
 
 
-def _picks(seed: int, round: int, first: int, count: int) -> Sequence[int]:
+def _picks(seed: int, round: int, first: int, count: int, what: str = "picks") -> Sequence[int]:
     """64 random bits for each of so many picks from number ``first`` on; a digest has eight."""
     found: list[int] = []
     for block in range(first // 8, (first + count - 1) // 8 + 1):
-        drawn = _start(seed, round, "picks", 64).copy()
+        drawn = _start(seed, round, what, 64).copy()
         drawn.update(str(block).encode())
         found += unpack("<8Q", drawn.digest())
     return found[first % 8 : first % 8 + count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -64,7 +65,11 @@ class Round(Section, frozen=True, kw_only=True):
     deadline: Duration = 600.0
     """Seconds from the round's start to its end."""
     grace: Wait = 10.0
-    """Seconds that a device's task outlives its connection, for it to come back."""
+    """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
+    device makes progress."""
+    stall: Duration | None = None
+    """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
+    upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
     gather: Wait = 5.0
     """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
@@ -130,8 +135,13 @@ class Service(Section, frozen=True, kw_only=True):
     """Uploads granted at a time."""
     downloads: Positive = 64
     """Downloads served at a time."""
+    least_rate: Annotated[float, Meta(ge=0, le=1e9)] = 16384.0
+    """Bytes per second; an upload or a download that moves less loses its place while others wait. Lower it where all
+    devices are on slower links."""
     max_connections: Positive = 20_000
     """Devices connected at a time; more are told to come back."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
     durable: Literal["process", "power"] = "process"
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
 
@@ -196,6 +206,14 @@ class Plan(Section, frozen=True, kw_only=True):
         except ValueError as error:
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
+
+    @property
+    def stall(self) -> float:
+        """Seconds that a task lives without progress. A slow device may take long to open a large model and to make
+        its first step, and tells of its steps with its heartbeats alone."""
+        if self.round.stall is not None:
+            return self.round.stall
+        return max(30.0, 4 * self.service.heartbeat, min(self.round.deadline / 5, 300.0))
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
@@ -275,6 +293,8 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
 
+ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
 SECTIONS: Mapping[str, type[Section]] = {
@@ -323,6 +343,17 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield (
             f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
             "(round.goal * round.over_selection); no round could be full"
+        )
+    for origin in plan.service.origins:
+        if not re.fullmatch(ORIGIN, origin):
+            yield (
+                f"service.origins names {origin!r}; an origin is scheme://host or scheme://host:port in lower case, "
+                'without a path, as browsers send it: "https://example.org". Each page is named: there is no "*"'
+            )
+    if round_.stall is not None and round_.stall < 2 * plan.service.heartbeat:
+        yield (
+            f"round.stall = {round_.stall} s is less than two heartbeats (service.heartbeat = "
+            f"{plan.service.heartbeat} s), with which devices tell of their progress"
         )
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
         yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"

@@ -72,6 +72,7 @@ def settings_of(plan: Plan) -> Settings:
         target=plan.stop.target or 0.0,
         below=plan.stop.direction == "below",
         epsilon=plan.stop.epsilon or 0.0,
+        stall=plan.stall,
     )
 
 

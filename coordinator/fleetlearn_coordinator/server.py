@@ -130,6 +130,7 @@ class Coordinator:
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
         for upload in self.uploads.grants(self.loop.time()):
+            self.engine.proceed(upload.device, self.loop.time())
             self.tell(upload.device, Grant(upload.report.task, upload.transfer, upload.offset))
 
     def first_spoilt(self, task: str) -> bool:
@@ -235,7 +236,7 @@ class Coordinator:
             "round": self.engine.round,
             "version": self.engine.version,
             "connected": len(self.devices),
-            "idle": len(self.engine.idle),
+            "idle": len(self.engine.idle) + sum(map(len, self.engine.doubted.values())),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),

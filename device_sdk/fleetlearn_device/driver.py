@@ -196,7 +196,7 @@ class Driver:
             while not session.over:
                 now, due = time.monotonic(), session.due()
                 if due is not None and due <= now:
-                    await self._perform(session.tick(now, self._trainer.steps))
+                    await self._perform(session.tick(now, self._trainer.batches))
                     continue
                 try:
                     async with asyncio.timeout(None if due is None else due - now):

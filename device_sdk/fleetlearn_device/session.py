@@ -296,7 +296,7 @@ class Session:
         return min(times, default=None)
 
     def tick(self, now: float, steps: int = 0) -> Commands:
-        """Time passed; ``steps`` is how far training is."""
+        """Time passed; ``steps`` is how far training is: batches evaluated, and steps."""
         self.steps = 0 if self.work in (Work.IDLE, Work.LOCATING, Work.FETCHING, Work.STORING) else steps
         if self.work in (Work.LOCATING, Work.FETCHING) and now >= self._deadline:
             return self._give_up("out-of-time", "the deadline passed before training began")

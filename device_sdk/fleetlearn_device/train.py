@@ -85,6 +85,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
+    on_evaluated: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
@@ -99,6 +100,7 @@ def train(
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
+        on_evaluated: Called after each batch of the evaluation.
 
     Raises TrainingError (diverged, out of time, stopped), DataError, ValueError on a hyper-parameter or argument,
     StepError.
@@ -111,7 +113,11 @@ def train(
         raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
     values = check_hyper(hyper, manifest.hyper)
     data = as_data(data).fit(manifest.batch)
-    evaluation = evaluate_data(runtime, data, batch_size=batch_size, should_stop=should_stop) if evaluate else None
+    evaluation = (
+        evaluate_data(runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated)
+        if evaluate
+        else None
+    )
 
     steps = seen = passes = seen_in_pass = 0
     loss_sum = 0.0
@@ -164,6 +170,7 @@ def evaluate_data(
     *,
     batch_size: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
 
@@ -180,6 +187,7 @@ def evaluate_data(
         examples, loss_sum = examples + part.examples, loss_sum + part.loss_sum
         for name, value in part.metric_sums.items():
             metric_sums[name] += value
+        on_batch()
     if not examples:
         raise DataError("a pass over the data gave no batch; expected at least one")
     if not abs(loss_sum) <= LARGEST:

@@ -29,10 +29,11 @@ class Trained(NamedTuple):
 
 
 class Trainer:
-    """One device's training. ``steps`` may be read, and ``halt`` set, from another thread."""
+    """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another thread."""
 
     def __init__(self, state: State, data: Data, kind: Kind, threads: int) -> None:
-        self.steps = 0
+        self.steps = self.batches = 0
+        """Optimizer steps done of the task; and batches, those of the evaluation and one for each step."""
         self.halt = threading.Event()
         """Set it, and a training under way ends before its next step; ``train`` clears it."""
         self._state, self._data, self._kind, self._threads = state, data, kind, threads
@@ -46,7 +47,7 @@ class Trainer:
         finite, StateError.
         """
         end = time.monotonic() + seconds
-        self.steps = 0
+        self.steps = self.batches = 0
         model = from_bytes(self._state.model(task.model).read_bytes())
         runtime = self._open(task, model)
         outcome = train(
@@ -60,6 +61,7 @@ class Trainer:
             evaluate=task.evaluate,
             should_stop=self.halt.is_set,
             on_step=self._count,
+            on_evaluated=self._count_batch,
         )
         report = Report(
             task=task.task,
@@ -100,3 +102,7 @@ class Trainer:
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps
+        self._count_batch()
+
+    def _count_batch(self) -> None:
+        self.batches += 1

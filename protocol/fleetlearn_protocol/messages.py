@@ -105,12 +105,12 @@ class CheckIn(Message, frozen=True, tag="check-in"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """I am alive. ``task`` and ``steps`` say how far training is."""
+    """I am alive. ``task`` and ``steps`` say how far training is: a task without progress is cancelled (section 9)."""
 
     task: Identifier | None = None
     """The task being trained, if any."""
     steps: Count = 0
-    """Optimizer steps done of it."""
+    """Batches evaluated and optimizer steps done of it, together: a number that rises with each."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from itertools import chain
 
 import pytest
 from fleetlearn_coordinator import engine as engine_module
@@ -475,7 +476,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rules = Settings(goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3)
+        self.rules = Settings(goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0)
         self.engine = Engine(self.rules)
         self.now = 0.0
         self.connected: set[str] = set()
@@ -571,6 +572,23 @@ class AnyOrder(RuleBasedStateMachine):
     def fail(self, given: tuple[str, str, int]) -> None:
         self.do(self.engine.end(given[0], given[1], "failed: diverged", self.now))
 
+    @rule(given=tasks, what=st.sampled_from(["steps", "model", "upload"]), amount=st.integers(0, 3))
+    def progress(self, given: tuple[str, str, int], what: str, amount: int) -> None:
+        """Of a task that runs, or of one that is over: then it is nothing."""
+        device, task, _ = given
+        if device in self.connected:
+            self.engine.progress(device, task, what, amount, self.now)
+
+    @rule(device=DEVICES)
+    def wait(self, device: str) -> None:
+        if device in self.connected:
+            self.engine.wait(device, self.now)
+
+    @rule(device=DEVICES)
+    def proceed(self, device: str) -> None:
+        if device in self.connected:
+            self.engine.proceed(device, self.now)
+
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
         """As a driver would: waking at each moment that the engine names."""
@@ -611,8 +629,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_connected_device_is_in_one_place(self) -> None:
-        idle, resting = set(self.engine.idle), self.engine.resting
-        assert len(idle) == len(self.engine.idle)
+        waiting = [*self.engine.idle, *chain.from_iterable(self.engine.doubted.values())]
+        idle, resting = set(waiting), self.engine.resting
+        assert len(idle) == len(waiting)
         leased = {device for device in self.engine.leases if device not in self.engine.absent}
         assert not idle & resting
         assert not leased & (idle | resting)
@@ -620,8 +639,31 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:
-        if self.open is not None and self.engine.idle:
+        doubted = any(self.engine.doubted.values()) and len(self.counted) < self.rules.minimum
+        if self.open is not None and (self.engine.idle or doubted):
             assert len(self.running) + len(self.counted) == self.rules.cohort
+
+    @invariant()
+    def every_lease_is_watched_while_its_device_is_there(self) -> None:
+        """It may stall: nobody holds a slot in silence for longer than the rules say."""
+        looked_at = {task for _, _, task in self.engine._stalls}
+        for device, task in self.engine.leases.items():
+            watch = self.engine._watches.get(device)
+            if device not in self.engine.absent:
+                assert watch is not None
+                assert watch.task == task
+                assert watch.gone is None
+                assert task in looked_at
+                assert watch.waits is not None or self.now - watch.moved <= self.rules.stall + 1e-9
+            elif watch is not None:
+                assert watch.task == task
+        assert self.engine._watches.keys() <= self.engine.leases.keys()
+
+    @invariant()
+    def a_grace_is_never_longer_than_the_rules_say(self) -> None:
+        for device, expires in self.engine.absent.items():
+            watch = self.engine._watches.get(device)
+            assert expires <= self.now + (self.rules.grace if watch is not None else RESTART_GRACE)
 
     @invariant()
     def versions_count_commits(self) -> None:

@@ -248,6 +248,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}[local]\nbatch_size = -1", ["local.batch_size = -1", "at least 0"]),
         (f"{SMALL}[local]\nlr = 0", ["local.lr = 0", "a number, above 0"]),
         (f"{SMALL}[local]\nmu = -0.1", ["local.mu = -0.1", "at least 0"]),
+        (f"{SMALL}stall = 29.9", ["round.stall = 29.9 s", "two heartbeats", "service.heartbeat = 15.0 s"]),
         (f"{SMALL}[local]\ntime_budget = 700", ["local.time_budget = 700.0 s", "round.deadline = 600.0 s"]),
         (f"{SMALL}[local.hyper]\nlr = 0.1", ["local.hyper.lr has its own key: local.lr"]),
         (f'{SMALL}[local.hyper]\nalpha = "x"', ["local.hyper", "'alpha': 'x'", "expected `float`, got `str`"]),
@@ -417,3 +418,23 @@ def test_a_plan_that_does_not_fit_the_bundle_says_so(text: str, bundle: Manifest
 def test_the_loss_is_always_measured() -> None:
     plan = parse(f'{SMALL}[local]\nlr = 1\n[stop]\nmetric = "loss"\ntarget = 0.1')
     plan.check_against(manifest(proximal=False, hyper=(Hyper("lr"),), metrics=()))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "heartbeat", "given", "stall"),
+    [
+        (600.0, 15.0, None, 120.0),
+        (120.0, 15.0, None, 60.0),
+        (120.0, 1.0, None, 30.0),
+        (86400.0, 15.0, None, 300.0),
+        (86400.0, 600.0, None, 2400.0),
+        (600.0, 15.0, 45.0, 45.0),
+    ],
+)
+def test_the_time_without_progress_leaves_slow_devices_enough(
+    tmp_path: Path, deadline: float, heartbeat: float, given: float | None, stall: float
+) -> None:
+    """By default a fifth of the deadline and at most 300 s, but at least 30 s and four heartbeats."""
+    own = "" if given is None else f"stall = {given}\n"
+    text = f"{SMALL}deadline = {deadline}\n{own}[service]\nheartbeat = {heartbeat}\n"
+    assert Plan.parse(text, tmp_path).stall == stall

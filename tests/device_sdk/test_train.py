@@ -200,6 +200,21 @@ def test_evaluation_goes_in_batches_of_bounded_size(runtime: Runtime, case: Any)
     assert whole.metric_sums == parts.metric_sums
 
 
+def test_each_batch_of_the_evaluation_is_told(runtime: Runtime, case: Any) -> None:
+    """A device that evaluates for minutes before its first step makes progress."""
+    told: list[str] = []
+    run(
+        runtime,
+        (case.x[:600], case.y[:600]),
+        evaluate=True,
+        batch_size=200,
+        on_evaluated=lambda: told.append("batch"),
+        on_step=lambda steps, loss: told.append("step"),
+    )
+    assert told[:3] == ["batch"] * 3
+    assert {*told[3:]} == {"step"}
+
+
 def test_a_metric_that_the_data_do_not_define_is_left_out(runtime: Runtime, data: Any) -> None:
     class Undefined:
         """The runtime, with a metric more that is 0/0 on one of the batches."""

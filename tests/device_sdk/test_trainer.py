@@ -202,3 +202,13 @@ def test_a_bundle_that_cannot_be_used_goes_and_the_device_s_own_stays(
     kept = state.load_kept(full.sha256, 6)
     assert kept is not None
     np.testing.assert_array_equal(kept, own)
+
+
+def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: State, full: Bundle) -> None:
+    """12 examples in batches of 5: three to evaluate, and three steps in each of two passes."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0, evaluate=True)
+    bring(state, full, given)
+    for _ in range(2):
+        trainer.train(given, 100.0)
+        assert (trainer.steps, trainer.batches) == (6, 9)

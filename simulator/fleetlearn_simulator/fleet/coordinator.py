@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from fleetlearn_coordinator import aggregator
@@ -23,7 +24,8 @@ class SimulatedCoordinator:
     def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
-        self.engine = Engine(settings_of(self.plan), prefix="s-")
+        # A device makes progress until it vanishes: there is no stall to watch for.
+        self.engine = Engine(settings_of(self.plan)._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
         self.optimizer = self.plan.optimizer(bundle.manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count, repeat
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
 from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, sample_task_fates
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import LocalSettings, steps_of
@@ -54,8 +56,17 @@ class DeviceTasks:
         self.running: dict[int, tuple[RunningTasks, int]] = {}
         """Device -> its task: the tasks it is one of, and its row there."""
         self.has_bundle: set[int] = set()
+        limited, service = scenario.coordinator.limits, scenario.plan.service
+        self.downloads = DownloadQueue(service.downloads) if limited else None
+        self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
         self.model_bytes = coordinator.model.nbytes
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
+
+    def begin_round(self) -> None:
+        """Forget the transfers of the round before."""
+        if self.downloads is not None and self.uploads is not None:
+            self.downloads.clear()
+            self.uploads.clear()
 
     def assign(self, assigned: Sequence[Assign]) -> None:
         """Give devices their tasks, and expect how these end."""
@@ -77,12 +88,19 @@ class DeviceTasks:
             steps=steps,
             down=down,
             up=np.full(size, self.model_bytes),
+            queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
         )
+        ends = fates.seconds
+        if self.uploads is not None:
+            ready = fates.download + fates.train
+            rest = dict(zip(ids, (ends - ready).tolist(), strict=True))
+            self.uploads.expect({task: seconds for task, seconds in rest.items() if seconds > 0})
+            ends = np.minimum(ends, ready)
         totals.down += int(down.sum())
         totals.assigned.update(fates.tier.tolist())
         self.write(list(map(AssignedLine, repeat(now), repeat("assigned"), numbers, ids)))
         tasks = RunningTasks(
-            ends=(now + fates.seconds).tolist(),
+            ends=(now + ends).tolist(),
             serial=[*range(self.events.serial + 1, self.events.serial + 1 + size)],
             device=numbers,
             name=names,
@@ -124,6 +142,7 @@ class DeviceTasks:
         tasks, row = self.running.pop(device)
         now, task, totals = self.events.now, tasks.task[row], self.coordinator.totals
         self.coordinator.training.drop(task)
+        self._end_uploads([task])
         totals.causes[cause] += 1
         totals.wasted += now - tasks.began[row]
         self.write([{"time": now, "event": "lost", "device": device, "task": task, "cause": cause}])
@@ -133,6 +152,26 @@ class DeviceTasks:
         tasks, row = self.running.get(device, (None, 0))
         if tasks is not None and tasks.task[row] == task:
             self.lose(device, cause)
+
+    def waits_to_upload(self, tasks: RunningTasks, row: int) -> bool:
+        """Return whether the device has trained, and must ask for its turn to upload."""
+        return self.uploads is not None and tasks.task[row] in self.uploads.expected
+
+    def upload(self, tasks: RunningTasks, row: int) -> None:
+        """Let the device upload, when it is its turn."""
+        assert self.uploads is not None
+        self._expect_uploads(self.uploads.ask(tasks.task[row], (tasks, row)))
+
+    def _expect_uploads(self, begun: Iterable[tuple[float, tuple[RunningTasks, int]]]) -> None:
+        """Expect the ends of uploads that begin now: their seconds, and their tasks."""
+        for seconds, (tasks, row) in begun:
+            self.events.expect(self.events.now + seconds, "task", tasks.device[row], tasks, row)
+
+    def _end_uploads(self, ids: Iterable[str]) -> None:
+        """Let other devices upload instead of those whose tasks are over."""
+        if self.uploads is not None:
+            for task in ids:
+                self._expect_uploads(self.uploads.end(task))
 
     def give_up(self, tasks: RunningTasks, row: int, carry_out: CarryOut) -> int:
         """Let a device that is still connected say that it cannot do its task. Returns the next row."""
@@ -181,6 +220,7 @@ class DeviceTasks:
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
             del self.running[device]
+        self._end_uploads(ids)
         return self.coordinator.engine.accept_many(tasks.name[rows], ids, self.events.now)
 
     def _due(self, event: Event, until: float) -> int:

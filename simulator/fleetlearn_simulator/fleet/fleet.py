@@ -145,7 +145,10 @@ class Fleet:
         assert tasks is not None
         if self.tasks.is_running(tasks, row):
             cause = tasks.cause[row]
-            if cause and cause not in REPORTED_CAUSES:
+            if self.tasks.waits_to_upload(tasks, row):
+                if not self._unreachable(event):
+                    self.tasks.upload(tasks, row)
+            elif cause and cause not in REPORTED_CAUSES:
                 self._vanish(event.device, cause)
             elif not self._unreachable(event):
                 if cause:
@@ -200,6 +203,7 @@ class Fleet:
                 match command:
                     case Opened(number):
                         self.coordinator.begin_round(self.now)
+                        self.tasks.begin_round()
                         self._note("opened", round=number, connected=len(self.connections.connected))
                     case Ended(device, task, _, cause):
                         self.tasks.end(device_of(device), task, cause)

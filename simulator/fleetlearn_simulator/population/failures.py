@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,7 +44,7 @@ class TaskFates(NamedTuple):
     tier: Ints
     """Index in ``scenario.tiers``."""
     download: Floats
-    """Seconds that the download takes, or would take."""
+    """Seconds that the download takes, or would take, with the seconds for which it waits for its turn."""
     train: Floats
     """Seconds that training takes, or would take."""
     upload: Floats
@@ -60,6 +61,7 @@ def sample_task_fates(
     steps: Ints,
     down: Floats | Ints,
     up: Floats | Ints,
+    queue: Callable[[Floats], Floats] = np.zeros_like,
 ) -> TaskFates:
     """Draw what will happen to the tasks of these devices, assigned at the time ``now``, in a round that ends at
     ``deadline``.
@@ -74,6 +76,8 @@ def sample_task_fates(
         steps: Local steps of all epochs, at least 1, shape (n,).
         down: Bytes that the device fetches, shape (n,).
         up: Bytes of its update, shape (n,).
+        queue: Called with the seconds that each download takes, or until its device vanishes; returns the seconds for
+            which it waits before. Default: no download waits.
 
     Raises SimulatorError if the cost of a step is not measured yet.
     """
@@ -91,18 +95,23 @@ def sample_task_fates(
     upload = known.latency + up / known.upload
     slow = _straggling(scenario, luck[0])
     chosen = np.where(slow, _partial_steps(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
-    done, train, late = _training(scenario, chosen, steps, known.speed, download, deadline - now)
+    vanishes = [
+        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row]) if any(rates) else None
+        for row, (rates, shapes) in enumerate(hazards)
+    ]
+    wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
+    fetched = wait + download
+    done, train, late = _training(scenario, chosen, steps, known.speed, fetched, deadline - now)
 
     # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest end counts.
-    begin = (np.zeros(count), download, download + train)
+    begin = (wait, fetched, fetched + train)
     report = begin[2] + upload
     ends = {0: report}
-    for row, (length, (rates, shapes)) in enumerate(zip((download, train, upload), hazards, strict=True)):
-        if any(rates):
-            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+    for row, (length, after) in enumerate(zip((download, train, upload), vanishes, strict=True)):
+        if after is not None:
             ends[1 + row] = np.where(after < length, begin[row] + after, inf)
     if any(crash):
-        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], download + luck[6] * train, inf)
+        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], fetched + luck[6] * train, inf)
     if failures.outages:
         ends[5] = _outage(scenario, ids, now, report)
     if failures.discard:
@@ -110,7 +119,7 @@ def sample_task_fates(
         ends[6] = np.where(dropped, begin[2], inf)
         ends[0] = np.where(dropped, inf, ends[0])
     if late.any():
-        ends[7] = np.where(late, download, inf)
+        ends[7] = np.where(late, fetched, inf)
         ends[0] = np.where(late, inf, ends[0])
     seconds, cause = report, np.zeros(count, np.int8)
     if len(ends) > 1:

@@ -228,6 +228,9 @@ class Coordinator(Section, frozen=True, kw_only=True):
     """When its process dies, in seconds from the beginning."""
     restart: Seconds = 10.0
     """Seconds until it is started again."""
+    limits: bool = False
+    """Whether at most ``plan.service.downloads`` devices download at a time, and at most ``plan.service.uploads``
+    upload, while the others wait, as with the server. Default: all transfer at once."""
 
 
 _SIZES = {"examples": None, "power": None, "largest": None}

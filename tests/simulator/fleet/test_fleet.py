@@ -721,12 +721,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deadline=st.sampled_from([15.0, 60.0, 1000.0]),
     latency=st.sampled_from([0.0, 2.0]),
     crashes=st.lists(st.floats(0, 300), max_size=3),
+    limits=st.booleans(),
     backend=st.sampled_from([ByThrees, AtOnce]),
     data=st.data(),
 )
 def test_whatever_happens(
     line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any], over: float,
-    deadline: float, latency: float, crashes: list[float], backend: type[PerDevice], data: st.DataObject,
+    deadline: float, latency: float, crashes: list[float], limits: bool, backend: type[PerDevice], data: st.DataObject,
 ) -> None:  # fmt: skip
     goal = data.draw(st.integers(1, size))
     minimum = data.draw(st.integers(1, goal))
@@ -736,7 +737,8 @@ def test_whatever_happens(
             Path(place), line, size, seed=seed, failures=failures, availability=availability,
             population__connected=connected, tiers={"device": {"latency": latency, "upload": 10.0}},
             plan__round={"goal": goal, "minimum": minimum, "over_selection": over, "deadline": deadline},
-            plan__stop__rounds=4, coordinator={"crashes": crashes, "restart": 7.0},
+            plan__stop__rounds=4, plan__service={"downloads": 2, "uploads": 1},
+            coordinator={"crashes": crashes, "restart": 7.0, "limits": limits},
         )  # fmt: skip
         run = drive(scenario, most=3000)
         check(run)
