@@ -100,10 +100,10 @@ def test_a_log_that_lost_its_end_is_refused(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path)
     assert found is not None
     (tmp_path / EVENTS).write_bytes(b"")
-    with pytest.raises(SimulatorError, match=r"events\.jsonl is shorter than it was"):
+    with pytest.raises(SimulatorError, match=r"events\.jsonl is shorter than when"):
         RunLogs(tmp_path, at=found[1]["logs"])
     (tmp_path / EVENTS).unlink()
-    with pytest.raises(SimulatorError, match=r"events\.jsonl is shorter than it was"):
+    with pytest.raises(SimulatorError, match=r"events\.jsonl is shorter than when"):
         RunLogs(tmp_path, at=found[1]["logs"])
 
 
