@@ -1,48 +1,67 @@
-# The few verbs of this repository. Every one of them first sets up what it needs in .venv:
-#   .venv          everything, with the training build of ONNX Runtime: coordinator, export, tests, checks
-#   .venv/device   what a device holds, with stock ONNX Runtime (the two builds cannot share an environment)
+# The few verbs of this repository. Every one of them first sets up what it needs:
+#   .venv                everything, on the stock ONNX Runtime
+#   .venv/ort-training   ONNX Runtime's training build, which fills the same folder as the stock one, where it can be had
 
-PYTHON ?= python3.11
 ARGS ?=
 
+# The first of them that can be used is taken. PYTHON=/path/to/python names another.
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
+# Those of the first list that run and end the program well: pyenv has commands for Pythons that are not installed.
+those = $(shell for python in $(1); do if $$python -c '$(2)' >/dev/null 2>&1; then echo $$python; fi; done)
+new_enough = $(call those,$(PYTHONS),import sys; sys.exit(sys.version_info < (3, 11)))
+usable = $(call those,$(new_enough),import ensurepip)
+# The training build ended with 1.19.2, and has no wheel for other systems or newer Pythons.
+can_train = $(call those,$(usable) python3.11 python3.12,import ensurepip; import platform; import sys; \
+  sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)) or platform.system() + platform.machine() != "Linuxx86_64"))
+
 BIN := .venv/bin
+ORT_TRAINING := .venv/ort-training/bin/python
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The same pins for what builds the package (hatchling): newer pips read the second name for that.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
-INSTALLED := .venv/.installed .venv/device/.installed
+INSTALLED := .venv/.installed .venv/.ort-training
 
-BENCHMARKS := step rounds connections simulator
+BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout
+# Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
+PYTEST := -m pytest --numprocesses 2 --dist loadfile
 
-.PHONY: help demo test test-all check bench studies clean
+.PHONY: help demo test test-all check dist bench studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
 	@echo 'make test-all   all tests'
 	@echo 'make check      lint, format, types, import walls'
+	@echo 'make dist       the wheel and the source archive, in dist/'
 	@echo 'make bench      the benchmarks'
 	@echo 'make studies    the studies of docs/ again: more than an hour'
 	@echo 'make clean      remove everything that was made here'
+	@echo 'PYTHON=/path/to/python  to set up with another Python than the first of: $(PYTHONS)'
 
 demo: $(INSTALLED)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-# Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
+# The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(ARGS) || [ $$? = 5 ]
+	@$(BIN)/python $(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(INSTALLED)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m ort_training $(ARGS) || [ $$? = 5 ]
+	@$(BIN)/python $(PYTEST) $(ARGS)
 
-check: $(INSTALLED)
+check: .venv/.installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy --package examples
 	@MYPYPATH=benchmarks:tests/support $(BIN)/mypy benchmarks/*.py
 	@$(BIN)/lint-imports
+
+dist: .venv/.installed
+	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 bench: $(INSTALLED)
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
@@ -54,16 +73,25 @@ clean:
 	rm -rf .venv demo-output fedprox.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The version before had the training build in .venv itself, and .venv/device: these begin again.
 .venv/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo >&2 \
-	  'make: $(PYTHON) is not here, or older than Python 3.11. Install that, or name another: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python'; exit 1; }
-	@echo 'setting up .venv (some minutes the first time) ...'
-	@$(PYTHON) -m venv .venv
+	@python='$(firstword $(usable))'; if [ -z "$$python" ]; then \
+	  if [ -n '$(new_enough)' ]; then echo >&2 'make: $(firstword $(new_enough)) has no ensurepip, which making an' \
+	    'environment needs; on Debian and Ubuntu install its package, such as python3-venv or python3.12-venv'; \
+	  else echo >&2 'make: none of these is here and Python 3.11 or newer: $(PYTHONS). Install Python (on Debian and' \
+	    'Ubuntu: apt install python3 python3-venv), or name one: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python'; fi; \
+	  exit 1; fi; \
+	  echo "setting up .venv with $$($$python --version) (some minutes the first time) ..."; \
+	  $$python -m venv $(if $(wildcard .venv/device),--clear) .venv
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev]'
 	@touch $@
 
-.venv/device/.installed: pyproject.toml constraints.txt | .venv/.installed
-	@echo 'setting up .venv/device ...'
-	@$(BIN)/python -m venv .venv/device
-	@.venv/device/bin/python $(PIP_INSTALL) --editable '.[device]'
+.venv/.ort-training: .venv/.installed
+	@python='$(firstword $(can_train))'; if [ -z "$$python" ]; then \
+	  echo "no .venv/ort-training: ONNX Runtime's training build needs Linux on x86-64 and Python 3.11 or 3.12"; \
+	else set -e; \
+	  echo 'setting up .venv/ort-training ...'; \
+	  $$python -m venv .venv/ort-training; \
+	  $(ORT_TRAINING) $(PIP_INSTALL) --editable '.[ort-training,test]'; \
+	fi
 	@touch $@

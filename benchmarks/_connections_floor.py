@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from fleetlearn_coordinator import tuning
-from fleetlearn_coordinator.service import LARGEST_MESSAGE
+from fleetlearn_coordinator.limits import LARGEST_MESSAGE
 from fleetlearn_coordinator.transfer import Content as Frames
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.messages import (

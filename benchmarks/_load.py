@@ -25,6 +25,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    Waiting,
     Welcome,
     decode_from_coordinator,
     encode,
@@ -119,7 +120,7 @@ async def take_part(
                     log[task.round].accepted += 1
                 case ComeBack():
                     return
-                case Welcome():
+                case Welcome() | Waiting():  # all of its update is on its way by the time that it reads this
                     pass
                 case other:
                     raise RuntimeError(f"{device}: the coordinator sent {other}")

@@ -50,15 +50,16 @@ seed = 1
 evaluate = false
 [round]
 goal = {devices}
-over_selection = 1.0
+over_selection = {over_selection}
 minimum = {devices}
-deadline = 600.0
+deadline = {deadline}
 gather = 600.0
+{round}
 [stop]
 rounds = {rounds}
 [service]
 port = 0
-heartbeat = 60.0
+heartbeat = {heartbeat}
 """
 
 
@@ -105,22 +106,45 @@ class Server(NamedTuple):
 
     pid: int
     url: str
+    log: Path
+    """What it writes."""
 
 
 @contextmanager
-def coordinator(*, size: int, devices: int, rounds: int, plan: str = "") -> Iterator[Server]:
+def coordinator(
+    *,
+    size: int,
+    devices: int,
+    rounds: int,
+    plan: str = "",
+    over_selection: float = 1.0,
+    heartbeat: float = 60.0,
+    deadline: float = 600.0,
+    round: str = "",
+) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
 
-    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service].
+    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service], ``round`` of
+    its [round].
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
         file = folder / "plan.toml"
-        file.write_text(PLAN.format(devices=devices, rounds=rounds) + plan)
+        file.write_text(
+            PLAN.format(
+                devices=devices,
+                rounds=rounds,
+                over_selection=over_selection,
+                heartbeat=heartbeat,
+                deadline=deadline,
+                round=round,
+            )
+            + plan
+        )
         command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay", str(file)]
         log = folder / "coordinator.log"
         with server_process(command, log) as process:
-            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log))
+            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)
 
 
 def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
@@ -142,7 +166,7 @@ def floor(file: str, *arguments: int) -> Iterator[Server]:
         log = folder / "floor.log"
         command = [sys.executable, str(Path(__file__).with_name(file)), *map(str, arguments)]
         with server_process(command, log) as process:
-            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log))
+            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)
 
 
 @contextmanager

@@ -63,6 +63,7 @@ def simulator(settings: Settings, launched: float) -> Figures:
 
 def kernel(settings: Settings, launched: float) -> Figures:
     """train_many.onnx and nothing around it: the same block of devices again and again."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -2,7 +2,8 @@
 
 Each contender trains the same model from the same weights on the same batches of 20, in a process of its own; their
 losses after ten steps must agree. All contenders run once before any runs again. ``onnx`` runs on the stock runtime of
-.venv/device, where there is one, and on the one of this environment. Compiling is not counted, but for its memory.
+this environment, and on the training build of .venv/ort-training, where that is. Compiling is not counted, but for its
+memory.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import _measure as measure
 import _models
 from fleetlearn_export import export_bundle
+from fleetlearn_protocol import open_bundle
 
 HERE = Path(__file__).parent
-DEVICE_PYTHON = HERE.parent / ".venv/device/bin/python"
-"""Holds what a device holds: stock ONNX Runtime, and no PyTorch."""
+TRAINING_PYTHON = HERE.parent / ".venv/ort-training/bin/python"
+"""Where it is, bundles are exported by it, so that they have ONNX Runtime's own training artifacts."""
 LR = 0.05
 TOLERANCE = 1e-4
 """Relative difference of the losses above which the contenders did not do the same work."""
@@ -29,16 +31,14 @@ LIMIT = 300.0
 """Seconds that one contender may take."""
 
 
-def export(name: str, folder: Path) -> tuple[Path, Path, int]:
-    """The model's bundle, its batches as a file, and its number of parameters."""
+def export(name: str, folder: str) -> None:
+    """Write the model's bundle."""
     case = _models.make(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
-        made = export_bundle(
-            case.module, case.loss, case.batch(_models.BATCH), folder / f"{name}.bundle", targets=case.targets
+        export_bundle(
+            case.module, case.loss, case.batch(_models.BATCH), Path(folder, f"{name}.bundle"), targets=case.targets
         )
-    _models.write_batches(name, folder / f"{name}.npz")
-    return made.bundle.path, folder / f"{name}.npz", made.bundle.manifest.size
 
 
 def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int) -> dict[str, Any]:
@@ -63,7 +63,10 @@ def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps
 
 def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, Any]:
     """All contenders on one model, in turns. Compiling may fail: then the result says how."""
-    bundle, arrays, size = export(name, folder)
+    python = TRAINING_PYTHON if TRAINING_PYTHON.exists() else sys.executable
+    subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
+    bundle, arrays = folder / f"{name}.bundle", folder / f"{name}.npz"
+    _models.write_batches(name, arrays)
     steps = max(1, round(_models.STEPS[name] * scale))
     runs: dict[str, list[dict[str, Any]]] = {}
     failed = ""
@@ -74,11 +77,11 @@ def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, An
                 turn.append(contend(sys.executable, "compile", name, arrays, steps))
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed = str(error).strip().splitlines()[-1]
-        if DEVICE_PYTHON.exists():
-            turn.append(contend(DEVICE_PYTHON, "onnx", bundle, arrays, steps))
         turn.append(contend(sys.executable, "onnx", bundle, arrays, steps))
+        if TRAINING_PYTHON.exists():
+            turn.append(contend(TRAINING_PYTHON, "onnx", bundle, arrays, steps))
         if (bundle / "ort_training").is_dir():
-            turn.append(contend(sys.executable, "ort-training", bundle, arrays, steps))
+            turn.append(contend(TRAINING_PYTHON, "ort-training", bundle, arrays, steps))
             turn[-1]["version"] = turn[-1]["version"].replace("onnxruntime", "ort-training")
         for run in turn:
             if abs(run["loss"] - turn[0]["loss"]) > TOLERANCE * abs(turn[0]["loss"]):
@@ -93,7 +96,13 @@ def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, An
     contenders = {
         version: {key: measure.middle([row[key] for row in rows]) for key in keys} for version, rows in runs.items()
     }
-    return {"parameters": size, "steps": steps, "contenders": contenders, "runs": runs, "compile_failed": failed}
+    return {
+        "parameters": open_bundle(bundle, files=()).manifest.size,
+        "steps": steps,
+        "contenders": contenders,
+        "runs": runs,
+        "compile_failed": failed,
+    }
 
 
 def main() -> None:

@@ -11,8 +11,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
+
+# Before the import: otherwise ONNX Runtime reports to its vendor.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime as ort
 
 SHADES = " .:-=+*#%@"
 

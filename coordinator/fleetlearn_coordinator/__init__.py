@@ -1,10 +1,16 @@
 """The coordinator: combines what devices send, and expects them to vanish at any moment."""
 
-from fleetlearn_coordinator.engine import Engine, Settings
-from fleetlearn_coordinator.plan import Plan, PlanError
-from fleetlearn_coordinator.records import Status, read_model, read_status
-from fleetlearn_coordinator.service import Result, serve, serve_async
-from fleetlearn_coordinator.store import StoreError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.engine import Engine, Settings
+    from fleetlearn_coordinator.plan import Plan, PlanError
+    from fleetlearn_coordinator.records import Status, read_model, read_status
+    from fleetlearn_coordinator.service import Result, serve, serve_async
+    from fleetlearn_coordinator.store import StoreError
 
 __all__ = [
     "Engine",
@@ -19,3 +25,19 @@ __all__ = [
     "serve",
     "serve_async",
 ]
+
+_MODULES = {
+    "engine": ("Engine", "Settings"),
+    "plan": ("Plan", "PlanError"),
+    "records": ("Status", "read_model", "read_status"),
+    "service": ("Result", "serve", "serve_async"),
+    "store": ("StoreError",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that the command can say which extra is missing before any of this asks for it.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,27 +10,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-try:
+from fleetlearn_protocol.command_line import needs, version_of
+
+with needs("fleetlearn-coordinator", "coordinator"):
+    import msgspec
     import typer
+    from fleetlearn_protocol import open_bundle, write_inference_model
+    from fleetlearn_protocol.errors import FleetError
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.logging import RichHandler
     from rich.table import Table
-except ImportError as error:  # pragma: no cover
-    sys.exit(f"fleetlearn-coordinator needs the extra: pip install 'fleetlearn[coordinator]' ({error})")
 
-import msgspec
-from fleetlearn_protocol import open_bundle, write_inference_model
-from fleetlearn_protocol.errors import FleetError
-
-from fleetlearn_coordinator.plan import Plan
-from fleetlearn_coordinator.records import Status, read_model, read_status
-from fleetlearn_coordinator.service import serve as serve_plan
+    from fleetlearn_coordinator.plan import Plan
+    from fleetlearn_coordinator.records import Status, read_model, read_status
+    from fleetlearn_coordinator.service import serve as serve_plan
 
 app = typer.Typer(
     help="Federated learning's coordinator.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version_of("fleetlearn-coordinator"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 @app.command()

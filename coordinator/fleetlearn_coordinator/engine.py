@@ -137,6 +137,8 @@ Command = Opened | Assign | Ended | Cancel | Commit | Abandon | Finish
 LOST, LATE, SURPLUS, STALLED = "lost", "late", "surplus", "stalled"
 """Causes of the engine's own: the device vanished; the deadline passed; the goal was reached without it; no step was
 made and no byte was moved for ``Settings.stall`` seconds."""
+STOPPED = "failed: stopping"
+"""The cause where a device gave its task back because it stops: that was no turn, should it return in this round."""
 RETURNS = 4
 """Each absence takes at least this part of the grace, so that a lease outlives so many returns without progress."""
 LOOKS = 4
@@ -260,7 +262,8 @@ class Engine:
         for device, cause in self.dropped.values():
             if cause == STALLED:  # all that a restart leaves of what was remembered
                 self.standing.fail(device, DOUBT)
-        self._turns = {*self.leases, *self.accepted.values(), *(device for device, _ in self.dropped.values())}
+        ended = (device for device, cause in self.dropped.values() if cause != STOPPED)
+        self._turns = {*self.leases, *self.accepted.values(), *ended}
         self._serial = len(self.leases) + len(self.accepted) + len(self.dropped)
         return self._advance(now)
 
@@ -285,12 +288,14 @@ class Engine:
     def disconnect(self, device: str, now: float) -> list[Command]:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.idle.discard(device)
-        for names in self.doubted.values():
-            names.discard(device)
+        if self.doubted:
+            for names in self.doubted.values():
+                names.discard(device)
         self.resting.discard(device)
         if device in self.leases and device not in self.absent:
             watch = self._watched(device, now)
-            self._end_wait(watch, now)
+            if watch.waits is not None:
+                self._end_wait(watch, now)
             watch.gone = now
             self._await_return(device, now + watch.grace)
         return self._advance(now)
@@ -362,7 +367,10 @@ class Engine:
         """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
         if self.leases.get(device) != task:
             return []
-        return [self._drop(device, cause), *self._advance(now)]
+        ended = self._drop(device, cause)
+        if cause == STOPPED:
+            self._turns.discard(device)
+        return [ended, *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's that
@@ -489,12 +497,12 @@ class Engine:
 
     def _queue(self, device: str) -> None:
         """The connected device may be given a task from now on."""
-        level = self.standing.level(device)
-        for names in self.doubted.values():  # it may be there, by what was known when it came
-            names.discard(device)
+        if self.doubted:
+            for names in self.doubted.values():  # it may be there, by what was known when it came
+                names.discard(device)
+        level = self.standing.level(device) if self.standing.points else 0
         if level:
-            names = self.doubted.setdefault(level, Idle())
-            names.add(device)
+            self.doubted.setdefault(level, Idle()).add(device)
         elif device not in self.idle:
             self.idle.add(device)
 
@@ -546,9 +554,11 @@ class Engine:
 
     def _watched(self, device: str, now: float) -> Watch:
         """The watch of the device's lease. After a restart, and where progress is not told, it begins here."""
-        if device not in self._watches:
+        watch = self._watches.get(device)
+        if watch is None:
             self._watch([device], [self.leases[device]], now)
-        return self._watches[device]
+            watch = self._watches[device]
+        return watch
 
     def _return(self, device: str, now: float) -> None:
         """The device with a lease is connected again. Its absence is taken off the grace, which progress restores."""

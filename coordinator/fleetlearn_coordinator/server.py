@@ -11,18 +11,21 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Grant, Refused, Task
+from fleetlearn_protocol.manifest import MANIFEST
+from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Refused, Task, Waiting
 from fleetlearn_protocol.messages import Cancel as CancelMessage
-from websockets.asyncio.server import ServerConnection
 
-from fleetlearn_coordinator.conversation import CLOSE_TIMEOUT, Conversation
+from fleetlearn_coordinator.connection import Connection
+from fleetlearn_coordinator.conversation import Conversation
 from fleetlearn_coordinator.engine import Assign, Cancel, Command, Finish, Phase
+from fleetlearn_coordinator.limits import STOP_TIMEOUT
+from fleetlearn_coordinator.places import Places, Proven
 from fleetlearn_coordinator.run import Clocks, Run
-from fleetlearn_coordinator.transfer import Contents, Uploads
+from fleetlearn_coordinator.transfer import Contents, Download, Downloads, Uploads
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -30,14 +33,21 @@ logger = logging.getLogger("fleetlearn.coordinator")
 class Coordinator:
     """The server of one run, within a running event loop. ``service.running`` makes one that listens."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, places: int | None = None) -> None:
+        """``places``: devices that may be connected, where that is fewer than the plan's."""
         self.run, self.store, self.engine, self.service = run, run.store, run.engine, run.plan.service
         self.contents = Contents(run.bundle)
-        self.uploads = Uploads(run.store, self.service.uploads)
-        self.downloads = asyncio.Semaphore(self.service.downloads)
+        proven = Proven(self.service.max_connections)
+        self.uploads = Uploads(run.store, Places(self.service.uploads, self.service.least_rate, proven))
+        self.downloads = Downloads(Places(self.service.downloads, self.service.least_rate, proven))
         self.devices: dict[str, Conversation] = {}
         """Device -> its connection, of those that checked in."""
         self.connections: set[Conversation] = set()
+        self.places = self.service.max_connections if places is None else places
+        files = run.bundle.manifest.files.values()
+        self.bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a device has checked in: its connection is no newcomer any more."""
         self.loop = asyncio.get_running_loop()
         self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
@@ -52,12 +62,12 @@ class Coordinator:
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
-        self.contents.publish(self.run.model_digest, self.run.model)
+        self._publish()
         self._tell_all(self.run.resume(self._now()))
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
 
-    async def converse(self, connection: ServerConnection) -> None:
+    async def converse(self, connection: Connection) -> None:
         """Serve one connection to its end."""
         conversation = Conversation(self, connection)
         self.connections.add(conversation)
@@ -94,7 +104,7 @@ class Coordinator:
             return ComeBack(_spread(3600.0), "finished")
         if self.done.done():
             return ComeBack(_spread(10.0), "stopping")
-        if device not in self.devices and len(self.devices) >= self.service.max_connections:
+        if device not in self.devices and len(self.devices) >= self.places:
             return ComeBack(_spread(30.0), "busy")
         return None
 
@@ -106,6 +116,7 @@ class Coordinator:
             earlier.leave()
             earlier.close(1008, "replaced")
         self.devices[device] = conversation
+        self.changed()
         self._carry_out(self.engine.check_in(device, held, self.loop.time()))
         self.grant()  # the place of an upload that the earlier connection left
 
@@ -125,13 +136,33 @@ class Coordinator:
         if conversation is not None:
             conversation.send(message)
 
-    # Uploads
+    # Downloads and uploads
+
+    def ask_download(self, download: Download) -> None:
+        """A device wants to be sent something."""
+        self.downloads.ask(download, idle=download.device not in self.engine.leases)
+        self.downloads.go_on(self.loop.time())
+
+    def end_download(self, download: Download) -> None:
+        """It was sent, or nobody wants it now."""
+        self.downloads.leave(download)
+        self.downloads.go_on(self.loop.time())
+
+    def _publish(self) -> None:
+        """Serve the newest model. Each download of an older one would keep that one's bytes in memory."""
+        old = self.contents.publish(self.run.model_digest, self.run.model)
+        if old is not None:
+            for conversation in self.devices.values():
+                conversation.stop_download(old)
 
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
         for upload in self.uploads.grants(self.loop.time()):
-            self.engine.proceed(upload.device, self.loop.time())
-            self.tell(upload.device, Grant(upload.report.task, upload.transfer, upload.offset))
+            if upload not in self.uploads.places.held:
+                self.tell(upload.device, Waiting(task=upload.report.task))
+            elif upload.device in self.devices:
+                self.engine.proceed(upload.device, self.loop.time())
+                self.devices[upload.device].grant(upload)
 
     def first_spoilt(self, task: str) -> bool:
         """Whether this is the first time that the task's upload arrived wrong. Remembers that it did."""
@@ -192,7 +223,9 @@ class Coordinator:
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
-        self.contents.publish(run.model_digest, run.model)
+        if lease.device in self.devices:
+            self.devices[lease.device].connection.allow_task(run.model.nbytes, 2 * run.model.nbytes)
+        self._publish()
         self.tell(
             lease.device,
             Task(
@@ -220,12 +253,16 @@ class Coordinator:
     # Time and people
 
     def sweep(self) -> None:
-        """End the connections that are overdue."""
+        """End the connections that are overdue, and take places from those that hardly move while others wait."""
         now, silence = self.loop.time(), SILENT_HEARTBEATS * self.service.heartbeat
+        self.uploads.places.measure(now)
+        self.downloads.places.measure(now)
+        self.grant()
+        self.downloads.go_on(now)
         for conversation in self.connections:
             why = conversation.overdue(now, silence)
             if why is not None:
-                logger.info("device %s: connection ended: %s", conversation.device or "(not checked in)", why)
+                conversation.log(logging.INFO, "connection ended: %s", why)
                 conversation.connection.transport.abort()
 
     def live(self) -> dict[str, Any]:
@@ -245,13 +282,13 @@ class Coordinator:
         }
 
     async def stop(self, reason: str) -> None:
-        """Tell every device to come back later, and wait a moment for them to leave."""
+        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
             for conversation in self.devices.values():
                 conversation.send(ComeBack(_spread(10.0), "stopping"))
-        until = self.loop.time() + CLOSE_TIMEOUT
+        until = self.loop.time() + STOP_TIMEOUT
         while self.connections and self.loop.time() < until:
             await asyncio.sleep(0.05)
 

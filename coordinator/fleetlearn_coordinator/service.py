@@ -13,23 +13,21 @@ from typing import NamedTuple
 
 import msgspec
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.messages import PROTOCOL_NAME
-from websockets.asyncio.server import serve as listen
-from websockets.typing import Subprotocol
+from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator import tuning
-from fleetlearn_coordinator.conversation import CLOSE_TIMEOUT
-from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator import peer_log, tuning
+from fleetlearn_coordinator.listener import Listener
+from fleetlearn_coordinator.plan import Plan, PlanError
 from fleetlearn_coordinator.run import Clocks, Run
 from fleetlearn_coordinator.server import Coordinator
-from fleetlearn_coordinator.store import Store
+from fleetlearn_coordinator.store import Store, descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+ENOUGH_PLACES = 1000
+"""Devices at a time that are enough for whoever left ``service.max_connections`` at its default."""
 SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
-LARGEST_MESSAGE = 256 * 1024
-"""Bytes; above, the connection is closed (1009) before the message is read. Below, what is too large is refused."""
 
 
 class Result(NamedTuple):
@@ -47,8 +45,8 @@ def serve(plan: Plan, *, stay: bool = False) -> Result:
 
     ``stay``: once finished, go on telling devices so until a signal comes.
 
-    Raises PlanError, BundleError, StoreError (the data directory is in use or another bundle's), OSError (the
-    address cannot be listened on).
+    Raises PlanError (also where the process may not open enough files for a round's devices), BundleError, StoreError
+    (the data directory is in use or another bundle's), OSError (the address cannot be listened on).
     """
     return asyncio.run(serve_async(plan, stay=stay))
 
@@ -80,28 +78,22 @@ async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
 async def running(plan: Plan) -> AsyncIterator[Coordinator]:
     """A coordinator that listens, its data directory open, until the block is left."""
     bundle = open_bundle(plan.bundle)
+    places = tuning.places(plan.service.max_connections, files=descriptors(plan.service.uploads))
+    _check_places(plan, places)
     store = Store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
-        coordinator = Coordinator(Run(plan, bundle, store, now))
+        coordinator = Coordinator(Run(plan, bundle, store, now), places.devices)
         coordinator.start()
-        async with listen(
+        async with Listener(
             coordinator.converse,
-            plan.service.host,
-            plan.service.port,
-            backlog=tuning.BACKLOG,
-            subprotocols=[Subprotocol(PROTOCOL_NAME)],
-            compression=None,
-            max_size=LARGEST_MESSAGE,
-            max_queue=(2, 0),
-            ping_interval=None,
-            close_timeout=CLOSE_TIMEOUT,
-            server_header=None,
-        ) as server:
-            for listener in server.sockets:
-                tuning.tune_listener(listener)
-            host, port = next(iter(server.sockets)).getsockname()[:2]
-            coordinator.address = f"ws://{host}:{port}"
+            origins=plan.service.origins,
+            newcomers=places.newcomers,
+            speaking=lambda: len(coordinator.devices),
+            heartbeat=plan.service.heartbeat,
+        ) as listener:
+            coordinator.address = f"ws://{await listener.listen(plan.service.host, plan.service.port)}"
+            coordinator.changed = listener.check
             store.put("address", coordinator.address)
             logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
             sweeper = coordinator.loop.create_task(_sweep(coordinator))
@@ -115,6 +107,23 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
         store.close()
 
 
+def _check_places(plan: Plan, places: tuning.Places) -> None:
+    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than the plan's."""
+    wanted = plan.service.max_connections
+    if places.devices >= wanted:
+        return
+    text = (
+        f"this process may open {places.limit} files (RLIMIT_NOFILE), which is enough for {max(0, places.devices)} "
+        f"devices at a time; service.max_connections = {wanted} needs {places.limit + wanted - places.devices}. "
+        "Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or lower service.max_connections"
+    )
+    if places.devices < plan.round.cohort:
+        raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
+    default = type(plan.service)().max_connections  # who asked for no number of devices need not be alarmed by ours
+    harmless = wanted == default and places.devices >= ENOUGH_PLACES
+    logger.log(logging.INFO if harmless else logging.WARNING, "%s", text)
+
+
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:
     if not stopped.done():
         stopped.set_result(reason)
@@ -124,6 +133,7 @@ async def _sweep(coordinator: Coordinator) -> None:
     while True:
         try:
             coordinator.sweep()
+            peer_log.flush()
             _record(coordinator)
         except Exception as error:
             coordinator.fail(error)

@@ -409,6 +409,11 @@ class Store:
         return self.folder / "uploads" / f"slot-{slot:04d}"
 
 
+def descriptors(uploads: int) -> int:
+    """File descriptors of the slots when so many uploads are granted, and as many were broken off."""
+    return SLOTS_HELD + 2 * uploads
+
+
 def model_path(folder: Path, version: int) -> Path:
     """Where the model of a version lies below a data directory."""
     return folder / "models" / f"v{version:08d}.safetensors"

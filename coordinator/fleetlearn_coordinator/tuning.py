@@ -7,6 +7,9 @@ import gc
 import resource
 import socket
 import sys
+from typing import NamedTuple
+
+from fleetlearn_coordinator.limits import FILES, NEWCOMERS
 
 BACKLOG = 4096
 """Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that connect at the same
@@ -48,6 +51,26 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Places(NamedTuple):
+    """How many connections the process has descriptors for."""
+
+    limit: int
+    """Files and sockets that the process may open (RLIMIT_NOFILE)."""
+    devices: int
+    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1: not even one."""
+    newcomers: int
+    """Connections beside them: in the handshake, before the check-in, closing."""
+
+
+def places(devices: int, *, files: int) -> Places:
+    """Share the process's descriptors between its files, so many devices, and newcomers."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return Places(2**31, devices, NEWCOMERS)
+    newcomers = max(1, min(NEWCOMERS, limit // 8))
+    return Places(limit, min(devices, limit - newcomers - files - FILES), newcomers)
 
 
 def tune_listener(listener: socket.socket) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_device.driver import Device
     from fleetlearn_device.runtime import open_runtime
+
+# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor: while a device
+# trains, it looks up the vendor's host again and again, and keeps an identifier of the machine below ~/.cache.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["Device", "open_runtime"]
 

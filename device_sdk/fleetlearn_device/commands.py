@@ -93,6 +93,11 @@ class SendUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class StopUpdate:
+    """Send no more chunks of the saved update."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the connection (what was sent before goes out first); answer with ``disconnected``."""
 
@@ -121,6 +126,7 @@ Command = (
     | SavePending
     | DropPending
     | SendUpdate
+    | StopUpdate
     | Close
     | Note
 )

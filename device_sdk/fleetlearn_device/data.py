@@ -13,7 +13,7 @@ import numpy as np
 from fleetlearn_protocol.manifest import Input, Manifest
 from numpy.typing import NDArray
 
-from fleetlearn_device.checks import Arrays, Batch, DataError, check_batch
+from fleetlearn_device.checks import Arrays, Batch, DataError, check_batch, check_ranges
 from fleetlearn_device.orders import permutation
 
 
@@ -48,7 +48,9 @@ class ArrayData:
         self.examples: int = next(iter(columns.values())).shape[0]
 
     def fit(self, inputs: Sequence[Input]) -> ArrayData:
-        return ArrayData(check_batch(self._arrays, inputs))
+        arrays = check_batch(self._arrays, inputs)
+        check_ranges(arrays, inputs)
+        return ArrayData(arrays)
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
         """One pass in an order that (seed, epoch) decide; batch_size 0 is all in one batch; the last may be smaller."""
@@ -80,14 +82,23 @@ class BatchData:
         if examples < 1:
             raise DataError(f"examples={examples}; expected how many examples a pass yields, at least 1")
         self._source, self.examples = source, examples
+        self._inputs: Sequence[Input] | None = None
 
     def fit(self, inputs: Sequence[Input]) -> BatchData:
-        """Itself: each batch is checked when it comes."""
-        return self
+        """The same; each batch is checked when it comes."""
+        fitting = BatchData(self._source, self.examples)
+        fitting._inputs = inputs
+        return fitting
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
         """One pass; all three arguments have no say in it."""
-        return iter(self._source)
+        if self._inputs is None:
+            yield from self._source
+            return
+        for number, batch in enumerate(self._source):
+            arrays = check_batch(batch, self._inputs)
+            check_ranges(arrays, self._inputs, f" of batch {number} of a pass")
+            yield arrays
 
 
 def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None) -> Data:
@@ -117,7 +128,7 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
     """The arrays of a NumPy .npz file, by name; checked against the bundle's batch signature where it is given.
 
     Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays, lengths that
-    differ, wrong dtype or shape.
+    differ, wrong dtype or shape, integers that name no class.
     """
     path = Path(path).expanduser()
     try:
@@ -136,6 +147,7 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
             ArrayData(arrays)
             return arrays
         fitting: Arrays = check_batch(arrays, manifest.batch)
+        check_ranges(fitting, manifest.batch)
         return dict(zip((row.name for row in manifest.batch), fitting, strict=True))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlearn_protocol.errors import BundleError, FleetError
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
-from fleetlearn_protocol.messages import PROTOCOL_NAME, Task, encode
+from fleetlearn_protocol.messages import PROTOCOL_NAME, FailureCode, Task, encode
 
 from fleetlearn_device.checks import Batch, DataError
 from fleetlearn_device.commands import (
@@ -32,6 +32,7 @@ from fleetlearn_device.commands import (
     SendUpdate,
     StartTraining,
     StopTraining,
+    StopUpdate,
     StoreChunk,
 )
 from fleetlearn_device.data import Data, as_data, load_npz
@@ -108,6 +109,7 @@ class Device:
         self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
+        self._stopped = False
         self._stop: Callable[[], object] | None = None
 
     def run(self) -> None:
@@ -122,8 +124,16 @@ class Device:
         """Serve until ``stop``, or until the training is finished (``until_finished``).
 
         Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit the bundle),
-        RuntimeUnavailableError, ProtocolError (the coordinator refuses the check-in: another version).
+        RuntimeUnavailableError, ProtocolError (the coordinator refuses the check-in: another version; ``replaced``:
+        another process speaks for the same device).
         """
+        try:
+            if not self._stopped:
+                await self._serve()
+        finally:
+            self._stopped = False
+
+    async def _serve(self) -> None:
         module = import_training_api() if self.runtime == "ort-training" else import_onnxruntime()
         version = getattr(module, "__version__", None) or import_onnxruntime().__version__
         state = State(self.state_dir, self.name)
@@ -139,13 +149,16 @@ class Device:
             driver = Driver(self, state, session)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
+            if self._stopped:  # while the directory was opened
+                self._stop()
             await driver.run()
         finally:
             self._stop = None
             state.close()
 
     def stop(self) -> None:
-        """End ``serve`` soon, from any thread."""
+        """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""
+        self._stopped = True
         if self._stop is not None:
             self._stop()
 
@@ -221,9 +234,11 @@ class Driver:
 
     async def _stay_connected(self) -> None:
         failures = 0
-        while True:
+        while not self._session.stopping:
             self._after = None
             welcomed = await self._converse()
+            if self._session.stopping:
+                return
             failures = 0 if welcomed else failures + 1
             delay = self._delay(failures)
             log.info("connecting again in %.1f s", delay)
@@ -315,7 +330,7 @@ class Driver:
             except StateError as error:
                 if self._session.error is not None:
                     raise
-                queue = deque(self._session.abandon(error, "runtime-error"))
+                queue = deque(self._session.abandon(error, error.code))
 
     async def _do(self, command: Command) -> None:
         match command:
@@ -344,6 +359,8 @@ class Driver:
                 self._stop_upload()
                 if self._ws is not None:
                     self._upload = self._start(self._send_update(self._ws, command))
+            case StopUpdate():
+                self._stop_upload()
             case Close(reason=reason, after=after, code=code):
                 calm = after is not None or self._session.stopping
                 log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", _printable(reason))
@@ -366,9 +383,9 @@ class Driver:
         if not job.cancelled() and (error := job.exception()) is not None:
             self.post(partial(_raise, error))
 
-    def _abandon(self, error: Exception, code: str, task: str | None = None) -> None:
+    def _abandon(self, error: Exception, code: FailureCode, task: str | None = None) -> None:
         def event() -> Commands:
-            commands = self._session.abandon(error, code)  # type: ignore[arg-type]
+            commands = self._session.abandon(error, code)
             return commands if task is None else [*commands, *self._session.ended(task)]
 
         self.post(event)
@@ -378,10 +395,10 @@ class Driver:
             async with self._disk:
                 lacking = await asyncio.to_thread(self._state.lacking, task, self._kind)
         except StateError as error:
-            self._abandon(error, "runtime-error")
-        except BundleError as error:
-            text = str(error)
-            self.post(lambda: self._session.unusable(task.task, text))
+            self._abandon(error, error.code)
+        except (BundleError, MemoryError) as error:
+            text, code = _one_line(error), _failure_code(error)
+            self.post(lambda: self._session.unusable(task.task, text, code))
         else:
             self.post(lambda: self._session.located(task.task, lacking, time.monotonic()))
 
@@ -391,7 +408,7 @@ class Driver:
             async with self._disk:
                 good = await asyncio.to_thread(self._state.finish, wanted)
         except StateError as error:
-            self._abandon(error, "runtime-error")
+            self._abandon(error, error.code)
         else:
             self.post(lambda: self._session.stored(wanted.sha256, good, time.monotonic()))
 
@@ -406,15 +423,11 @@ class Driver:
         except DataError as error:
             self._abandon(error, "bad-data", task.task)
         except (RuntimeUnavailableError, StateError) as error:
-            self._abandon(error, "runtime-error", task.task)
+            self._abandon(error, _failure_code(error), task.task)
         except Exception as error:
-            code = error.code if isinstance(error, TrainingError) else "runtime-error"
-            if isinstance(error, FleetError):
-                code = "bad-bundle"
-            if code == "runtime-error":
-                log.warning("task %s: training failed", task.task, exc_info=error)
-            text = str(error) or type(error).__name__
-            self.post(lambda: session.ended(task.task, code, text))  # type: ignore[arg-type]
+            log.debug("task %s: training failed", task.task, exc_info=error)  # the session says it in one line
+            text, code = _one_line(error), _failure_code(error)
+            self.post(lambda: session.ended(task.task, code, text))
         else:
             report = trained.report
             log.info(
@@ -437,7 +450,7 @@ class Driver:
             update = trained.update.data.cast("B")
             await asyncio.to_thread(self._state.save_pending, trained.report, update, trained.bundle, trained.kept)
         except StateError as error:
-            self._abandon(error, "runtime-error", task)
+            self._abandon(error, error.code, task)
         else:
             self.post(lambda: self._session.saved(task))
 
@@ -447,7 +460,7 @@ class Driver:
                 if not await self._send(ws, chunk):
                     return
         except StateError as error:
-            self._abandon(error, "runtime-error")
+            self._abandon(error, error.code)
         else:
             self.post(lambda: self._session.update_sent(command.transfer, time.monotonic()))
 
@@ -455,6 +468,19 @@ class Driver:
         if self._upload is not None:
             self._upload.cancel()
             self._upload = None
+
+
+def _failure_code(error: Exception) -> FailureCode:
+    """The protocol's word for why a task failed."""
+    if isinstance(error, TrainingError | StateError):
+        return error.code
+    if isinstance(error, MemoryError):
+        return "out-of-memory"
+    return "bad-bundle" if isinstance(error, FleetError) else "runtime-error"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _raise(error: BaseException) -> Commands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,10 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnx
 """All of them install into the one folder ``onnxruntime``, so an environment can hold only one."""
 
 _TRAINING = "onnxruntime.training"
+_NO_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|failed to allocate|cannot allocate memory|memory resources|pthread_create failed", re.I
+)
+"""What ONNX Runtime's errors say where memory was what failed: their types are the same as of any other failure."""
 
 
 class RuntimeUnavailableError(RuntimeError):
@@ -31,6 +36,11 @@ def installed() -> list[str]:
     return found
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of ONNX Runtime, of numpy or of Python itself says that there was not enough memory."""
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+
+
 @cache
 def import_onnxruntime() -> ModuleType:
     """The package ``onnxruntime``. Raises RuntimeUnavailableError where it is missing or installed twice over.
@@ -42,7 +52,7 @@ def import_onnxruntime() -> ModuleType:
     if len(present) > 1:
         raise RuntimeUnavailableError(
             f"{' and '.join(present)} are installed in one environment; they overwrite each other's files. Uninstall "
-            f"all of them, then install one (training builds serve both runtimes): pip uninstall {' '.join(present)}"
+            f"all of them, then install one: pip uninstall {' '.join(present)}"
         )
     if "onnxruntime" not in sys.modules and _TRAINING not in sys.modules:
         # None in sys.modules makes an import raise ModuleNotFoundError (The Python Language Reference, 5.3.1).
@@ -52,7 +62,7 @@ def import_onnxruntime() -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name != "onnxruntime":
                 raise
-            raise RuntimeUnavailableError("onnxruntime is not installed: pip install 'fleetlearn[device]'") from None
+            raise RuntimeUnavailableError('onnxruntime is not installed: pip install "fleetlearn[device]"') from None
         finally:
             del sys.modules[_TRAINING]
     return importlib.import_module("onnxruntime")
@@ -68,8 +78,9 @@ def import_training_api() -> ModuleType:
     folder = Path(onnxruntime.__path__[0], "training")
     if not (folder / "api" / "__init__.py").is_file():
         raise RuntimeUnavailableError(
-            f"the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has {installed()}. "
-            "Install it in an environment of its own (x86-64, Python up to 3.12), or use the runtime 'onnx'"
+            f"the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has {installed()}. Use the "
+            "runtime 'onnx'; or, in an environment apart (x86-64, Python 3.11 or 3.12), "
+            'pip install "fleetlearn[ort-training]"'
         )
     if _TRAINING in sys.modules:
         return importlib.import_module(f"{_TRAINING}.api")

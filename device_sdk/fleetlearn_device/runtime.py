@@ -80,7 +80,8 @@ class Runtime(Protocol):
         manifest's defaults. A random bundle's draws (dropout) follow from ``seed`` (0 to 2^53 - 1) alone: give each
         step another. Other bundles do not read it.
 
-        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError; then nothing has changed.
+        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError, MemoryError; then nothing
+        has changed.
         """
 
     def evaluate(self, batch: Batch) -> Evaluation:
@@ -99,7 +100,8 @@ def open_runtime(
     ``model`` (float32, shape (P,) or (local_size,)) is loaded in place of the bundle's own parameters. These are not
     read then and may be missing, unless the personal ones are needed of them.
 
-    Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError.
+    Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError,
+    MemoryError.
     """
     if kind not in KINDS:
         raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")

@@ -14,7 +14,7 @@ from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
 from fleetlearn_device.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
-from fleetlearn_device.ort import import_onnxruntime
+from fleetlearn_device.ort import import_onnxruntime, ran_out_of_memory
 
 if TYPE_CHECKING:
     from fleetlearn_device.runtime import Runtime
@@ -201,7 +201,10 @@ def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
 
 
 def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str]) -> Any:
-    """An InferenceSession for a graph of the bundle. Raises BundleError: it cannot be loaded, or has other names."""
+    """An InferenceSession for a graph of the bundle.
+
+    Raises BundleError: it cannot be loaded, or has other names; MemoryError.
+    """
     onnxruntime = import_onnxruntime()
     # From the path, ONNX Runtime reads the file itself and no copy of it stays in memory.
     source = str(bundle.path / file) if bundle.path.is_dir() else bundle.read(file)
@@ -209,6 +212,8 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
         session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
     except Exception as error:
         # Each of ONNX Runtime's exceptions derives from Exception itself.
+        if ran_out_of_memory(error):
+            raise MemoryError(f"there was not enough memory to load {file}: {error}") from error
         raise BundleError(
             Code.BAD_MESSAGE, f"{bundle.path}: ONNX Runtime {onnxruntime.__version__} cannot load {file}: {error}"
         ) from error
@@ -238,11 +243,14 @@ def session_options(threads: int) -> Any:
 
 
 def run(session: Any, binding: Any, file: str, arrays: Arrays) -> None:
-    """Run a bound graph. Raises StepError with ONNX Runtime's own words."""
+    """Run a bound graph. Raises StepError with ONNX Runtime's own words, MemoryError."""
     try:
         session.run_with_iobinding(binding)
     except Exception as error:
         shapes = [array.shape for array in arrays]
+        if ran_out_of_memory(error):
+            text = f"there was not enough memory to run {file} on a batch of shapes {shapes}: {error}"
+            raise MemoryError(text) from error
         raise StepError(f"ONNX Runtime could not run {file} on a batch of shapes {shapes}: {error}") from error
 
 

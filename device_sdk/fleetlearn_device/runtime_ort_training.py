@@ -15,7 +15,7 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.checks import Batch, check_batch, check_hyper, check_load, check_seed, copy_all
-from fleetlearn_device.ort import import_onnxruntime, import_training_api
+from fleetlearn_device.ort import import_onnxruntime, import_training_api, ran_out_of_memory
 from fleetlearn_device.runtime_onnx import Evaluator, StepError, borrow, load_first, read_only, session_options
 
 
@@ -67,7 +67,9 @@ class OrtTrainingRuntime:
                 state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
                 self._module = api.Module(folder / "training_model.onnx", state, session_options=options)
                 self._optimizer = api.Optimizer(folder / "optimizer_model.onnx", self._module)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
+                if ran_out_of_memory(error):
+                    raise MemoryError(f"there was not enough memory to load ort_training/: {error}") from error
                 raise BundleError(
                     Code.BAD_MESSAGE,
                     f"{bundle.path}: onnxruntime-training {self.version} cannot load ort_training/: {error}",
@@ -184,6 +186,9 @@ class OrtTrainingRuntime:
             outputs = self._module(*arrays)
         except RuntimeError as error:
             shapes = [array.shape for array in arrays]
+            if ran_out_of_memory(error):
+                text = f"there was not enough memory to run ort_training/ on a batch of shapes {shapes}: {error}"
+                raise MemoryError(text) from error
             raise StepError(f"ort_training/ could not be run on a batch of shapes {shapes}: {error}") from error
         self._optimizer.step()
         self._module.lazy_reset_grad()

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Literal
 
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
@@ -28,6 +27,7 @@ from fleetlearn_protocol.messages import (
     ComeBack,
     Content,
     Failed,
+    FailureCode,
     Fetch,
     FromCoordinator,
     FromDevice,
@@ -38,6 +38,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    Waiting,
     Welcome,
     decode_from_coordinator,
 )
@@ -54,11 +55,10 @@ from fleetlearn_device.commands import (
     SendUpdate,
     StartTraining,
     StopTraining,
+    StopUpdate,
     StoreChunk,
     Wanted,
 )
-
-FailureCode = Literal["diverged", "out-of-time", "bad-bundle", "bad-data", "runtime-error", "stopping"]
 
 PATIENCE = 60.0
 """Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is given up."""
@@ -234,11 +234,11 @@ class Session:
         self.work, self.running, self.steps = Work.TRAINING, task, 0
         return [StartTraining(self.task, seconds)]
 
-    def unusable(self, task: str, text: str) -> Commands:
+    def unusable(self, task: str, text: str, code: FailureCode = "bad-bundle") -> Commands:
         """The task's bundle cannot be used here."""
         if self.current != task or self.work is not Work.LOCATING:
             return []
-        return self._give_up("bad-bundle", text)
+        return self._give_up(code, text)
 
     def stored(self, sha256: str, good: bool, now: float) -> Commands:
         """A complete content was filed (``good``), or deleted because its hash was another."""
@@ -342,6 +342,8 @@ class Session:
                 return self._begin(message)
             case Grant():
                 return self._upload(message)
+            case Waiting():
+                return self._wait(message)
             case Accepted(task=task):
                 self._check_turn(message, task)
                 if task != self.current:
@@ -415,8 +417,19 @@ class Session:
         text = f"task {grant.task}: uploading {report.size - grant.offset} bytes from {grant.offset}"
         return [Note(text), SendUpdate(report.task, grant.transfer, grant.offset, self._chunk_bytes)]
 
+    def _wait(self, waiting: Waiting) -> Commands:
+        """A transfer lost its place, or has none yet. That it came is enough for a fetch: patience begins again."""
+        if waiting.task is None:
+            return [Note("what is fetched waits for its turn")]
+        if waiting.task != self.current or self.report is None or self.work not in (Work.UPLOADING, Work.UPLOADED):
+            return self._ignore(waiting, waiting.task)
+        self.work = Work.HOLDING  # the report comes after the last chunk, so the next grant's offset counts them all
+        return [Note(f"task {waiting.task}: the upload waits for its turn"), StopUpdate(), Send(self.report)]
+
     def _refusal(self, refused: Refused, now: float) -> Commands:
         said = f"{refused.text} [{refused.code.value}]"
+        if refused.code is Code.REPLACED and refused.task is None and refused.sha256 is None:
+            return self._replaced(said)
         if self.link is Link.CHECKING_IN:
             if refused.code in (Code.BAD_VERSION, Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE):
                 self.error = ProtocolError(refused.code, f"the coordinator refuses the check-in: {refused.text}")
@@ -435,14 +448,27 @@ class Session:
                 return self._ignore(refused, refused.task)
             if refused.code is Code.BUSY:
                 return self._close(f"task {refused.task}: {said}")
-            wrong_bytes = refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH, Code.WRONG_OFFSET)
+            if refused.code is Code.WRONG_OFFSET and self.work in FINISHED:
+                self.work = Work.HOLDING
+                return [Note(f"task {refused.task} waits for another grant: {said}", True), StopUpdate()]
+            wrong_bytes = refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH)
             if self.report is not None and self.work in FINISHED and wrong_bytes and not self._reported_again:
                 self._reported_again, self.work = True, Work.HOLDING
                 return [Note(f"task {refused.task} is reported again: {said}", True), Send(self.report)]
             return [Note(f"task {refused.task} is forgotten: {said}", True), *self._forget()]
-        if refused.code is Code.REPLACED:
-            return self._fault(f"another process is connected as device {self.device}: {said}")
         return self._fault(f"something was refused: {said}")
+
+    def _replaced(self, said: str) -> Commands:
+        """This is the session's only connection, so another process speaks for the device, and has its task. The two
+        would replace each other for ever."""
+        text = (
+            f"another process connected to the coordinator as device {self.device}, so this one ends ({said}). Each "
+            "device needs a state directory of its own, which holds its name: where one was copied, as with a card, "
+            "delete identity.json in the copy"
+        )
+        self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
+        forget = self._forget() if self.work in UNFINISHED else []
+        return [*forget, *self._close("another process speaks for this device")]
 
     # Shared steps
 
@@ -484,7 +510,7 @@ class Session:
         failed = Failed(task, code, clip(text))
         told = self._tell(failed)
         self._failure = None if told else failed
-        note = Note(f"task {task} failed: {text} [{code}]", True)
+        note = Note(f"task {task} failed: {failed.text} [{code}]", True)
         return [note, *told, *self._forget(), *self._fault(f"task {task} failed")]
 
     def _go_on(self) -> Commands:

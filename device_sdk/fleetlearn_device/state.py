@@ -7,7 +7,10 @@
     bundles/SHA/     training bundles by their manifest's SHA-256, the last KEEP used; only files that are needed
     models/SHA       the last round's parameter vector
     partial/SHA      a content that is still arriving: a download goes on from its length
-    pending/         a finished update: CRC.bin, raw float32, and report.json, whose appearing makes it exist
+    training.json    the task that is being trained, and how often its training was begun: it is there while a
+                     training runs, and so tells the next process that this one was killed by it, or during it
+    pending/         a finished update: CRC.bin, raw float32, and report.json, whose appearing makes it exist;
+                     NAME.reserved is room on the disk that a training under way holds for them
     kept/SHA         what the device keeps of its own from task to task of a bundle (kept.py): raw float32, its CRC-32
                      behind it. Personal parameters are the user's: nothing deletes them, not even when the bundle goes
 
@@ -50,7 +53,7 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     read_manifest,
 )
-from fleetlearn_protocol.messages import Identifier, Report, Task
+from fleetlearn_protocol.messages import FailureCode, Identifier, Report, Task
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.commands import Wanted
@@ -62,19 +65,33 @@ else:
 
 KEEP = 3
 """Bundles in the cache."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _KEPT = "kept-"
 """Begins the name of what is to be moved to kept/: kept-TASK.BUNDLE."""
 _CRC = struct.Struct("<I")
+_REPORT_BYTES = 64 * 2**10
+"""Room for report.json: no control message is larger."""
 
 log = logging.getLogger("fleetlearn.device")
 
 
 class StateError(Exception):
-    """The state directory cannot be used; the text says why and what to do."""
+    """The state directory cannot be used; the text says why and what to do. ``code`` is the protocol's word for it."""
+
+    def __init__(self, text: str, code: FailureCode = "runtime-error") -> None:
+        super().__init__(text)
+        self.code: FailureCode = code
 
 
 class Identity(msgspec.Struct, frozen=True):
     device: Identifier
+
+
+class Starts(msgspec.Struct, frozen=True):
+    """training.json."""
+
+    task: Identifier
+    starts: int
 
 
 class Summary(NamedTuple):
@@ -170,9 +187,14 @@ class State:
             self._intact.add(target)
             return True
 
-    def forget_bundle(self, sha256: str) -> None:
-        """Delete a bundle that turned out to be of no use."""
+    def doubt_bundle(self, sha256: str) -> None:
+        """Check a bundle's files again when they are needed next. Only what is damaged is fetched again: the others
+        would come with the same bytes."""
         self._intact = {path for path in self._intact if self.bundle(sha256) not in path.parents}
+
+    def forget_bundle(self, sha256: str) -> None:
+        """Delete a bundle."""
+        self.doubt_bundle(sha256)
         shutil.rmtree(self.bundle(sha256), ignore_errors=True)
 
     def _has(self, wanted: Wanted) -> bool:
@@ -212,7 +234,52 @@ class State:
     def _partial(self, wanted: Wanted) -> Path:
         return self.path / "partial" / wanted.sha256
 
+    # Training
+
+    def starts(self, task: str) -> int:
+        """How often the training of this task was begun by processes that ended during it."""
+        path = self.path / "training.json"
+        with _clear_errors(path):
+            try:
+                begun = msgspec.json.decode(path.read_bytes(), type=Starts)
+            except (FileNotFoundError, msgspec.DecodeError):
+                return 0
+            return begun.starts if begun.task == task else 0
+
+    def begin_training(self, task: str) -> None:
+        """Count a start of the task's training durably, until ``end_training``. Raises StateError."""
+        path = self.path / "training.json"
+        with _clear_errors(path):
+            _write_durably(path, msgspec.json.encode(Starts(task, self.starts(task) + 1)))
+
+    def end_training(self) -> None:
+        """The training ended, in whatever way, and the process lives. Raises StateError."""
+        path = self.path / "training.json"
+        with _clear_errors(path):
+            path.unlink(missing_ok=True)
+
     # The pending update
+
+    def reserve(self, update: int, kept: int) -> None:
+        """Hold room on the disk for an update of this many bytes and for this many that the device keeps of its own,
+        so that a full disk shows before training and not after it. Raises StateError."""
+        sizes = {"update": update, "kept": kept + _CRC.size if kept else 0, "report": _REPORT_BYTES}
+        try:
+            with _clear_errors(self.path / "pending"):
+                for name, size in sizes.items():
+                    _allocate(self._reserved(name), size)
+        except StateError as error:
+            self.release()
+            raise StateError(f"there is no room for an update of {update + kept} bytes: {error}", error.code) from error
+
+    def release(self) -> None:
+        """Give back what ``reserve`` holds. Raises StateError."""
+        with _clear_errors(self.path / "pending"):
+            for path in (self.path / "pending").glob("*.reserved"):
+                path.unlink()
+
+    def _reserved(self, name: str) -> Path:
+        return self.path / "pending" / f"{name}.reserved"
 
     def save_pending(self, report: Report, update: Buffer, bundle: str = "", kept: Vector | None = None) -> None:
         """Make an update (the bytes that ``report`` describes) durable, and with it what the device keeps for its next
@@ -220,11 +287,11 @@ class State:
         """
         folder = self.path / "pending"
         with _clear_errors(folder):
-            _write_durably(self._update(report), update)
+            _write_durably(self._update(report), update, into=self._reserved("update"))
             if kept is not None and kept.size:
                 target = folder / f"{_KEPT}{report.task}.{bundle}"
-                _write_durably(target, kept.data.cast("B"), _CRC.pack(checksum(kept)))
-            _write_durably(folder / "report.json", msgspec.json.encode(report))
+                _write_durably(target, kept.data.cast("B"), _CRC.pack(checksum(kept)), into=self._reserved("kept"))
+            _write_durably(folder / "report.json", msgspec.json.encode(report), into=self._reserved("report"))
             self._settle()
 
     def load_kept(self, bundle: str, size: int) -> Vector | None:
@@ -361,15 +428,32 @@ def _read_identity(path: Path) -> Identity:
         ) from None
 
 
-def _write_durably(path: Path, *contents: Buffer) -> None:
-    aside = path.with_name(f"{path.name}.tmp")
-    with aside.open("wb") as file:
+def _write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> None:
+    """Write a file aside, ``into`` the room that is held for it where there is some, and rename it."""
+    aside = into if into is not None and into.exists() else path.with_name(f"{path.name}.tmp")
+    with aside.open("r+b" if aside is into else "wb") as file:
         for content in contents:
             file.write(content)
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
     _sync(path.parent)
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Make a file of this size whose bytes have their place on the disk."""
+    with path.open("wb") as file:
+        if sys.platform == "linux" and size:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                    raise
+        block = bytes(2**20)
+        for start in range(0, size, len(block)):
+            file.write(block[: size - start])
 
 
 def _sync(folder: Path) -> None:
@@ -414,6 +498,7 @@ def _clear_errors(path: Path) -> Iterator[None]:
         advice = {
             errno.ENOSPC: "the disk is full: free some space",
             errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EFBIG: "a file may not be as large as that: raise the limit (ulimit -f), or choose another disk",
             errno.EACCES: "it may not be written to: change its permissions or choose another state directory",
             errno.EPERM: "it may not be written to: change its permissions or choose another state directory",
             errno.EROFS: "its file system is read-only: choose another state directory",
@@ -421,4 +506,6 @@ def _clear_errors(path: Path) -> Iterator[None]:
             errno.EEXIST: "a file is in the way: choose another state directory",
         }.get(error.errno or 0, "check the disk and the path")
         where = error.filename or path
-        raise StateError(f"cannot use the state directory: {where}: {error.strerror or error}; {advice}") from error
+        code: FailureCode = "disk-full" if error.errno in _FULL else "runtime-error"
+        text = f"cannot use the state directory: {where}: {error.strerror or error}; {advice}"
+        raise StateError(text, code) from error

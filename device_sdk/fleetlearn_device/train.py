@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import Evaluation, FailureCode
 from fleetlearn_protocol.vector import Vector, check_finite
 
-from fleetlearn_device.checks import Batch, DataError, check_batch, check_hyper
+from fleetlearn_device.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
 from fleetlearn_device.data import Data, as_data
 from fleetlearn_device.kept import collect
 from fleetlearn_device.runtime import Runtime
@@ -26,13 +27,19 @@ EVALUATION_BATCH = 256
 class TrainingError(Exception):
     """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
 
-    code = "runtime-error"
+    code: FailureCode = "runtime-error"
 
 
 class DivergedError(TrainingError):
     """The loss or the model is no longer finite."""
 
-    code = "diverged"
+    code: FailureCode = "diverged"
+
+
+class BadValuesError(DivergedError, DataError):
+    """The loss or the model is no longer finite, and so is a value in the data."""
+
+    code = "bad-data"
 
 
 class OutOfTimeError(TrainingError):
@@ -102,8 +109,10 @@ def train(
         on_step: Called after each step with the number of steps done and the step's loss.
         on_evaluated: Called after each batch of the evaluation.
 
-    Raises TrainingError (diverged, out of time, stopped), DataError, ValueError on a hyper-parameter or argument,
-    StepError.
+    Data are looked through for NaN and infinity only where training diverges, as a model may know what to do with them.
+
+    Raises TrainingError (diverged, out of time, stopped), DataError (also diverged: the data hold what is not finite),
+    ValueError on a hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
@@ -113,12 +122,19 @@ def train(
         raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
     values = check_hyper(hyper, manifest.hyper)
     data = as_data(data).fit(manifest.batch)
-    evaluation = (
-        evaluate_data(runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated)
-        if evaluate
-        else None
-    )
 
+    def diverged(text: str) -> DivergedError:
+        found = _first_nonfinite(data, manifest, should_stop)
+        return DivergedError(text) if found is None else BadValuesError(f"{found}. With it, {text}")
+
+    evaluation = None
+    if evaluate:
+        try:
+            evaluation = evaluate_data(
+                runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated
+            )
+        except DivergedError as error:
+            raise diverged(str(error)) from None
     steps = seen = passes = seen_in_pass = 0
     loss_sum = 0.0
     metric_sums: dict[str, float] = {}
@@ -135,7 +151,7 @@ def train(
         loss = runtime.step(batch, seed=(seed + steps) % SEEDS, **values)
         steps, seen, seen_in_pass = steps + 1, seen + count, seen_in_pass + count
         if not abs(loss) <= LARGEST:
-            raise DivergedError(f"step {steps}'s loss is {loss}: a smaller lr may help, or the data hold such values")
+            raise diverged(f"step {steps}'s loss is {loss}: a smaller lr may help")
         loss_sum += loss * count
         for name, value in runtime.metrics.items():
             metric_sums[name] = metric_sums.get(name, 0.0) + value * count
@@ -148,7 +164,7 @@ def train(
         try:
             check_finite(vector)
         except ProtocolError as error:
-            raise DivergedError(f"the {what} after step {steps} is not finite: {error.text}") from None
+            raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
     return Outcome(
         update=update,
         kept=kept,
@@ -193,6 +209,20 @@ def evaluate_data(
     if not abs(loss_sum) <= LARGEST:
         raise DivergedError(f"before training, the model's summed loss on these data is {loss_sum}")
     return Evaluation(examples, loss_sum, _measured(metric_sums))
+
+
+def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], bool]) -> str | None:
+    """Which value of a pass over the data is not finite; None where all are, or the pass was stopped."""
+    seen = 0
+    for batch in data.batches(EVALUATION_BATCH, None):
+        if should_stop():
+            return None
+        arrays = check_batch(batch, manifest.batch)
+        found = find_nonfinite(arrays, manifest.batch, seen)
+        if found is not None:
+            return found
+        seen += len(arrays[0])
+    return None
 
 
 def _measured(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -13,9 +13,19 @@ from fleetlearn_protocol.vector import Vector, checksum, from_bytes
 
 from fleetlearn_device.data import Data
 from fleetlearn_device.kept import kept_size, restore
+from fleetlearn_device.ort import ran_out_of_memory
 from fleetlearn_device.runtime import Kind, Runtime, open_runtime
 from fleetlearn_device.state import State
-from fleetlearn_device.train import train
+from fleetlearn_device.train import TrainingError, train
+
+MAX_STARTS = 3
+"""Processes that may end during one task's training, before the device gives the task back."""
+
+
+class KilledError(TrainingError):
+    """The task's training killed the process too often."""
+
+    code = "killed"
 
 
 class Trained(NamedTuple):
@@ -43,13 +53,36 @@ class Trainer:
         """Train for at most ``seconds``, opening the bundle included.
 
         It begins with the round's model and what the device kept from its last task of this bundle, whatever became of
-        that task's update. Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not
-        finite, StateError.
+        that task's update. Room for its result is held on the disk before the first step, until the result is saved.
+        Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not finite, KilledError,
+        MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         self.steps = self.batches = 0
+        starts = self._state.starts(task.task)
+        if starts >= MAX_STARTS:
+            raise KilledError(
+                f"training it killed the process {starts} times, most likely for want of memory; it is not begun again"
+            )
+        self._state.begin_training(task.task)
+        try:
+            return self._train(task, end)
+        except Exception as error:
+            self._state.release()
+            if not ran_out_of_memory(error):
+                raise
+            self._opened = None  # what it holds may be what others lack
+            if isinstance(error, MemoryError):
+                raise
+            raise MemoryError(str(error)) from error
+        finally:
+            self._state.end_training()
+
+    def _train(self, task: Task, end: float) -> Trained:
         model = from_bytes(self._state.model(task.model).read_bytes())
         runtime = self._open(task, model)
+        kept = kept_size(runtime.manifest)
+        self._state.reserve(4 * runtime.manifest.size, 4 * kept)
         outcome = train(
             runtime,
             self._data,
@@ -96,7 +129,7 @@ class Trainer:
             restore(runtime, bundle, model, self._state.load_kept(task.bundle, kept_size(bundle.manifest)))
         except BundleError:
             self._opened = None
-            self._state.forget_bundle(task.bundle)
+            self._state.doubt_bundle(task.bundle)
             raise
         return runtime
 

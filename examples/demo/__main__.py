@@ -24,7 +24,7 @@ from fleetlearn_protocol.errors import FleetError
 
 from examples import digits
 from examples.demo import outcome
-from examples.demo.fleet import Fleet, Paths, Phase, export, goal_of, prepare, start_coordinator
+from examples.demo.fleet import Fleet, Paths, Phase, export, goal_of, prepare, start_coordinator, training_build
 from examples.demo.processes import DemoError, exit_on_signals
 from examples.demo.screen import Round, Screen
 from examples.demo.strikes import Strikes
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace, paths: Paths) -> int:
-    if shutil.which(options.device_command) is None:
-        raise DemoError(f"{options.device_command} is no program; run `make demo`, which installs what runs a device")
+    if options.device_command is not None and shutil.which(options.device_command) is None:
+        raise DemoError(f"--device-command {options.device_command} is no program")
     began = time.monotonic()
     with Screen(options.rounds) as screen:
         screen.event("exporting the model and checking it against PyTorch")
@@ -65,6 +65,12 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
             f"exported {exported['parameters']:,} parameters; "
             f"the largest difference from PyTorch is {exported['largest_difference']:.1e}"
         )
+        if training_build() is None:
+            screen.event(
+                "no device uses ONNX Runtime's training build here: it needs Linux on x86-64 and Python 3.11 or 3.12"
+            )
+        elif exported["without_ort_training"] is not None:
+            raise DemoError(f"there are no training artifacts: {exported['without_ort_training']}")
         fleet = prepare(
             paths,
             devices=options.devices,
@@ -78,8 +84,10 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
             start_coordinator(fleet)
             strikes = Strikes(fleet, options.rounds, options.kill)
             sizes = [device.examples for device in fleet.devices]
+            apart = sum(device.runtime == "ort-training" for device in fleet.devices)
             screen.event(
                 f"the coordinator is up; starting {len(sizes)} devices with {min(sizes)} to {max(sizes)} scans each"
+                + (f", {apart} of them on ONNX Runtime's training build" if apart else "")
             )
             for device in fleet.devices:
                 device.start()
@@ -246,7 +254,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--port", 0, _number(int, 0, 65535), "the coordinator's TCP port on 127.0.0.1; 0: one that is free")
     parser.add_argument("--output", default=Path("demo-output"), type=Path, metavar="DIR", help="default: %(default)s")
     parser.add_argument(
-        "--device-command", default=_device_command(), metavar="FILE", help="what runs a device; default: %(default)s"
+        "--device-command",
+        metavar="FILE",
+        help="what runs each device; default: fleetlearn-device, as make installs it",
     )
     options = parser.parse_args(arguments)
     staying = options.devices - (options.kill - options.kill // 2)
@@ -270,14 +280,6 @@ def _number(kind: type[int] | type[float], low: float, high: float) -> Any:
         return value
 
     return convert
-
-
-def _device_command() -> str:
-    """The device's own environment, with stock ONNX Runtime, where ``make`` has set it up; else this one."""
-    for folder in (Path(sys.prefix, "device", "bin"), Path(sys.executable).parent):
-        if (folder / "fleetlearn-device").is_file():
-            break
-    return str(folder / "fleetlearn-device")
 
 
 if __name__ == "__main__":

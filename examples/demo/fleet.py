@@ -19,6 +19,9 @@ from examples.demo.processes import Child, DemoError, end_all, run_command
 GRACE = 2.5
 """Seconds that a device's task outlives it, in the demo's plan."""
 
+ON_ORT_TRAINING = 2
+"""Devices that train with ONNX Runtime's own artifacts, where its training build is there."""
+
 PLAN = """\
 name = "digits-demo"
 bundle = "digits.bundle"
@@ -114,8 +117,8 @@ _ACCEPTED = re.compile(r"task (\S+): update accepted")
 class Device:
     """One device: its process, its share of the data, and what it is doing."""
 
-    def __init__(self, number: int, examples: int, child: Child) -> None:
-        self.number, self.examples, self.child = number, examples, child
+    def __init__(self, number: int, examples: int, runtime: str, child: Child) -> None:
+        self.number, self.examples, self.runtime, self.child = number, examples, runtime, child
         self.phase = Phase.STARTING
         self.task = ""
         self.accepted: set[str] = set()
@@ -183,15 +186,26 @@ def goal_of(devices: int) -> int:
     return 3 * devices // 4
 
 
+def training_build() -> Path | None:
+    """The commands of the environment with ONNX Runtime's training build, where `make` could set it up."""
+    commands = Path(sys.prefix, "ort-training", "bin")
+    return commands if (commands / "python").exists() else None
+
+
 def export(paths: Paths) -> None:
-    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch."""
-    command = [sys.executable, "-m", "examples.demo.export_digits", paths.bundle]
+    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch. With the training build it
+    holds ONNX Runtime's own training artifacts too, checked as well."""
+    commands = training_build() or Path(sys.executable).parent
+    command = [commands / "python", "-m", "examples.demo.export_digits", paths.bundle]
     run_command("the export", command, paths.logs / "export.log", timeout=170.0)
 
 
-def prepare(paths: Paths, *, devices: int, rounds: int, seed: int, alpha: float, port: int, command: str) -> Fleet:
-    """Write the plan and the devices' data; nothing is started yet. ``command`` is a device's, such as
-    ``.venv/device/bin/fleetlearn-device``."""
+def prepare(
+    paths: Paths, *, devices: int, rounds: int, seed: int, alpha: float, port: int, command: str | None
+) -> Fleet:
+    """Write the plan and the devices' data; nothing is started yet. ``command`` runs each device; None: this
+    environment's own, and the training build's for the first few where that is there."""
+    training = training_build() if command is None else None
     port = port or free_port()
     goal = goal_of(devices)
     paths.plan.write_text(PLAN.format(seed=seed, goal=goal, rounds=rounds, port=port, grace=GRACE), "utf-8")
@@ -205,9 +219,12 @@ def prepare(paths: Paths, *, devices: int, rounds: int, seed: int, alpha: float,
         folder = paths.devices / f"{number:02d}"
         folder.mkdir(parents=True)
         np.savez(folder / "data.npz", x=data.x_train[shard], y=data.y_train[shard])
-        run = [command, "run", "--coordinator", f"ws://127.0.0.1:{port}", "--data", folder / "data.npz"]
+        runtime = "ort-training" if training and number <= ON_ORT_TRAINING else "onnx"
+        commands = training if training and runtime == "ort-training" else Path(sys.executable).parent
+        run = [command or commands / "fleetlearn-device", "run", "--runtime", runtime]
+        run += ["--coordinator", f"ws://127.0.0.1:{port}", "--data", folder / "data.npz"]
         run += ["--state", folder / "state", "--name", name, "--until-finished"]
-        fleet.append(Device(number, len(shard), Child(name, run, paths.logs / f"{name}.log")))
+        fleet.append(Device(number, len(shard), runtime, Child(name, run, paths.logs / f"{name}.log")))
     return Fleet(paths, coordinator, fleet)
 
 

@@ -4,6 +4,7 @@
 or where two builds of ONNX Runtime are mixed up.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.manifest import LocalStep, Many
@@ -12,6 +13,9 @@ from fleetlearn_export.errors import ExportError
 
 if TYPE_CHECKING:
     from fleetlearn_export.bundle import Exported, export_bundle
+
+# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["ExportError", "Exported", "LocalStep", "Many", "export_bundle"]
 

@@ -11,22 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from fleetlearn_protocol import BundleError, open_bundle
+from fleetlearn_protocol.command_line import needs, version_of
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.installation import check_installation
+
+with needs("fleetlearn-export", "export"):
     import typer
     from rich import box
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
-except ImportError as error:  # pragma: no cover
-    sys.exit(f"fleetlearn-export: {error}. Install with: pip install 'fleetlearn[export]'")
-from fleetlearn_protocol import BundleError, open_bundle
-
-from fleetlearn_export.errors import ExportError
-from fleetlearn_export.installation import check_installation
 
 COMMANDS = ("export", "inspect", "quantize")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="PyTorch model to training bundle.", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
+)
 
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch that costs are told for.")]
 
@@ -34,9 +36,24 @@ BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the 
 def main() -> None:
     """``fleetlearn-export MODULE:FUNCTION --output DIR`` is short for ``fleetlearn-export export ...``."""
     arguments = sys.argv[1:]
-    if arguments and arguments[0] not in (*COMMANDS, "--help"):
+    if arguments and arguments[0] not in (*COMMANDS, "--help", "--version"):
         arguments.insert(0, "export")
     app(arguments)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version_of("fleetlearn-export"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 @app.command()

@@ -40,6 +40,7 @@ from fleetlearn_export.many import check_block, check_many, many_program, seldom
 from fleetlearn_export.operators import decompositions, inference_decompositions
 from fleetlearn_export.ort_training import make_artifacts
 from fleetlearn_export.places import explained
+from fleetlearn_export.ranges import ranges
 from fleetlearn_export.source import Source, array_row, make_source, named_outputs, training
 from fleetlearn_export.steps import Function
 from fleetlearn_export.trace import check_source, eval_program, infer_program, train_program
@@ -155,7 +156,10 @@ def export_bundle(
         version=FORMAT_VERSION,
         name=name or target.stem,
         parameters=_table(made, parameter_offsets(infer, made.values)),
-        batch=tuple(array_row(row, value) for row, value in source.batch.items()),
+        batch=tuple(
+            array_row(row, value, found)
+            for (row, value), found in zip(source.batch.items(), ranges(origin, len(source.batch)), strict=True)
+        ),
         outputs=tuple(outputs),
         hyper=tuple(Hyper(row, value) for row, value in made.hyper.items()),
         step=made.rule,

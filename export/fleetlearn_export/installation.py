@@ -24,8 +24,9 @@ def check_installation() -> None:
     if len(runtimes) > 1:
         raise ImportError(
             f"{' and '.join(runtimes)} are installed in one environment, into one and the same folder. Remove all of "
-            f"them (pip uninstall {' '.join(runtimes)}), then install one: onnxruntime-training-cpu for exporting"
+            f"them (pip uninstall {' '.join(runtimes)}), then install one: onnxruntime; or, in an environment "
+            'apart, onnxruntime-training-cpu for its training artifacts (pip install "fleetlearn[ort-training]")'
         )
     missing = [name for name in MODULES if find_spec(name) is None]
     if missing:
-        raise ImportError(f"exporting needs {', '.join(missing)}, not installed here: pip install 'fleetlearn[export]'")
+        raise ImportError(f'exporting needs {", ".join(missing)}, not installed here: pip install "fleetlearn[export]"')

@@ -37,10 +37,6 @@ def make_artifacts(source: Source, step: TrainStep) -> Artifacts:
     The model handed to ONNX Runtime ends in the user's own loss, so both runtimes train the same thing. Its inputs
     are ``batch.NAME``, its outputs ``loss`` and ``metric.NAME`` (means), its parameters named as in the manifest.
     """
-    try:
-        from onnxruntime.training import artifacts
-    except ImportError as error:
-        return Artifacts({}, f"onnxruntime-training-cpu is not installed ({error})")
     reason = _unsupported(step.rule)
     if reason:
         return Artifacts({}, reason)
@@ -52,6 +48,10 @@ def make_artifacts(source: Source, step: TrainStep) -> Artifacts:
     if step.buffers:
         listed = ", ".join(sorted(step.buffers))
         return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
+    try:
+        from onnxruntime.training import artifacts
+    except ImportError:
+        return Artifacts({}, "they are made where onnxruntime-training-cpu is installed (fleetlearn[ort-training])")
     try:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
             with quiet_process():

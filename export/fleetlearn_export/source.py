@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.places import explained
+from fleetlearn_export.ranges import Range
 from fleetlearn_export.stateless import functional_call
 from fleetlearn_export.steps import Function
 
@@ -154,10 +155,11 @@ def default_names(inputs: int, targets: int) -> list[str]:
     ]
 
 
-def array_row(name: str, value: Tensor) -> Input:
+def array_row(name: str, value: Tensor, within: Range | None = None) -> Input:
     """The manifest's row for a batch's or an output's array. Raises msgspec.ValidationError on a foreign dtype."""
     dtype = str(value.dtype).removeprefix("torch.")
-    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:])}, Input)
+    allowed = {} if within is None else within._asdict()
+    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:]), **allowed}, Input)
 
 
 def _check_parameters(model: nn.Module, loss: Function) -> None:

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.messages import Digest, Name, Number
+from fleetlearn_protocol.messages import MAX_EXACT, Digest, Name, Number
 
 FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
@@ -68,7 +68,7 @@ class Parameter(msgspec.Struct, frozen=True):
     """Where its raw bytes begin in infer.onnx, so that a trained model is written by replacing bytes in place."""
 
 
-class Input(msgspec.Struct, frozen=True):
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     """One array of a batch, or of the model's outputs; the first axis is the examples' and is not in ``shape``."""
 
     name: TensorName
@@ -77,6 +77,10 @@ class Input(msgspec.Struct, frozen=True):
     """Of its elements."""
     shape: Shape
     """Of one example."""
+    below: Annotated[int, Meta(ge=1, le=MAX_EXACT)] | None = None
+    """Of an array of integers that name classes or rows of a table: they are 0 to ``below`` - 1."""
+    ignored: Annotated[int, Meta(ge=-MAX_EXACT, le=MAX_EXACT)] | None = None
+    """One integer more that is allowed: the loss leaves out what has it as its class."""
 
 
 class Hyper(msgspec.Struct, frozen=True):
@@ -280,6 +284,9 @@ def _problem(manifest: Manifest) -> str | None:
         for name, after in pairwise(sorted(names)):
             if name == after:
                 return f"{what} {name} is there twice"
+    for array in manifest.batch:
+        if array.below is not None and array.dtype not in ("int64", "int32", "uint8"):
+            return f"batch array {array.name} is {array.dtype} and has a range; integers alone have one"
     if any(row.name == "seed" for row in manifest.hyper):
         return "a hyper-parameter is named seed, which is the random steps' own input"
     folders = {path[:end].lower() for path in manifest.files for end, mark in enumerate(path) if mark == "/"}

@@ -38,7 +38,7 @@ Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-"""CRC-32 (that of zlib, PNG and Ethernet)."""
+"""CRC-32 as in zlib, PNG and Ethernet."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
 """A metric or hyper-parameter."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -58,6 +58,18 @@ Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 """Numbers by name."""
 Encoding = Literal["float32"]
+FailureCode = Literal[
+    "diverged",
+    "out-of-time",
+    "out-of-memory",
+    "killed",
+    "disk-full",
+    "bad-bundle",
+    "bad-data",
+    "runtime-error",
+    "stopping",
+]
+"""Why a device gives its task back."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=False, tag_field="type"):
@@ -130,7 +142,7 @@ class Report(Message, frozen=True, tag="report"):
     round: RoundNumber
     """The task's round."""
     crc32: Checksum
-    """Of the encoded update."""
+    """CRC-32 of zlib, PNG and Ethernet (not CRC-32C, Castagnoli's) of the encoded update's bytes."""
     size: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
     """Bytes of the encoded update."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
@@ -165,7 +177,7 @@ class Failed(Message, frozen=True, tag="failed"):
 
     task: Identifier
     """The task that was given."""
-    code: Literal["diverged", "out-of-time", "bad-bundle", "bad-data", "runtime-error", "stopping"]
+    code: FailureCode
     """Why, for programs."""
     text: Text = ""
     """Why, for people."""
@@ -249,6 +261,16 @@ class Grant(Message, frozen=True, tag="grant"):
     """Bytes that the coordinator already has."""
 
 
+class Waiting(Message, frozen=True, tag="waiting"):
+    """A transfer waits for its turn. ``sha256``: a fetch; its bytes come later, or go on later. ``task``: an upload
+    that was granted; stop sending, and report again."""
+
+    task: Identifier | None = None
+    """Whose upload lost its place."""
+    sha256: Digest | None = None
+    """The content whose bytes come later."""
+
+
 class Accepted(Message, frozen=True, tag="accepted"):
     """The update is safe on the coordinator; forget it."""
 
@@ -281,7 +303,7 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Failed
-FromCoordinator = Welcome | Task | ComeBack | Content | Grant | Accepted | Cancel | Refused
+FromCoordinator = Welcome | Task | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
 
 Decoded = TypeVar("Decoded")
 

@@ -56,6 +56,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(7, A, 6653480, 131072),
     "grant": m.Grant("t4-11", 4294967295, 0),
+    "waiting": m.Waiting("t4-11", A),
     "accepted": m.Accepted("t4-11"),
     "cancel": m.Cancel("t4-11", Code.ROUND_OVER, "round 4 is over: it has its 8 reports"),
     "refused": m.Refused(Code.STALE_ROUND, "task t3-1 is of round 3; round 4 is open", "t3-1", A),

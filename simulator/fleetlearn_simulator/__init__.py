@@ -1,7 +1,27 @@
 """A simulated fleet: the coordinator's own engine and aggregation, real training, and devices that come and go."""
 
-from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.run import Options, Outcome, simulate
-from fleetlearn_simulator.scenario.scenario import Scenario
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetlearn_simulator.errors import SimulatorError
+    from fleetlearn_simulator.run import Options, Outcome, simulate
+    from fleetlearn_simulator.scenario.scenario import Scenario
 
 __all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "simulate"]
+
+_MODULES = {
+    "errors": ("SimulatorError",),
+    "run": ("Options", "Outcome", "simulate"),
+    "scenario.scenario": ("Scenario",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that the command can say which extra is missing before any of this asks for it.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

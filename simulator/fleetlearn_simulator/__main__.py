@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -12,8 +11,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
+from fleetlearn_protocol.command_line import needs, version_of
+
+with needs("fleetlearn-simulate", "simulator"):
     import typer
+    from fleetlearn_protocol.errors import FleetError
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -24,17 +26,13 @@ try:
         TimeRemainingColumn,
     )
     from rich.table import Table
-except ImportError as error:  # pragma: no cover
-    sys.exit(f"fleetlearn-simulate needs the extra: pip install 'fleetlearn[simulator]' ({error})")
 
-from fleetlearn_protocol.errors import FleetError
-
-from fleetlearn_simulator.fleet.fleet import Fleet
-from fleetlearn_simulator.interrupts import STOP_REQUESTED, catch_interrupts
-from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
-from fleetlearn_simulator.run import Options, Outcome, prepare, simulate, summary_alone
-from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
-from fleetlearn_simulator.training.choice import BackendChoice
+    from fleetlearn_simulator.fleet.fleet import Fleet
+    from fleetlearn_simulator.interrupts import STOP_REQUESTED, catch_interrupts
+    from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
+    from fleetlearn_simulator.run import Options, Outcome, prepare, simulate, summary_alone
+    from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
+    from fleetlearn_simulator.training.choice import BackendChoice
 
 app = typer.Typer(
     help="Simulates a fleet of devices in virtual time.",
@@ -68,6 +66,21 @@ RayAddress = Annotated[
         help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else a new one on this machine.",
     ),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version_of("fleetlearn-simulate"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 @app.command()

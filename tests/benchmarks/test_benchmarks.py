@@ -67,11 +67,21 @@ def test_connections(tmp_path: Path) -> None:
         assert results["storm"][contender]["failed"]["max"] == 0
 
 
+def test_attacks(tmp_path: Path) -> None:
+    attacks = ("unread_pings", "reports")
+    results = figures(tmp_path, "attacks.py", "--attacks", *attacks, "--seconds", "0.5", "--size", "1000")
+    for name in attacks:
+        assert results[name]["before"]["median"] > 0
+        assert results[name]["attacker_cpu"]["median"] > 0
+
+
 def test_step(tmp_path: Path) -> None:
     results = figures(tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005")
     contenders = results["softmax"]["contenders"]
     assert any(name.startswith("torch ") for name in contenders)
     assert any(name.startswith("onnxruntime ") for name in contenders)
+    training = (ROOT / ".venv" / "ort-training" / "bin" / "python").exists()
+    assert any(name.startswith("ort-training ") for name in contenders) == training
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
 
 

@@ -13,6 +13,7 @@ from fleetlearn_coordinator.engine import (
     LATE,
     LOST,
     RESTART_GRACE,
+    STOPPED,
     SURPLUS,
     Abandon,
     Assign,
@@ -679,3 +680,45 @@ TestAnyOrder = AnyOrder.TestCase
 @pytest.mark.slow
 class TestAnyOrderForLong(AnyOrder.TestCase):
     settings = settings(AnyOrder.TestCase.settings, max_examples=5000)
+
+
+def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_another_turn() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    ended, *rest = engine.end("a", tasks["a"].task, STOPPED, 10.0)
+    assert ended == Ended("a", tasks["a"].task, 1, STOPPED)
+    assert rest == []  # not while it is still connected
+    engine.disconnect("a", 10.1)
+    (again,) = engine.check_in("a", None, 12.0)
+    assert isinstance(again, Assign)
+    assert (again.device, again.round, again.seed) == ("a", 1, tasks["a"].seed)
+    assert again.task != tasks["a"].task
+    for device, task in (("b", tasks["b"].task), ("a", again.task)):
+        commands = engine.accept(device, task, 13.0)
+    assert of_type(commands, Commit)
+
+
+def test_the_slot_of_a_device_that_stopped_goes_to_one_that_waits() -> None:
+    engine, tasks = started("abcd")
+    waits = next(device for device in "abcd" if device not in tasks)
+    stops = next(iter(tasks))
+    _, given = engine.end(stops, tasks[stops].task, STOPPED, 10.0)
+    assert isinstance(given, Assign)
+    assert given.device == waits
+    engine.disconnect(stops, 10.1)
+    assert engine.check_in(stops, None, 12.0) == []  # all slots are taken
+
+
+def test_a_device_that_failed_has_had_its_turn() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
+    engine.disconnect("a", 10.1)
+    assert engine.check_in("a", None, 12.0) == []
+
+
+def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:
+    engine = Engine(SETTINGS)
+    engine.restore(3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")], 0.0)
+    (given,) = engine.check_in("a", None, 1.0)
+    assert isinstance(given, Assign)
+    assert given.task == "t3-4"
+    assert engine.check_in("c", None, 1.0) == []

@@ -12,7 +12,18 @@ from fleetlearn_coordinator.engine import STALLED
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.manifest import TRAIN
-from fleetlearn_protocol.messages import Accepted, Cancel, Content, Fetch, Grant, Heartbeat, Refused, Task, Uploaded
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Cancel,
+    Content,
+    Fetch,
+    Grant,
+    Heartbeat,
+    Refused,
+    Task,
+    Uploaded,
+    Waiting,
+)
 from fleetlearn_protocol.messages import decode_from_coordinator as decode
 from peers import Peer, PlanMaker, fleet, report_of, update_of
 
@@ -142,17 +153,17 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
     async with fleet(plan) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}
-        for _ in range(plan.service.downloads):
-            await coordinator.downloads.acquire()
-        coordinator.uploads._limit = 0
+        uploads, downloads = coordinator.uploads.places, coordinator.downloads.places
+        uploads.limit = downloads.limit = 0
         await a.send(report_of(tasks["a"], update_of(1.0)))
         await b.send(Fetch(tasks["b"].model))
+        await b.expect(Waiting)
         await asyncio.gather(*(beat(one, 1.2, lambda number: Heartbeat()) for one in (a, b)))
         assert coordinator.engine.leases == {name: task.task for name, task in tasks.items()}
-        coordinator.uploads._limit = plan.service.uploads
+        uploads.limit, downloads.limit = plan.service.uploads, plan.service.downloads
         coordinator.grant()
         await a.send_update(await a.expect(Grant), update_of(1.0))
         await a.expect(Accepted)
-        coordinator.downloads.release()
+        coordinator.downloads.go_on(coordinator.loop.time())
         await b.expect(Content)
         assert (await b.expect(Cancel)).code is Code.NOT_WANTED, "once it has what it fetched, it is its turn"

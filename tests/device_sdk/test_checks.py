@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_device.checks import DataError, check_batch, check_hyper, check_seed, check_vector, copy_all
+from fleetlearn_device.checks import (
+    DataError,
+    check_batch,
+    check_hyper,
+    check_ranges,
+    check_seed,
+    check_vector,
+    copy_all,
+    find_nonfinite,
+)
 from fleetlearn_protocol.manifest import Hyper, Input
 
 INPUTS = (Input("x", "float32", (2, 3)), Input("y", "int64", ()))
@@ -137,3 +146,45 @@ def test_seeds(seed: int) -> None:
 def test_what_is_no_seed(seed: Any) -> None:
     with pytest.raises(ValueError, match=r"expected an integer from 0 to 2\^53 - 1"):
         check_seed(seed)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_integers_within_their_range_are_let_through(dtype: Any) -> None:
+    row = Input("y", dtype, (2,), 10)
+    check_ranges((np.arange(10, dtype=dtype).reshape(5, 2),), (row,))
+    check_ranges((np.full((5, 2), 250, dtype),), (Input("y", dtype, (2,)),))  # nothing is known of it
+    check_ranges((np.zeros((0, 2), dtype),), (row,))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "ignored", "words"),
+    [
+        ("int64", -1, None, "array y has the value -1 in example 3 (the first is 0), at [1]; expected 0 to 9. 1 of"),
+        ("int64", 10, -100, "the value 10 in example 3 (the first is 0), at [1]; expected 0 to 9, or -100 for what is"),
+        ("int64", -(2**63), None, "has the value -9223372036854775808 in example 3"),
+        ("int32", 2**31 - 1, 7, "has the value 2147483647 in example 3"),
+        ("uint8", 255, None, "has the value 255 in example 3"),
+    ],
+)
+def test_an_integer_that_names_no_class_is_named(dtype: Any, value: int, ignored: int | None, words: str) -> None:
+    y = np.full((5, 2), 9, dtype)
+    y[3, 1] = value
+    with pytest.raises(DataError) as caught:
+        check_ranges((y,), (Input("y", dtype, (2,), 10, ignored),))
+    assert words in str(caught.value)
+    assert "1 of its 10 values are none of these" in str(caught.value)
+
+
+def test_what_the_loss_leaves_out_is_let_through() -> None:
+    row = Input("y", "int64", (), 10, -100)
+    check_ranges((np.array([3, -100, 9]),), (row,))
+    with pytest.raises(DataError, match=r"the value -1 in example 2 .* 1 of its 3 values"):
+        check_ranges((np.array([3, -100, -1]),), (row,))
+
+
+def test_what_is_not_finite_is_found() -> None:
+    x = X.copy()
+    assert find_nonfinite((x, Y), INPUTS) is None
+    x[2, 1, 0] = -np.inf
+    found = find_nonfinite((x, Y), INPUTS, start=100)
+    assert found == "array x has the value -inf in example 102 (the first is 0), at [1, 0]; expected finite numbers"

@@ -134,6 +134,7 @@ def test_a_file_of_arrays_is_read_in_the_manifests_order_and_dtypes(tmp_path: Pa
         ({"x": np.ones((5, 64)), "y": Y[:4]}, "different numbers of examples: {'x': 5, 'y': 4}"),
         ({"x": np.ones((5, 8, 8)), "y": Y[:5]}, "array x has shape (5, 8, 8); expected (n, 64)"),
         ({"x": np.ones((5, 64)), "y": np.ones(5)}, "array y has dtype float64; expected int64"),
+        ({"x": np.ones((5, 64)), "y": np.array([1, 2, 3, 4, 10])}, "array y has the value 10 in example 4"),
         ({"x": np.ones((5, 64)), "y": np.array([1, None, 2, 3, 4])}, "is not an .npz file of plain arrays"),
     ],
 )

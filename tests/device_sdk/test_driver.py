@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import random
+import shutil
 import signal
 import sys
+import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from importlib.util import find_spec
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +23,14 @@ import pytest
 from fleetlearn_device import Device, open_runtime
 from fleetlearn_device.checks import DataError
 from fleetlearn_device.driver import Driver, Timing
+from fleetlearn_device.runtime_onnx import OnnxRuntime
 from fleetlearn_device.state import State, StateError, describe
-from fleetlearn_device.train import train
+from fleetlearn_device.train import StoppedError, train
+from fleetlearn_device.trainer import MAX_STARTS, Trainer
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
+    Accepted,
     Cancel,
     CheckIn,
     ComeBack,
@@ -34,10 +40,13 @@ from fleetlearn_protocol.messages import (
     Held,
     Refused,
     Report,
+    Uploaded,
+    Waiting,
 )
 from line_bundle import line_data, write_line_bundle
 from processes import free_port
 from scripted import PATIENCE, Line, Scripted, Served, scripted, small_buffers
+from websockets.exceptions import ConnectionClosed
 
 QUICK = Timing(send=0.5, close=0.5, base=0.01)
 HYPER = {"lr": 0.1, "mu": 0.01}
@@ -169,6 +178,28 @@ def test_an_upload_goes_on_where_the_grant_says(served: Served, data: Any, tmp_p
             assert await line.expect(Report) == report
             rest = await line.take_upload(report, 768, transfer=8)
             assert zlib.crc32(part + rest) == report.crc32
+
+    asyncio.run(test())
+
+
+def test_an_upload_that_is_told_to_wait_is_reported_again_on_the_same_connection(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in(chunk_bytes=256)
+            await line.say(served.task())
+            report = await line.answer_fetches(Report)
+            part = await line.take_upload(report, bytes_=768)
+            await line.say(Waiting(task=report.task))
+            while (message := await line.hear()) != report:  # what was on its way
+                assert isinstance(message, bytes | Uploaded)
+            rest = await line.take_upload(report, 768, transfer=8)
+            assert zlib.crc32(part + rest) == report.crc32
+            await line.say(Accepted(report.task))
+            await line.say(served.task("t2"))
+            assert (await line.answer_fetches(Report)).task == "t2"
 
     asyncio.run(test())
 
@@ -325,7 +356,7 @@ def test_batches_of_the_users_own(served: Served, data: Any, tmp_path: Path) -> 
     asyncio.run(test())
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed")
+@pytest.mark.ort_training
 def test_the_other_runtime_fetches_its_own_files(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path, runtime="ort-training") as (coordinator, _):
@@ -514,6 +545,163 @@ def test_stopping_gives_the_task_back(served: Served, data: Any, tmp_path: Path)
     asyncio.run(test())
 
 
+def test_a_stop_before_the_device_serves_is_remembered(data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scripted() as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            device.stop()
+            async with asyncio.timeout(PATIENCE):
+                await device.serve()
+            running = asyncio.create_task(device.serve())  # the next one serves
+            line = await coordinator.line()
+            await line.check_in()
+            device.stop()
+            assert await line.closed() == 1000
+            async with asyncio.timeout(PATIENCE):
+                await running
+
+    asyncio.run(test())
+
+
+def test_a_stop_while_the_directory_is_opened_is_remembered(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        device = Device("ws://127.0.0.1:9", data=data, state_dir=tmp_path, timing=QUICK)
+        load = State.load_pending
+
+        def stopped(state: State) -> Report | None:
+            device.stop()
+            return load(state)
+
+        monkeypatch.setattr(State, "load_pending", stopped)
+        async with asyncio.timeout(PATIENCE):
+            await device.serve()
+
+    asyncio.run(test())
+
+
+def test_a_stopped_device_does_not_connect_again(
+    served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training thread may take longer to end than the connection."""
+    halted = threading.Event()
+
+    def slow(trainer: Trainer, given: Any, seconds: float) -> Any:
+        trainer.batches = 4
+        assert trainer.halt.wait(PATIENCE)
+        assert halted.wait(PATIENCE)
+        raise StoppedError("stopped")
+
+    monkeypatch.setattr(Trainer, "train", slow)
+
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            async with serving(device) as running:
+                line = await in_training(coordinator, served)
+                device.stop()
+                assert await line.closed() == 1000
+                await until(lambda: not any("_stay_connected" in repr(row.get_coro()) for row in asyncio.all_tasks()))
+                halted.set()
+                async with asyncio.timeout(PATIENCE):
+                    await running
+            assert len(coordinator.lines) == 1
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+    assert "connecting again" not in caplog.text
+
+
+def test_a_replaced_device_ends(served: Served, data: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, running):
+            line = await in_training(coordinator, served)
+            await line.say(Refused(Code.REPLACED, "the same device has connected again"))
+            assert await line.closed() == 1000
+            with pytest.raises(ProtocolError, match="a state directory of its own"):
+                await running
+            assert len(coordinator.lines) == 1
+
+    asyncio.run(test())
+
+
+def test_what_is_said_on_the_connection_before_does_not_end_this_one(data: Any, tmp_path: Path) -> None:
+    """The coordinator replaces a half-open connection of the device by the device's own new one."""
+
+    async def test() -> None:
+        with small_buffers() as listening:
+            async with scripted(sock=listening) as coordinator:
+                device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+                async with serving(device) as running:
+                    before = await coordinator.line()
+                    await before.check_in()
+                    before.connection.transport.pause_reading()  # the device's end of it is not heard
+                    await before.say("{")
+                    replaced = Refused(Code.REPLACED, "the same device has connected again")
+                    await before.say(replaced)
+                    line = await coordinator.line()
+                    await line.check_in()
+                    with suppress(ConnectionClosed):
+                        await before.say(replaced)
+                    line.cut()
+                    await (await coordinator.line()).check_in()  # it is alive and well
+                    assert not running.done()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("text", ["one\n" * 100, "x" * 5000])
+def test_an_error_in_training_is_told_in_one_line(
+    text: str, served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def broken(trainer: Trainer, given: Any, seconds: float) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Trainer, "train", broken)
+
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert failed.code == "runtime-error"
+            assert "\n" not in failed.text
+            assert failed.text.startswith(text[:3])
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+    (warned,) = [record for record in caplog.records if record.getMessage().startswith("task t1 failed")]
+    assert warned.exc_info is None
+    assert "Traceback" not in caplog.text
+
+
+def test_a_full_disk_shows_before_training(
+    served: Served, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(OnnxRuntime, "step", lambda *_, **__: pytest.fail("a step was done"))
+
+    async def test() -> None:
+        async with pair(served, data, tmp_path) as (coordinator, running):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert (failed.task, failed.code) == ("t1", "disk-full")
+            assert f"no room for an update of {served.model.nbytes} bytes" in failed.text
+            assert await line.closed() == 1000
+            with pytest.raises(StateError, match="the disk is full: free some space"):
+                await running
+
+    asyncio.run(test())
+
+
 def test_a_cancelled_serve_leaves_nothing_behind(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator:
@@ -587,9 +775,14 @@ def test_what_cannot_be_is_refused_before_anything_is_opened(
 
 
 @asynccontextmanager
-async def process(coordinator: Scripted, folder: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    coordinator: Scripted,
+    folder: Path,
+    *options: str,
+    command: Sequence[str] = (sys.executable, "-m", "fleetlearn_device"),
+) -> AsyncIterator[asyncio.subprocess.Process]:
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", coordinator.url,
+        *command, "run", "--coordinator", coordinator.url,
         "--data", str(folder / "data.npz"), "--state", str(folder / "state"), *options,
         stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
@@ -715,6 +908,120 @@ def test_the_command_ends_with_2_where_the_data_do_not_fit(served: Served, folde
             _, log = await running.communicate()
             assert running.returncode == 2
             assert b"data.npz: arrays" in log
+            assert b"Traceback" not in log
+
+    asyncio.run(test())
+
+
+def test_a_replaced_process_ends_with_3(folder: Path) -> None:
+    async def test() -> None:
+        async with scripted() as coordinator, process(coordinator, folder, "--name", "dev-1") as running:
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(Refused(Code.REPLACED, "the same device has connected again"))
+            assert await line.closed() == 1000
+            _, log = await running.communicate()
+            assert running.returncode == 3
+            assert log.count(b"\nfleetlearn-device: another process connected to the coordinator as device dev-1") == 1
+            assert b"connecting again" not in log
+
+    asyncio.run(test())
+
+
+def test_a_task_that_killed_the_process_three_times_is_given_back(served: Served, folder: Path) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            for _ in range(MAX_STARTS):
+                async with process(coordinator, folder) as running:
+                    await in_training(coordinator, served)
+                    running.kill()
+                    await running.wait()
+            async with process(coordinator, folder):
+                line = await coordinator.line()
+                assert (await line.check_in()).held is None
+                await line.say(served.task("t1", **LONG))
+                failed = await line.expect(Failed)
+                assert (failed.task, failed.code) == ("t1", "killed")
+                assert "killed the process 3 times" in failed.text
+                line = await coordinator.line()
+                await line.check_in()
+                await line.say(served.task("t2"))  # another task has starts of its own
+                assert (await line.answer_fetches(Report)).task == "t2"
+
+    asyncio.run(test())
+
+
+LIMITED = """
+import resource, sys
+from fleetlearn_device import driver, runtime_onnx, trainer
+from fleetlearn_device.__main__ import main
+from fleetlearn_device.ort import import_onnxruntime
+import_onnxruntime()
+(used,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (1024 * used + int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+"""The command, in so many bytes more of memory than it has once all is imported."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds the address space, and reads how large it is in /proc")
+@pytest.mark.parametrize(("example", "fixed", "where"), [(2**24, 0, "to run"), (0, 2**25, "to load")])
+def test_out_of_memory_is_named_and_the_bundle_stays(
+    tmp_path: Path, example: int, fixed: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 1.3 GiB, and a graph with 128 MiB of constants, which are twice in memory when it is loaded."""
+    served = Served(write_line_bundle(tmp_path / "line.bundle", needs=(example, fixed)).path)
+    x, y = line_data(20)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    state = State(tmp_path / "state")
+    shutil.copytree(served.bundle.path, state.bundle(served.bundle.sha256))
+    state.model(served.model_sha256).write_bytes(served.model.tobytes())
+    state.close()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else each thread reserves 64 MiB
+
+    async def test() -> None:
+        async with (
+            scripted() as coordinator,
+            process(coordinator, tmp_path, command=(sys.executable, "-c", LIMITED, str(200 * 2**20))),
+        ):
+            for name in ("t1", "t2"):
+                line = await coordinator.line()
+                await line.check_in()
+                await line.say(served.task(name, batch_size=0))
+                failed = await line.expect(Failed)  # and nothing was fetched
+                assert (failed.task, failed.code) == (name, "out-of-memory")
+                assert f"not enough memory {where} graphs/train.onnx" in failed.text
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("array", "value", "text"),
+    [
+        ("y", -1, "array y has the value -1 in example 3 (the first is 0); expected 0 to 9"),
+        ("y", 10, "array y has the value 10 in example 3 (the first is 0); expected 0 to 9"),
+        ("x", np.nan, "array x has the value nan in example 3 (the first is 0), at [0]; expected finite numbers"),
+    ],
+)
+def test_values_that_cannot_be_are_named_and_end_the_command_with_2(
+    served: Served, data: Any, tmp_path: Path, array: str, value: float, text: str
+) -> None:
+    wrong = {name: values.copy() for name, values in data.items()}
+    wrong[array][3, *[0] * (wrong[array].ndim - 1)] = value
+    np.savez(tmp_path / "data.npz", **wrong)
+
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, tmp_path) as running:
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task())
+            failed = await line.answer_fetches(Failed)
+            assert failed.code == "bad-data"
+            assert text in failed.text
+            assert await line.closed() == 1000
+            _, log = await running.communicate()
+            assert running.returncode == 2
+            assert text.encode() in log
             assert b"Traceback" not in log
 
     asyncio.run(test())

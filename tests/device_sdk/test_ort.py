@@ -21,14 +21,14 @@ def python(code: str, *options: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed")
+@pytest.mark.ort_training
 def test_the_training_build_is_imported_without_its_front_end() -> None:
     code = f"import sys; from fleetlearn_device.ort import *; import_onnxruntime(); import_training_api(); {FOREIGN}"
     assert find_spec("torch") is not None
     assert python(code) == "[]"
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed")
+@pytest.mark.ort_training
 def test_the_front_end_can_still_be_imported_afterwards() -> None:
     code = (
         "import sys, warnings; from fleetlearn_device.ort import *; api = import_training_api(); "
@@ -59,4 +59,4 @@ def test_without_onnxruntime_the_error_says_what_to_install() -> None:
         f"import runpy; names = runpy.run_path({ort.__file__!r})\n"
         "try:\n    names['import_onnxruntime']()\nexcept names['RuntimeUnavailableError'] as error:\n    print(error)"
     )
-    assert python(code, "-I", "-S") == "onnxruntime is not installed: pip install 'fleetlearn[device]'"
+    assert python(code, "-I", "-S") == 'onnxruntime is not installed: pip install "fleetlearn[device]"'

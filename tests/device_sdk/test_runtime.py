@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fleetlearn_device import ort
 from fleetlearn_device.checks import DataError
 from fleetlearn_device.ort import RuntimeUnavailableError
 from fleetlearn_device.runtime import Runtime, open_runtime
@@ -24,10 +24,7 @@ from fleetlearn_protocol.vector import Vector, flatten, views
 from torch.func import functional_call
 from torch.nn import functional
 
-needs_training = pytest.mark.skipif(
-    find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed"
-)
-KINDS = ["onnx", pytest.param("ort-training", marks=needs_training)]
+KINDS = ["onnx", pytest.param("ort-training", marks=pytest.mark.ort_training)]
 MODELS = ["softmax", "mlp", "cnn"]
 STEPS = 50
 Cases = Callable[[str], Any]
@@ -89,7 +86,7 @@ def test_the_check_by_hand_would_see_a_missing_half(cases: Cases) -> None:
     assert np.abs(right - doubled).max() > 1e-2
 
 
-@needs_training
+@pytest.mark.ort_training
 @pytest.mark.parametrize("name", [*MODELS, "plain"])
 def test_both_runtimes_give_the_same_numbers(cases: Cases, name: str) -> None:
     case = cases(name)
@@ -155,20 +152,26 @@ def elsewhere(python: str | Path, case: Any, kind: str, folder: Path, anchor: Ve
     return json.loads(done.stdout), np.load(folder / "out.npy")
 
 
+def stock_python() -> Path:
+    """Of the environment that lies around the one with the training build."""
+    return Path(sys.prefix).parent / "bin" / "python"
+
+
 def here(case: Any, anchor: Vector) -> tuple[list[float], Runtime]:
     runtime = open_runtime(case.path)
     runtime.load(runtime.parameters, anchor=anchor)
     return [runtime.step(batch, lr=0.1, mu=0.05) for batch in batches(case)], runtime
 
 
+@pytest.mark.ort_training
 @pytest.mark.parametrize("name", MODELS)
-def test_the_stock_runtime_gives_the_same_numbers_and_needs_neither_torch_nor_onnx(
-    cases: Cases, stock_python: Path, tmp_path: Path, name: str
+def test_a_bundle_with_artifacts_gives_the_same_numbers_on_the_stock_runtime(
+    cases: Cases, tmp_path: Path, name: str
 ) -> None:
     case = cases(name)
     anchor = away(open_bundle(case.path).parameters())
     losses, runtime = here(case, anchor)
-    there, parameters = elsewhere(stock_python, case, "onnx", tmp_path, anchor)
+    there, parameters = elsewhere(stock_python(), case, "onnx", tmp_path, anchor)
     assert there["foreign"] == []
     assert there["version"] != runtime.version
     np.testing.assert_allclose(there["losses"], losses, rtol=0, atol=1e-5)
@@ -186,18 +189,14 @@ def test_neither_torch_nor_onnx_is_imported_where_both_are_installed(cases: Case
     np.testing.assert_allclose(parameters, runtime.parameters, rtol=0, atol=1e-5)
 
 
-def test_the_stock_runtime_says_what_ort_training_needs(cases: Cases, stock_python: Path) -> None:
-    code = (
-        "import sys; from fleetlearn_device.runtime import open_runtime\n"
-        "from fleetlearn_device.ort import RuntimeUnavailableError\n"
-        "try:\n    open_runtime(sys.argv[1], 'ort-training')\n"
-        "except RuntimeUnavailableError as error:\n    print(error)"
-    )
-    done = subprocess.run(
-        [stock_python, "-c", code, cases("softmax").path], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (
-        "the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has ['onnxruntime']" in done.stdout
+@pytest.mark.skipif(ort.installed() != ["onnxruntime"], reason="the training build has it")
+def test_the_stock_runtime_says_what_ort_training_needs() -> None:
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        ort.import_training_api()
+    assert str(caught.value) == (
+        "the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has ['onnxruntime']. Use the "
+        "runtime 'onnx'; or, in an environment apart (x86-64, Python 3.11 or 3.12), "
+        'pip install "fleetlearn[ort-training]"'
     )
 
 
@@ -392,17 +391,16 @@ np.savez(out, update=outcome.update, kept=outcome.kept, loss=outcome.loss)
 """
 
 
-def test_a_task_with_everything_gives_the_same_on_the_stock_runtime(
-    cases: Cases, stock_python: Path, tmp_path: Path
-) -> None:
-    """Momentum, MOON's term, dropout and a personal head."""
+@pytest.mark.ort_training
+def test_a_task_with_everything_gives_the_same_on_the_stock_runtime(cases: Cases, tmp_path: Path) -> None:
+    """Momentum, MOON's term, dropout and a personal head; the training build is of another version."""
     case = cases("own")
     manifest = open_bundle(case.path).manifest
     assert (manifest.random, manifest.references) == (True, ("anchor", "previous"))
     model = open_bundle(case.path).parameters()[: manifest.size]
     np.savez(tmp_path / "given.npz", x=case.x[:100], y=case.y[:100], model=model, previous=away(model))
     found = []
-    for name, python in (("stock", stock_python), ("here", sys.executable)):
+    for name, python in (("stock", stock_python()), ("here", sys.executable)):
         command = [python, "-W", "error", "-c", TRAINED_ELSEWHERE, case.path, tmp_path / "given.npz", tmp_path / name]
         subprocess.run(command, check=True, timeout=120)
         found.append(np.load(tmp_path / f"{name}.npz"))

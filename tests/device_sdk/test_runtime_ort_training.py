@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from fleetlearn_protocol.vector import digest, flatten, views
 from line_bundle import write_line_bundle
 from safetensors.numpy import save as save_safetensors
 
-pytestmark = pytest.mark.skipif(
-    find_spec("onnxruntime.training") is None, reason="onnxruntime-training-cpu is not installed"
-)
+pytestmark = pytest.mark.ort_training
 Cases = Callable[[str], Any]
 
 

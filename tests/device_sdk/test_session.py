@@ -20,6 +20,7 @@ from fleetlearn_device.commands import (
     SendUpdate,
     StartTraining,
     StopTraining,
+    StopUpdate,
     StoreChunk,
     Wanted,
 )
@@ -42,6 +43,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    Waiting,
     Welcome,
     encode,
 )
@@ -193,13 +195,39 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
             "uploaded": "Send > holding",
         },
     ),
+    "its bytes refused as out of order": (
+        Refused(Code.WRONG_OFFSET, "a gap", "A"),
+        {
+            "idle": "-",
+            **FORGOTTEN,
+            "holding": "StopUpdate > holding",
+            "uploading": "StopUpdate > holding",
+            "uploaded": "StopUpdate > holding",
+        },
+    ),
+    "its upload waits": (
+        Waiting(task="A"),
+        {"uploading": "StopUpdate Send > holding", "uploaded": "StopUpdate Send > holding", "*": "-"},
+    ),
+    "another upload waits": (Waiting(task="B"), {"*": "-"}),
+    "a fetch waits": (Waiting(sha256=SHA), {"*": "-"}),
     "its content refused": (
         Refused(Code.UNKNOWN_CONTENT, "no such", None, SHA),
         {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
     ),
     "another content refused": (Refused(Code.UNKNOWN_CONTENT, "no such", None, "d" * 64), {"*": "-"}),
     "something refused": (Refused(Code.BAD_MESSAGE, "what?"), {"*": FAULT}),
-    "another process": (Refused(Code.REPLACED, "again"), {"*": FAULT}),
+    "another process": (
+        Refused(Code.REPLACED, "again"),
+        {
+            "locating": "Close > idle",
+            "fetching": "Close > idle",
+            "receiving": "Close > idle",
+            "storing": "Close > idle",
+            "training": "StopTraining Close > idle",
+            "*": FAULT,
+        },
+    ),
     "no JSON": ("{", {"*": FAULT}),
     "an unknown type": ('{"type":"hello"}', {"*": FAULT}),
     "a number out of bounds": ('{"type":"come-back","after":-1,"reason":"no-task"}', {"*": FAULT}),
@@ -257,7 +285,7 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
         assert session.link is Link.ONLINE
     else:
         assert isinstance(commands[-1], Close)
-        assert session.faults == (0 if isinstance(message, ComeBack) else 1)
+        assert session.faults == (0 if isinstance(message, ComeBack) or name == "another process" else 1)
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
@@ -306,6 +334,52 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1)))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
+
+
+def test_an_upload_that_lost_its_place_is_reported_again_and_goes_on_with_another_grant() -> None:
+    session = brought_to("uploading")
+    assert acts(tell(session, Waiting(task="A"))) == [StopUpdate(), Send(report())]
+    assert session.update_sent(9, 1.0) == []
+    assert acts(tell(session, Grant("A", 10, 24))) == [SendUpdate("A", 10, 24, 8)]
+    assert session.update_sent(10, 2.0) == [Send(Uploaded("A"))]
+    # All bytes were sent before the device heard that it was to wait, and they were enough.
+    assert acts(tell(session, Waiting(task="A"))) == [StopUpdate(), Send(report())]
+    assert acts(tell(session, Accepted("A"))) == [DropPending("A")]
+
+
+def test_a_gap_in_an_upload_is_followed_by_another_grant_however_often() -> None:
+    session = brought_to("uploading")
+    for transfer in range(10, 15):
+        assert acts(tell(session, Refused(Code.WRONG_OFFSET, "a gap", "A"))) == [StopUpdate()]
+        assert acts(tell(session, Grant("A", transfer, 8))) == [SendUpdate("A", transfer, 8, 8)]
+
+
+def test_a_fetch_that_is_told_to_wait_is_patient() -> None:
+    session = brought_to("fetching")
+    for now in (30.0, 60.0, 90.0):
+        assert acts(tell(session, Waiting(sha256=SHA), now)) == []
+    assert session.tick(99.0) == [Send(Heartbeat("A", 0))]  # patience was over at 60 s, had nothing come
+
+
+def test_a_repeated_task_does_not_disturb_a_held_update() -> None:
+    """It finished training after the check-in, which therefore named nothing: the coordinator gave the task again."""
+    session = brought_to("training")
+    session.disconnected()
+    session.connected(1.0)
+    session.trained(report())
+    session.saved("A")
+    assert acts(tell(session, WELCOME)) == [Send(report())]
+    assert acts(tell(session, task("A"))) == []
+    assert session.work is Work.HOLDING
+
+
+def test_another_task_than_the_held_one_replaces_it() -> None:
+    session = Session("dev", 7, held=report())
+    session.connected(0.0)
+    tell(session, WELCOME)
+    assert acts(tell(session, task("B"))) == [DropPending("A"), Locate(task("B"))]
+    assert acts(tell(session, Refused(Code.NOT_WANTED, "given back", "A"))) == []  # the answer to its report
+    assert session.current == "B"
 
 
 def test_a_broken_download_goes_on_where_the_directory_says() -> None:
@@ -586,6 +660,24 @@ def test_a_connection_that_opens_while_stopping_is_closed() -> None:
     session = Session("dev", 7)
     session.stop()
     assert session.connected(0.0) == [Close("stopping")]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_device_that_was_replaced_ends_and_keeps_what_is_finished(state: str) -> None:
+    session = brought_to(state)
+    commands = acts(tell(session, Refused(Code.REPLACED, "again")))
+    assert not [command for command in commands if isinstance(command, Send | DropPending)]
+    session.disconnected()
+    if state == "training":
+        session.ended("A")
+    if state == "saving":
+        assert session.saved("A") == []
+    assert session.over
+    assert isinstance(session.error, ProtocolError)
+    assert session.error.code is Code.REPLACED
+    assert "delete identity.json in the copy" in session.error.text
+    finished = state in ("saving", "holding", "uploading", "uploaded")
+    assert session.work is (Work.HOLDING if finished else Work.IDLE)
 
 
 def test_finished_ends_a_device_that_waits_for_it_alone() -> None:

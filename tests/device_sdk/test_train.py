@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fleetlearn_device.checks import DataError
 from fleetlearn_device.data import as_data
 from fleetlearn_device.runtime import Runtime, open_runtime
@@ -18,6 +19,7 @@ from fleetlearn_device.train import (
     evaluate_data,
     train,
 )
+from fleetlearn_export import LocalStep, export_bundle
 from fleetlearn_protocol.messages import Evaluation
 from line_bundle import line_data, write_line_bundle
 
@@ -156,12 +158,68 @@ def test_a_loss_that_is_not_finite_names_its_step(runtime: Runtime, data: Any) -
     assert caught.value.code == "diverged"
 
 
-def test_data_that_are_not_finite_diverge_in_the_first_step(runtime: Runtime, data: Any) -> None:
-    x, y = data
-    with pytest.raises(DivergedError, match="step 1's loss is nan"):
-        run(runtime, (np.full_like(x, np.nan), y))
-    with pytest.raises(DivergedError, match="before training, the model's summed loss on these data is nan"):
-        run(runtime, (np.full_like(x, np.nan), y), evaluate=True)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_data_that_are_not_finite_are_named(runtime: Runtime, data: Any, value: float) -> None:
+    x, y = data[0].copy(), data[1]
+    x[31, 7] = value
+    named = rf"array x has the value {value} in example 31 \(the first is 0\), at \[7\]; expected finite numbers"
+    with pytest.raises(DataError, match=named + r"\. With it, step [123]'s loss is (nan|inf)") as caught:
+        run(runtime, (x, y))
+    assert isinstance(caught.value, DivergedError)
+    assert caught.value.code == "bad-data"
+    with pytest.raises(DataError, match=named + r"\. With it, before training, the model's summed loss"):
+        run(runtime, (x, y), evaluate=True)
+    batches = [(x[:20], y[:20]), (x[20:], y[20:])]
+    with pytest.raises(DataError, match=named):
+        run(runtime, as_data(batches, examples=50))
+
+
+def test_finite_data_are_not_blamed_for_a_divergence(runtime: Runtime, data: Any) -> None:
+    with pytest.raises(DivergedError) as caught:
+        run(runtime, data, hyper={"lr": 3e38}, epochs=9)
+    assert not isinstance(caught.value, DataError)
+
+
+def test_a_model_that_takes_nan_for_what_is_missing_is_trained(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    filled = torch.nn.Sequential(Filled(), model)
+    x, y = np.random.default_rng(3).standard_normal((20, 4)).astype(np.float32), np.zeros((20, 1), np.float32)
+    path = tmp_path / "filled.bundle"
+    export_bundle(filled, torch.nn.functional.mse_loss, (x[:4], y[:4]), path, step=LocalStep("sgd"))
+    x[3, 2] = np.nan
+    outcome = run(open_runtime(path), (x, y), hyper={"lr": 0.1})
+    assert np.isfinite(outcome.update).all()
+
+
+class Filled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(x)
+
+
+@pytest.mark.parametrize("value", [-1, 10])
+def test_a_label_that_is_no_class_is_named_before_any_step(runtime: Runtime, data: Any, value: int) -> None:
+    x, y = data[0], data[1].copy()
+    y[42] = value
+    steps: list[int] = []
+    named = rf"array y has the value {value} in example 42 \(the first is 0\); expected 0 to 9, or -100"
+    with pytest.raises(DataError, match=named):
+        run(runtime, (x, y), on_step=lambda step, loss: steps.append(step))
+    assert steps == []
+    batches = [(x[:20], y[:20]), (x[20:], y[20:])]
+    with pytest.raises(DataError, match=rf"the value {value} in example 22 \(the first is 0\) of batch 1 of a pass"):
+        run(runtime, as_data(batches, examples=50))
+    with pytest.raises(DataError, match=rf"the value {value} in example 22"):
+        run(runtime, as_data(batches, examples=50), evaluate=True)
+
+
+def test_a_label_that_the_loss_leaves_out_is_trained_as_pytorch_does(case: Any, runtime: Runtime, data: Any) -> None:
+    x, y = data[0], data[1].copy()
+    y[:7] = -100
+    run(runtime, (x, y), epochs=1, batch_size=0)
+    update = runtime.parameters - runtime.anchor
+    alone = open_runtime(case.path)
+    alone.step((x[7:], y[7:]), **HYPER)  # the mean is over those that are not left out
+    np.testing.assert_allclose(update, alone.parameters - alone.anchor, atol=1e-7)
 
 
 def test_an_update_that_is_not_finite_diverges_though_each_loss_was(runtime: Runtime, data: Any) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_device.data import as_data
-from fleetlearn_device.state import State
+from fleetlearn_device.state import State, StateError
 from fleetlearn_device.train import StoppedError
-from fleetlearn_device.trainer import Trained, Trainer
+from fleetlearn_device.trainer import MAX_STARTS, KilledError, Trained, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Task
@@ -185,7 +189,7 @@ def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: State, tmp_path
     assert not list((state.path / "kept").iterdir())
 
 
-def test_a_bundle_that_cannot_be_used_goes_and_the_device_s_own_stays(
+def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
     state: State, full: Bundle, tmp_path: Path
 ) -> None:
     contents = {path: full.read(path) for path in full.manifest.files} | {TRAIN: b"no graph at all"}
@@ -196,7 +200,11 @@ def test_a_bundle_that_cannot_be_used_goes_and_the_device_s_own_stays(
     bring(state, broken, given)
     with pytest.raises(BundleError, match=r"cannot load graphs/train\.onnx"):
         trainer.train(given, 100.0)
-    assert not state.bundle(broken.sha256).exists()
+    assert bring(state, broken, given) == []  # the same bytes would come
+    (state.bundle(broken.sha256) / TRAIN).write_bytes(b"no graph at ALL")
+    with pytest.raises(BundleError):
+        trainer.train(given, 100.0)
+    assert bring(state, broken, given) == [TRAIN]
     after = do(trainer, state, full, 1, save=False)
     assert after.update.any()
     kept = state.load_kept(full.sha256, 6)
@@ -212,3 +220,89 @@ def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: Stat
     for _ in range(2):
         trainer.train(given, 100.0)
         assert (trainer.steps, trainer.batches) == (6, 9)
+
+
+def test_starts_are_counted_until_the_training_ends(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0)
+    bring(state, full, given)
+    for _ in range(MAX_STARTS):  # processes that were killed
+        state.begin_training("t0")
+    with pytest.raises(KilledError, match="killed the process 3 times") as caught:
+        trainer.train(given, 100.0)
+    assert caught.value.code == "killed"
+    assert state.starts("t0") == 3
+    assert state.starts("t1") == 0
+    do(trainer, state, full, 1)
+    assert state.starts("t0") == 0  # another task was trained
+    for code, halt in (("ended", False), ("stopped", True)):
+        state.begin_training("t2")
+        trainer.halt.set() if halt else trainer.halt.clear()
+        with suppress(StoppedError):
+            do(trainer, state, full, 2)
+        assert state.starts("t2") == 0, code
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0)
+    bring(state, full, given)
+    with largest_file(1000), pytest.raises(StateError, match="there is no room for an update of 40 bytes") as caught:
+        trainer.train(given, 100.0)
+    assert caught.value.code == "disk-full"
+    assert trainer.steps == 0
+    assert not list((state.path / "pending").iterdir())
+    do(trainer, state, full, 0)
+
+
+def test_the_room_held_is_what_the_update_is_written_into(
+    state: State, full: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    trained = do(trainer, state, full, 0, save=False)
+    held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
+    assert {name: size for name, (_, size) in held.items()} == {
+        "update.reserved": trained.update.nbytes, "kept.reserved": trained.kept.nbytes + 4, "report.reserved": 2**16,
+    }  # fmt: skip
+    state.save_pending(trained.report, trained.update.tobytes(), trained.bundle, trained.kept)
+    pending = state.path / "pending"
+    (update,) = pending.glob("*.bin")
+    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.update.tobytes())
+    assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
+    assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
+    assert state.load_pending() == trained.report
+    assert {path.name for path in pending.iterdir()} == {update.name, "report.json"}
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_the_file_system_holds_no_room_it_is_written(
+    number: int, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int, start: int, size: int) -> None:
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+    state.reserve(3 * 2**20 + 5, 0)
+    sizes = {path.name: path.stat().st_size for path in (state.path / "pending").iterdir()}
+    assert sizes == {"update.reserved": 3 * 2**20 + 5, "kept.reserved": 0, "report.reserved": 2**16}
+    state.release()
+    assert not list((state.path / "pending").iterdir())
+
+
+def test_a_training_that_fails_holds_no_room(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    trainer.halt.set()
+    with pytest.raises(StoppedError):
+        do(trainer, state, full, 0)
+    assert not list((state.path / "pending").iterdir())

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from examples.demo.__main__ import main
+from examples.demo.fleet import training_build
 from examples.demo.processes import Child, DemoError, end_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +123,13 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert_nothing_runs(tmp_path)
     summary = check_summary(tmp_path / "out", devices=6, rounds=8, killed=2)
     check_model(tmp_path / "out", summary["accuracy"], demo.stdout)
+    if training_build():
+        assert summary["runtimes"] == {"ort-training": 2, "onnx": 4}
+        assert summary["export"]["without_ort_training"] is None
+        assert "2 of them on ONNX Runtime's training build" in demo.stdout
+    else:
+        assert summary["runtimes"] == {"onnx": 6}
+        assert "no device uses ONNX Runtime's training build here" in demo.stdout
     for text in ("SIGKILL to device-", "starts again", "SIGKILL to the coordinator", "is up again"):
         assert text in demo.stdout
 
@@ -155,7 +163,7 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], argumen
 def test_without_a_device_command(tmp_path: Path) -> None:
     demo = run_demo(tmp_path / "out", "--device-command", str(tmp_path / "nothing"))
     assert demo.returncode == 1
-    assert f"demo: {tmp_path / 'nothing'} is no program; run `make demo`" in demo.stderr
+    assert f"demo: --device-command {tmp_path / 'nothing'} is no program" in demo.stderr
     assert_nothing_runs(tmp_path)
 
 

@@ -63,6 +63,28 @@ def test_half_of_the_cohort_killed_in_mid_round(run: Processes, bundle_path: Pat
         assert run.running[name].wait(30) == 0, run.log(name)
 
 
+def test_a_device_that_was_stopped_in_order_has_another_turn_in_the_round(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """The round needs both devices. One is stopped by SIGTERM in its training and started again."""
+    plan, data_dir, url = write_plan(
+        run.folder, bundle_path, round__goal=2, round__minimum=2, round__deadline=600.0, round__grace=300.0,
+        stop__rounds=1, local__epochs=100_000, local__time_budget=4.0,
+    )  # fmt: skip
+    run.coordinator(plan)
+    for name, shard in zip("ab", shards, strict=False):
+        run.device(name, url, shard)
+    wait_for(lambda: all("training" in run.log(name) for name in "ab"), "both devices to train")
+    run.running["b"].terminate()
+    assert run.running["b"].wait(30) == 0
+    assert "connecting again" not in run.log("b").partition("stopping: SIGTERM")[2]
+    run.device("b", url, shards[1])
+    assert run.running["coordinator"].wait(60) == 0
+    (round_,) = read_status(data_dir).rounds
+    assert round_.summary["reports"] == 2
+    assert round_.summary["dropped"] == {"failed: stopping": 1}
+
+
 def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None) -> bytes:
     """THREE_ROUNDS, and the final model's bytes. ``crash``: where the coordinator dies before it is started again."""
     plan, data_dir, url = write_plan(run.folder, bundle, **THREE_ROUNDS)

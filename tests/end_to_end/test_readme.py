@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import typed
-from processes import DIGITS, ROOT, STOCK, Processes, free_port, processes
+from processes import DIGITS, ROOT, Processes, free_port, processes
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^    (fleetlearn-.*)$", README, re.MULTILINE)
@@ -76,11 +76,10 @@ def test_the_coordinator_and_two_devices(folder: Path) -> None:
 
 def finish(run: Processes, folder: Path, port: int) -> None:
     """Start everything as the README says and wait for its end."""
-    python = STOCK if STOCK.exists() else Path(sys.executable)
     run.start("coordinator", sys.executable, "serve.py", cwd=folder)
-    run.start("device-python", python, "device.py", cwd=folder)
+    run.start("device-python", sys.executable, "device.py", cwd=folder)
     words = [word.replace("8765", str(port)).replace("shard", "other") for word in command("fleetlearn-device")]
     words[words.index("device.state")] = "other.state"
-    run.start("device-command", python, "-m", "fleetlearn_device", *words[1:], cwd=folder)
+    run.start("device-command", sys.executable, "-m", "fleetlearn_device", *words[1:], cwd=folder)
     assert run.running["coordinator"].wait(120) == 0, run.log("coordinator")
     assert run.running["device-python"].wait(30) == 0, run.log("device-python")

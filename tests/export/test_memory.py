@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,6 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
-
-DEVICE_PYTHON = Path(__file__).parents[2] / ".venv/device/bin/python"
-"""Holds what a device holds: the stock ONNX Runtime, and no PyTorch."""
-
 
 node = helper.make_node
 FLOAT = TensorProto.FLOAT
@@ -77,7 +74,7 @@ print(1024 * int(status["VmHWM"].split()[0]))
 
 def measured(bundle: Bundle, batch: int) -> int:
     """Peak resident bytes of a process that trains on batches of this size."""
-    command = [str(DEVICE_PYTHON), "-c", MEASURE, str(bundle.path), str(batch)]
+    command = [sys.executable, "-c", MEASURE, str(bundle.path), str(batch)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
@@ -86,12 +83,6 @@ def estimated(bundle: Bundle, batch: int) -> int:
     return memory.estimate(bundle.manifest, model, analysis.values(model, batch)).total
 
 
-needs_stock_runtime = pytest.mark.skipif(
-    not DEVICE_PYTHON.exists(), reason="there is no .venv/device with the stock ONNX Runtime"
-)
-
-
-@needs_stock_runtime
 @pytest.mark.parametrize("batch", [20, 100])
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "mcmahan"])
 def test_memory_is_within_a_quarter_of_what_is_measured(cases: Callable[[str], Case], name: str, batch: int) -> None:
@@ -103,7 +94,6 @@ def test_memory_is_within_a_quarter_of_what_is_measured(cases: Callable[[str], C
 
 
 @pytest.mark.slow
-@needs_stock_runtime
 @pytest.mark.parametrize("name", ["inverted-residual", "transformer"])
 def test_memory_of_larger_models(tmp_path: Path, name: str) -> None:
     case = zoo.make(name)

@@ -17,13 +17,15 @@ from fleetlearn_protocol.manifest import LocalStep
 from torch import nn
 from torch.nn import functional
 
-api = pytest.importorskip("onnxruntime.training.api")
+pytestmark = pytest.mark.ort_training
 SIZES = [20, 7] * 10 + [1]
 
 
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", pytest.param("mcmahan", marks=pytest.mark.slow)])
 def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> None:
     case = cases(name)
+    from onnxruntime.training import api
+
     assert case.exported.without_ort_training is None
     folder = case.exported.bundle.path / "ort_training"
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
@@ -109,6 +111,8 @@ def test_changing_buffers_are_a_reason() -> None:
 
 
 def test_the_checkpoint_holds_the_initial_model(cases: Callable[[str], Case]) -> None:
+    from onnxruntime.training import api
+
     case = cases("softmax")
     path: Path = case.exported.bundle.path / "ort_training" / "checkpoint"
     state = api.CheckpointState.load_checkpoint(str(path))

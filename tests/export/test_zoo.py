@@ -108,9 +108,11 @@ def test_names_and_seeds_of_the_zoo() -> None:
     assert WITHOUT_ORT_TRAINING.keys() <= set(zoo.NAMES)
 
 
+@pytest.mark.ort_training
 @pytest.mark.parametrize("name", NAMES)
 def test_ort_training_agrees_or_says_why_not(bundles: Bundles, name: str) -> None:
-    api = pytest.importorskip("onnxruntime.training.api")
+    from onnxruntime.training import api
+
     case, exported = bundles(name)
     reason = WITHOUT_ORT_TRAINING.get(name)
     assert exported.bundle.manifest.has_ort_training == (reason is None), exported.without_ort_training

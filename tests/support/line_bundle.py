@@ -50,8 +50,10 @@ def write_line_bundle(
     state: bool = False,
     references: Sequence[Reference] = (),
     random: bool = False,
+    needs: tuple[int, int] = (0, 0),
 ) -> Bundle:
-    """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that outlives the task."""
+    """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that outlives the task.
+    ``needs``: float32 zeros that the step makes for each example, and zeros that are a constant of its graph."""
     step = LocalStep(
         "custom",
         proximal="anchor" in references,
@@ -91,6 +93,17 @@ def write_line_bundle(
             "next.state.t = Add(state.t, one)",
         ]
         gradient = "next.state.m.w"
+    each, fixed = needs
+    if each:
+        lines += [
+            f"zeros.each = Constant<value_ints = [{each}]>() zeros.n = Shape(e)",
+            "zeros.shape = Concat<axis = 0>(zeros.n, zeros.each) zeros = ConstantOfShape(zeros.shape)",
+            f"zeros.sum = ReduceSum<keepdims = 0>(zeros) with.zeros = Add({gradient}, zeros.sum)",
+        ]
+        gradient = "with.zeros"
+    if fixed:
+        lines += [f"zeros.sum = ReduceSum<keepdims = 0>(zeros) with.zeros = Add({gradient}, zeros.sum)"]
+        gradient = "with.zeros"
     train = _graph(
         {**shapes, **read, "hyper.lr": (), "hyper.mu": ()},
         {**{f"next.{name}": shapes[name] for name in rows}, "loss": (), "metric.error": ()},
@@ -116,6 +129,7 @@ def write_line_bundle(
         next.param.seen = Add(param.seen, count)
         """,
         random,
+        zeros=fixed,
     )
     evaluation = _graph(
         {f"param.{row.name}": row.shape for row in parameters},
@@ -170,6 +184,7 @@ def _graph(
     body: str,
     random: bool = False,
     examples: bool = False,
+    zeros: int = 0,
 ) -> bytes:
     """The parser's names have no dots, so that they stand as ``DOT`` while it reads."""
 
@@ -179,6 +194,7 @@ def _graph(
         ]
 
     given = [*declared(inputs), "float[N,3] batch.x", "float[N] batch.y", *(["int64 seed"] if random else [])]
+    given += [f"float[{zeros}] zeros"] if zeros else []
     made = [*declared(outputs), *(["int64 examples"] if examples else [])]
     text = f"line ({', '.join(given)}) => ({', '.join(made)}) {{ {body} }}"
     text = "".join("DOT" if here == "." and not text[place + 1].isdigit() else here for place, here in enumerate(text))
@@ -188,6 +204,9 @@ def _graph(
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = [name.replace("DOT", ".") for name in names]
+    if zeros:
+        model.graph.input.pop()
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(zeros, np.float32), "zeros"))
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 

@@ -19,7 +19,6 @@ from fleetlearn_coordinator import Status, read_status
 ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 """The names of the digits example, which is not in a package."""
-STOCK = ROOT / ".venv" / "device" / "bin" / "python"
 PATIENCE = 60.0
 """Seconds after which waiting for something is a failure."""
 
@@ -46,11 +45,10 @@ class Processes:
         return self.start("coordinator", sys.executable, *command)
 
     def device(self, name: str, url: str, data: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
-        """A device, on the stock ONNX Runtime where its environment is there; or begun by a script of the test's."""
-        python = STOCK if STOCK.exists() else Path(sys.executable)
+        """A device, or one begun by a script of the test's."""
         return self.start(
-            name, python, *(wrapper or ("-m", "fleetlearn_device")), "run", "--coordinator", url, "--data", data,
-            "--state", self.folder / f"{name}.state", "--name", name, "--until-finished",
+            name, sys.executable, *(wrapper or ("-m", "fleetlearn_device")), "run", "--coordinator", url,
+            "--data", data, "--state", self.folder / f"{name}.state", "--name", name, "--until-finished",
         )  # fmt: skip
 
     def kill(self, name: str) -> None:

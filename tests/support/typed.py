@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from processes import STOCK, Processes, processes
+from processes import Processes, processes
 
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r"^## (.*)$", re.MULTILINE)
@@ -69,20 +69,15 @@ def write_files(page: str, folder: Path, port: int) -> None:
         (folder / name).write_text(text.replace(PORT, str(port)))
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """This environment's commands by their names, and the device's from its own where that is there."""
-    own = folder / ".bin"
-    own.mkdir(exist_ok=True)
-    device = STOCK.with_name("fleetlearn-device")
-    if device.exists() and not (own / device.name).exists():
-        (own / device.name).symlink_to(device)
-    path = os.pathsep.join([str(own), str(Path(sys.executable).parent), os.environ["PATH"]])
+def environment() -> dict[str, str]:
+    """This environment's commands by their names."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "COLUMNS": "80"}
 
 
 def type_in(wanted: list[Command], folder: Path, port: int, check: Check) -> None:
     """Run the commands in the folder. ``check`` gets each with what it printed, those beside others at their end."""
-    path = environment(folder)
+    path = environment()
     with processes(folder) as run:
         beside: dict[str, Command] = {}
         for command in wanted:

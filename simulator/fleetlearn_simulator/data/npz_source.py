@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_device.checks import DataError, check_batch
+from fleetlearn_device.checks import DataError, check_batch, check_ranges
 from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 
@@ -175,7 +175,9 @@ def _load(path: Path, names: Sequence[str], by: str | None) -> dict[str, NDArray
 
 def _fitting(path: Path, content: Mapping[str, NDArray[Any]], inputs: Sequence[Input]) -> Arrays:
     try:
-        return check_batch({row.name: content[row.name] for row in inputs}, inputs)
+        arrays = check_batch({row.name: content[row.name] for row in inputs}, inputs)
+        check_ranges(arrays, inputs)
+        return arrays
     except DataError as error:
         raise SimulatorError(f"{path}: {error}") from None
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from fleetlearn_device.checks import DataError, check_batch, describe
+from fleetlearn_device.checks import DataError, check_batch, check_ranges, describe
 from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 
@@ -168,7 +168,9 @@ class FunctionSource(Source):
     def _checked(self, call: str, function: Callable[[], Any]) -> Arrays:
         returned = _attempt(call, function)
         try:
-            return check_batch(returned, self._inputs)
+            arrays = check_batch(returned, self._inputs)
+            check_ranges(arrays, self._inputs)
+            return arrays
         except DataError as error:
             raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
 

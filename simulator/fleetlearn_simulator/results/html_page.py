@@ -61,7 +61,7 @@ def write_page(file: Path, title: str, parts: Iterable[Part]) -> Path:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SimulatorError(f"reports need the extra: pip install 'fleetlearn[simulator]' ({error})") from None
+        raise SimulatorError(f'reports need the extra: pip install "fleetlearn[simulator]" ({error})') from None
     numbered, charts = [], dict[str, Any]()
     for part in parts:
         if part.kind == "charts":

@@ -7,12 +7,14 @@ import os
 import pickle
 import select
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -121,7 +123,7 @@ class _Worker:
         self.free = deque(range(1, 1 + UPDATE_ARRAYS) if self.memory else ())
         """The arrays that nobody uses."""
         self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
-        with environment(WORKER_ENVIRONMENT):
+        with environment(WORKER_ENVIRONMENT), without_main_module():
             self.process.start()
         end.close()  # then the pipe breaks when the process dies
         self.model: Vector | None = None
@@ -208,6 +210,21 @@ def environment(more: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Hide the user's script from the processes that are started inside the context.
+
+    multiprocessing would run the script again in each of them. They need nothing from it, and a script that calls
+    ``simulate`` without ``if __name__ == "__main__":`` would begin a simulation in each.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> None:

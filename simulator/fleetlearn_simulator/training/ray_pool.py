@@ -237,7 +237,7 @@ def connect(address: str | None, workers: int | None) -> tuple[ModuleType, bool]
             import ray
             from ray import init  # fails for a mere folder with the name ray
         except ImportError as error:
-            raise SimulatorError(f"training on Ray needs the extra: pip install 'fleetlearn[ray]' ({error})") from None
+            raise SimulatorError(f'training on Ray needs the extra: pip install "fleetlearn[ray]" ({error})') from None
         if ray.is_initialized():
             return ray, False
         try:

@@ -9,7 +9,7 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.sections import Data
 
-INPUTS = (Input("x", "float32", (2,)), Input("y", "int64", ()))
+INPUTS = (Input("x", "float32", (2,)), Input("y", "int64", (), 10))
 TOTAL = 1000
 
 
@@ -163,6 +163,7 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (9, {"kind": "iid", "file": "text.npz"}, "text.npz is not an .npz file of plain arrays"),
     (9, {"kind": "iid", "file": "one.npz"}, "it is a single array; write one with"),
     (9, {"kind": "iid", "file": "wide.npz"}, r"wide.npz: array x has shape \(5, 3\); expected \(n, 2\)"),
+    (9, {"kind": "iid", "file": "label.npz"}, "label.npz: array y has the value 10 in example 2"),
     (9, {"kind": "iid", "file": "short.npz"}, "different numbers of examples: {'x': 5, 'y': 4}"),
 ]
 
@@ -173,6 +174,7 @@ def test_what_is_refused(folder: Path, population: int, keys: dict[str, Any], wh
     with (folder / "one.npz").open("wb") as file:
         np.save(file, np.zeros(3))
     np.savez(folder / "wide.npz", x=np.zeros((5, 3)), y=np.zeros(5, int))
+    np.savez(folder / "label.npz", x=np.zeros((4, 2)), y=np.array([0, 9, 10, -1]))
     np.savez(folder / "short.npz", x=np.zeros((5, 2)), y=np.zeros(4, int))
     with pytest.raises(SimulatorError, match=why):
         made(folder, population, **keys)

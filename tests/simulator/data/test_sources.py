@@ -91,6 +91,14 @@ def test_it_may_be_named_examples(tmp_path: Path) -> None:
     assert len(source.arrays(4)[0]) == 4
 
 
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+    inputs = (INPUTS[0], Input("y", "int64", (), 4))
+    source = FunctionSource("mine:device", 5, inputs, write(tmp_path, helper="labels_of_classes"))
+    assert source.arrays(2)[1].tolist() == [0, 1, 2, 3]
+    with pytest.raises(SimulatorError, match=r"mine:device\(3, 5\) .* array y has the value 4 in example 4"):
+        source.arrays(3)
+
+
 def test_two_scenarios_have_modules_of_the_same_name(tmp_path: Path) -> None:
     sizes = []
     for number in ("1", "2"):

@@ -332,7 +332,7 @@ def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monke
 
 def test_without_ray(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SimulatorError, match=r"pip install 'fleetlearn\[ray\]'"):
+    with pytest.raises(SimulatorError, match=r'pip install "fleetlearn\[ray\]"'):
         simulate(scenario, tmp_path / "run", RAY)
     assert not (tmp_path / "run").exists()
 

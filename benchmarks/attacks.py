@@ -1,0 +1,174 @@
+"""Attacks on a coordinator beside six honest devices: rounds a second before and during each.
+
+The coordinator, the honest devices and the attackers are a process each, on 127.0.0.1. Where cores are few the
+attackers' own work slows the others down too; ``--nice 19`` leaves them what nobody else uses, and shows the
+coordinator's part, if enough is left: the table says what they used. They are not bounded in another way. On a busy
+machine the coordinator's CPU for each of the honest devices' rounds, attackers included, says more than the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import _attackers
+import _ghost_attackers
+import _load
+import _measure as measure
+import _transfer_attackers
+
+DEVICES = 6
+
+
+class Attack(NamedTuple):
+    """Where an attack is, and the plan that the coordinator has under it. Durations are seconds."""
+
+    module: str
+    """The module of this folder that has it."""
+    over_selection: float = 8.0
+    """So many tasks for each report wanted that attackers who get some keep no honest device out of the round."""
+    heartbeat: float = 15.0
+    deadline: float = 600.0
+    round: str = ""
+    """More of the plan's [round]."""
+    settle: float = 1.0
+    """From the attack's start to the measurement."""
+
+
+GHOSTS = Attack("_ghost_attackers", 1.3, 1.0, 20.0, "stall = 2.0\ngrace = 1.0\n", 25.0)
+"""They are after the tasks, so there are few; and the coordinator needs the first rounds to know them."""
+ATTACKS = (
+    {attack.__name__: Attack("_attackers") for attack in _attackers.ATTACKS}
+    | {attack.__name__: Attack("_transfer_attackers", 16.0) for attack in _transfer_attackers.ATTACKS}
+    | {attack.__name__: GHOSTS for attack in (_ghost_attackers.ghosts_beating, _ghost_attackers.ghosts_returning)}
+)
+"""By name. Ghosts that lie about their steps cost a deadline for each set of slots: tests/coordinator has them."""
+
+
+class Rounds:
+    """When each round began, as the honest devices see it."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self._last = 0
+
+    def __call__(self, round: int) -> None:
+        if round > self._last:
+            self._last = round
+            self.began.append(time.perf_counter())
+
+    def rate(self, begin: float, end: float) -> float:
+        return sum(begin <= at < end for at in self.began) / (end - begin)
+
+
+async def beside(server: measure.Server, name: str, size: int, seconds: float, nice: int) -> dict[str, float]:
+    """Rounds a second without and with the attack, and what it cost the coordinator."""
+    update, log, rounds = _load.make_update(size), _load.Log(), Rounds()
+    tasks = [
+        asyncio.ensure_future(_load.take_part(server.url, f"honest-{number}", update, log, rounds))
+        for number in range(DEVICES)
+    ]
+    attacker: subprocess.Popen[bytes] | None = None
+    try:
+        while len(rounds.began) < 4:
+            await _alive(tasks, 0.01)
+        begin, idle = time.perf_counter(), measure.usage(server.pid)
+        await _alive(tasks, seconds)
+        middle = time.perf_counter()
+        before, cost = rounds.rate(begin, middle), (measure.usage(server.pid).cpu - idle.cpu) / (middle - begin)
+        written = server.log.stat().st_size
+        command = [sys.executable, str(Path(_attackers.__file__)), ATTACKS[name].module, name, server.url]
+        attacker = subprocess.Popen(command, stderr=subprocess.PIPE)
+        os.setpriority(os.PRIO_PROCESS, attacker.pid, nice)
+        await _alive(tasks, ATTACKS[name].settle)
+        begin, used, theirs = time.perf_counter(), measure.usage(server.pid), measure.usage(attacker.pid)
+        await _alive(tasks, seconds)
+        end = time.perf_counter()
+        if attacker.poll() is not None:
+            raise RuntimeError(f"the attacker ended: {attacker.communicate()[1].decode()[-2000:]}")
+        now = measure.usage(server.pid)
+        during = rounds.rate(begin, end)
+        return {
+            "before": before,
+            "during": during,
+            "ratio": during / before,
+            "cpu_ms_per_round_before": 1e3 * cost / before,
+            "cpu_ms_per_round": 1e3 * (now.cpu - used.cpu) / (end - begin) / during if during else math.inf,
+            "cpu": (now.cpu - used.cpu) / (end - begin),
+            "attacker_cpu": (measure.usage(attacker.pid).cpu - theirs.cpu) / (end - begin),
+            "idle_rss_mib": idle.peak_rss,
+            "peak_rss_mib": now.peak_rss,
+            "log_kib_per_second": (server.log.stat().st_size - written) / 1024 / (end - begin),
+        }
+    finally:
+        if attacker is not None:
+            attacker.kill()
+            attacker.communicate()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _alive(tasks: Sequence[asyncio.Future[None]], seconds: float) -> None:
+    """Wait; raises what an honest device raises."""
+    ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()
+        raise RuntimeError("an honest device was sent away")
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME")
+    options.add_argument("--size", type=int, default=250_000, help="parameters of the model, float32")
+    options.add_argument("--seconds", type=float, default=5.0, help="of each measurement, before and during")
+    options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--nice", type=int, default=0, choices=range(20), help="of the attackers")
+    chosen = options.parse_args()
+    results: dict[str, Any] = {}
+    for name in chosen.attacks:
+        runs = []
+        for _ in range(chosen.repeats):
+            attack = ATTACKS[name]
+            with measure.coordinator(
+                size=chosen.size,
+                devices=DEVICES,
+                rounds=10**6,
+                over_selection=attack.over_selection,
+                heartbeat=attack.heartbeat,
+                deadline=attack.deadline,
+                round=attack.round,
+            ) as server:
+                runs.append(asyncio.run(beside(server, name, chosen.size, chosen.seconds, chosen.nice)))
+            print(".", end="", flush=True, file=sys.stderr)
+        results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {"runs": runs}
+    print(file=sys.stderr)
+    columns = {
+        "before": "rounds/s before",
+        "during": "during",
+        "ratio": "ratio",
+        "cpu_ms_per_round_before": "CPU-ms a round before",
+        "cpu_ms_per_round": "during",
+        "attacker_cpu": "theirs, CPU",
+        "peak_rss_mib": "peak RSS, MiB",
+        "idle_rss_mib": "before",
+        "log_kib_per_second": "log, KiB/s",
+    }
+    rows = [(name, *(measure.show(row[key]) for key in columns)) for name, row in results.items()]
+    print(measure.table([("attack", *columns.values()), *rows]))
+    ratios = [row["ratio"]["median"] for row in results.values()]
+    print(f"\nleast ratio {min(ratios):.2f}, median {statistics.median(ratios):.2f}")
+    settings = {key: value for key, value in vars(chosen).items() if key != "json"}
+    measure.write_json(chosen.json, settings, results)
+
+
+if __name__ == "__main__":
+    main()

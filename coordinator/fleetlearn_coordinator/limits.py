@@ -1,0 +1,107 @@
+"""What one peer can cost a coordinator: every bound in one place. PROTOCOL.md states those that a device can meet.
+
+A peer that is over its budget is not read from: TCP makes it wait, at no cost here. One that stays over it is ended.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+
+# --- Messages. Frames of a device are counted, with pings, pongs and fragments.
+
+TURN = 8
+"""Frames of one connection that are handled before every other connection has had its turn."""
+MESSAGE_RATE = 50.0
+"""Frames a second, once the burst is used up; 8 for each heartbeat interval where that is more."""
+MESSAGE_BURST = 200
+"""Frames at once, from the check-in on."""
+MESSAGES_BEFORE_CHECK_IN = 40
+"""Frames at once before the check-in; enough to be refused MAX_REFUSALS times."""
+MESSAGES_OF_A_TASK = 50
+"""Frames at once that a new task allows at least, so that short rounds do not slow a device that works."""
+LARGE_FRAME = 16 * KIB
+"""Bytes of payload from which on a binary frame counts by its bytes alone, and not as a message."""
+BYTE_RATE = 256.0 * KIB
+"""Bytes a second beyond those that a task's update needs."""
+BYTE_BURST = 1024 * KIB
+"""Bytes at once, from the check-in on. A task allows at least the update's bytes twice, and these."""
+DOWNLOAD_RATE = 256.0 * KIB
+"""Bytes a second that a device may fetch beyond the bundle once and the model once for each task."""
+PATIENCE = 10.0
+"""Seconds of waiting for its budget after which a connection is ended; half of a second comes back each second."""
+
+# --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 30 KiB of objects.
+
+LARGEST_MESSAGE = 256 * KIB
+"""Bytes; above, the connection is closed (1009) before the message is read. Below, what is too large is refused."""
+MAX_FRAGMENTS = 256
+"""Frames of one message."""
+RECEIVE = 256 * KIB
+"""Bytes that asyncio reads at once from a socket."""
+READ_LIMIT = RECEIVE + 3 * LARGEST_MESSAGE
+"""What was read and not handled: one read, a frame that is not complete, and messages that wait, of which two may be
+there when the last read begins."""
+WRITE_PAUSE = 256 * KIB
+"""Bytes that wait for the peer to read, above which nothing is read from it. A download keeps below."""
+WRITE_LIMIT = 512 * KIB
+"""Bytes that wait for the peer to read, above which the connection is cut off."""
+
+# --- Connections.
+
+NEWCOMERS = 1024
+"""Connections that speak for no device: in the handshake, before the check-in, closing. More wait to be accepted."""
+CHECK_IN_TIMEOUT = 10.0
+"""Seconds from the connection to the check-in."""
+HANDSHAKE_BYTES = 16 * KIB
+"""Of the HTTP request."""
+ACCEPTS = 128
+"""Connections that are accepted before every other connection has had its turn. With fewer, a storm of devices costs
+more (8: 40 % of CPU); of an attack's, SHORT_LIFE_BURST and NEWCOMERS are the bound."""
+SHORT_LIFE = 2.0
+"""Seconds: connections that end sooner are counted, so that connecting again and again does not starve others. Those
+that were told that training is finished are not: there is nobody left to starve."""
+SHORT_LIFE_RATE = 50.0
+"""Short-lived connections a second, once the burst is used up; until there is room for another none is accepted."""
+SHORT_LIFE_BURST = 100
+FILES = 64
+"""Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
+
+# --- Ends, in seconds.
+
+CLOSE_TIMEOUT = 5.0
+"""That a closing handshake may take."""
+LINGER = 1.0
+"""From a close over misbehaviour to the cut; nothing is read meanwhile."""
+STOP_TIMEOUT = 2.5
+"""That devices have to leave when the coordinator stops; LINGER later their connections are cut off."""
+
+# --- The log: lines that peers cause. The rest are counted.
+
+LINE_RATE = 10.0
+LINE_BURST = 100
+LINES_OF_A_CONNECTION = 8
+LINE_RATE_OF_A_CONNECTION = 0.1
+LONGEST_LINE = 400
+"""Characters."""
+
+
+class Bucket:
+    """A budget of tokens that come back at a rate, up to a burst."""
+
+    __slots__ = ("at", "burst", "rate", "tokens")
+
+    def __init__(self, rate: float, burst: float, now: float, tokens: float | None = None) -> None:
+        """``rate``: tokens a second; ``now``: seconds on any clock; ``tokens``: at the start, the burst by default."""
+        self.rate, self.burst, self.at = rate, burst, now
+        self.tokens = burst if tokens is None else tokens
+
+    def wait(self, now: float, group: float = 1.0, least: float = 1.0) -> float:
+        """Return 0 if there are ``least`` tokens, else the seconds until ``group`` of them will be there."""
+        if self.tokens < self.burst:  # above it are those of a task, which do not grow
+            self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
+        self.at = now
+        return 0.0 if self.tokens >= least else (max(group, least) - self.tokens) / self.rate
+
+    def raise_to(self, tokens: float) -> None:
+        """Have at least this many."""
+        self.tokens = max(self.tokens, tokens)

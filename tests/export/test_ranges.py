@@ -1,0 +1,83 @@
+"""What the manifest says of integers: from the graph of the model and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from fleetlearn_export.ranges import Range, ranges
+from fleetlearn_export.source import make_source
+from fleetlearn_export.trace import check_source
+from fleetlearn_protocol.manifest import Input
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+X, Y = torch.randn(4, 8), torch.tensor([0, 1, 2, 1])
+LINEAR = nn.Linear(8, 5)
+
+
+class Tokens(nn.Module):
+    def __init__(self, rows: int = 7, part: bool = False) -> None:
+        super().__init__()
+        self.table, self.head, self.part = nn.Embedding(rows, 6, padding_idx=0), nn.Linear(6, 9), part
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens[:, 1:] if self.part else tokens))
+
+
+def picked(outputs: Tensor, y: Tensor) -> Tensor:
+    return -outputs.log_softmax(1).gather(1, y[:, None]).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (F.cross_entropy, Range(5, -100)),
+        (lambda o, y: F.cross_entropy(o, y.reshape(-1).long(), ignore_index=-1), Range(5, -1)),
+        (lambda o, y: F.cross_entropy(o, y, ignore_index=3), Range(5, None)),  # a class, so it is within
+        (lambda o, y: F.cross_entropy(o, y, label_smoothing=0.1, weight=torch.ones(5)), Range(5, -100)),
+        (lambda o, y: F.nll_loss(F.log_softmax(o, 1), y), Range(5, -100)),
+        (lambda o, y: F.nll_loss(F.log_softmax(o, 1), y, ignore_index=2**60), None),  # more than a manifest can say
+        (picked, Range(5, None)),
+        (lambda o, y: (F.one_hot(y, 4) * o[:, :4]).mean(), Range(4, None)),
+        (lambda o, y: F.cross_entropy(o, y) + picked(o[:, :3], y), Range(3, None)),
+        (lambda o, y: F.cross_entropy(o, torch.where(y < 0, 4, y)), None),  # the loss itself makes classes of them
+        (lambda o, y: F.cross_entropy(o, y % 5), None),
+        (lambda o, y: (o.sum(1) - y).square().mean(), None),
+        (lambda o, y: F.cross_entropy(o, F.softmax(y.float()[:, None].expand(-1, 5), 1)), None),
+    ],
+)
+def test_the_loss_tells_the_labels_range(loss: Callable[..., Tensor], expected: Range | None) -> None:
+    assert found(LINEAR, loss, (X, Y)) == [None, expected]
+
+
+def test_a_loss_of_many_places() -> None:
+    images, classes = torch.randn(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
+    assert found(nn.Conv2d(3, 6, 1), F.cross_entropy, (images, classes)) == [None, Range(6, -100)]
+
+
+def test_an_embedding_tells_the_tokens_range() -> None:
+    tokens = torch.zeros(4, 3, dtype=torch.int32)
+
+    def loss(outputs: Tensor, after: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), after.flatten())
+
+    assert found(Tokens(), loss, (tokens, tokens.long())) == [Range(7, None), Range(9, -100)]
+
+
+def test_a_part_that_is_not_used_is_not_bound() -> None:
+    tokens = torch.zeros(4, 3, dtype=torch.int64)
+    assert found(Tokens(part=True), lambda o, y: o.mean() + 0 * y.sum(), (tokens, Y)) == [None, None]
+
+
+def found(model: nn.Module, loss: Callable[..., Any], example: tuple[Tensor, ...]) -> list[Range | None]:
+    source = make_source(model, loss, example, {}, None, 1)
+    return ranges(check_source(source), len(example))
+
+
+def test_a_row_without_a_range_is_written_as_before() -> None:
+    assert msgspec.json.encode(Input("x", "float32", (8,))) == b'{"name":"x","dtype":"float32","shape":[8]}'
+    assert msgspec.json.decode(b'{"name":"y","dtype":"int64","shape":[]}', type=Input) == Input("y", "int64", ())

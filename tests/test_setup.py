@@ -1,0 +1,141 @@
+"""Which Python ``make`` takes, and what it says where there is none that can be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("make", "sh", "touch")
+PYTHON = """#!{python}
+import os, sys
+
+if sys.argv[1] == "-c":
+    sys.version_info, found = {version}, {found}
+    if not found:
+        sys.modules["ensurepip"] = None
+    if {machine!r}:
+        import platform
+        platform.machine = lambda: {machine!r}
+    exec(sys.argv[2])
+elif sys.argv[1] == "--version":
+    print("Python", *{version})
+else:  # -m venv FOLDER, or -m pip
+    with open("log", "a") as log:
+        print(*sys.argv[1:] if sys.argv[2] == "venv" else ("-m pip", sys.argv[-1]), file=log)
+    if sys.argv[2] == "venv":
+        os.makedirs(sys.argv[-1] + "/bin")
+        os.symlink({own!r}, sys.argv[-1] + "/bin/python")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "tools").mkdir()
+    for name in TOOLS:
+        (tmp_path / "tools" / name).symlink_to(str(shutil.which(name)))
+    return tmp_path
+
+
+def add_python(folder: Path, name: str, version: tuple[int, int], *, found: bool = True, machine: str = "") -> None:
+    """A command that notes what it is asked for. ``found``: whether ensurepip is there."""
+    file = folder / "tools" / name
+    text = PYTHON.format(python=sys.executable, version=version, found=found, machine=machine, own=str(file))
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": str(folder / "tools"), "HOME": os.environ.get("HOME", "/")}
+    command = [folder / "tools" / "make", *(arguments or (".venv/.ort-training",))]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "log").read_text().splitlines()
+
+
+INSTALLED = ["-m venv .venv", "-m pip .[all,dev]"]
+APART = ["-m venv .venv/ort-training", "-m pip .[ort-training,test]"]
+
+
+@pytest.mark.parametrize(
+    ("pythons", "taken", "trains"),
+    [
+        ({"python3.11": (3, 11), "python3.13": (3, 13)}, "Python 3 11", True),
+        ({"python3.12": (3, 12), "python3": (3, 12)}, "Python 3 12", True),
+        ({"python3.13": (3, 13)}, "Python 3 13", False),
+        ({"python3.14": (3, 14), "python3": (3, 9)}, "Python 3 14", False),
+        ({"python3": (3, 13)}, "Python 3 13", False),
+    ],
+)
+def test_the_first_that_is_new_enough_is_taken(
+    folder: Path, pythons: dict[str, tuple[int, int]], taken: str, trains: bool
+) -> None:
+    for name, version in pythons.items():
+        add_python(folder, name, version, machine="x86_64")
+    done = make(folder)
+    assert done.returncode == 0, done.stderr
+    assert f"setting up .venv with {taken} " in done.stdout
+    assert asked(folder) == INSTALLED + APART * trains
+    assert ("no .venv/ort-training" in done.stdout) != trains
+    assert make(folder).stdout.strip() == "make: '.venv/.ort-training' is up to date."
+
+
+def test_a_command_without_its_python_is_passed_over(folder: Path) -> None:
+    """As pyenv has them for all versions that it knows."""
+    (folder / "tools" / "python3.11").write_text("#!/bin/sh\necho 'python3.11: command not found' >&2\nexit 127\n")
+    (folder / "tools" / "python3.11").chmod(0o755)
+    add_python(folder, "python3.12", (3, 12), found=False)
+    add_python(folder, "python3.13", (3, 13))
+    done = make(folder, ".venv/.installed")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "setting up .venv with Python 3 13" in done.stdout
+
+
+def test_another_can_be_named(folder: Path) -> None:
+    add_python(folder, "python3.11", (3, 11))
+    add_python(folder, "mine", (3, 13))
+    done = make(folder, ".venv/.installed", "PYTHON=mine")
+    assert "setting up .venv with Python 3 13" in done.stdout
+
+
+def test_no_training_build_on_another_machine(folder: Path) -> None:
+    add_python(folder, "python3.11", (3, 11), machine="aarch64")
+    done = make(folder)
+    assert "no .venv/ort-training: ONNX Runtime's training build needs Linux on x86-64 and" in done.stdout
+    assert asked(folder) == INSTALLED
+
+
+@pytest.mark.parametrize(
+    ("pythons", "arguments", "text"),
+    [
+        ({"python3": (3, 10)}, (), "none of these is here and Python 3.11 or newer: python3.11 python3.12 "),
+        ({}, ("PYTHON=other",), "none of these is here and Python 3.11 or newer: other. Install Python (on Debian"),
+        ({"python3.12": (3, 12)}, (), "python3.12 has no ensurepip, which making an environment needs; on Debian and"),
+    ],
+)
+def test_what_is_missing_is_said(
+    folder: Path, pythons: dict[str, tuple[int, int]], arguments: tuple[str, ...], text: str
+) -> None:
+    for name, version in pythons.items():
+        add_python(folder, name, version, found=False)
+    done = make(folder, ".venv/.installed", *arguments)
+    assert done.returncode != 0
+    assert text in done.stderr
+    assert not (folder / "log").exists()
+
+
+def test_the_environment_of_the_version_before_begins_again(folder: Path) -> None:
+    """It held the training build, into the same folder as the stock one."""
+    add_python(folder, "python3.11", (3, 11))
+    (folder / ".venv" / "device").mkdir(parents=True)
+    make(folder, ".venv/.installed")
+    assert asked(folder) == ["-m venv --clear .venv", INSTALLED[1]]
