@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from fleetlearn_simulator import draw
+from fleetlearn_simulator import keyed_random
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
@@ -33,14 +33,14 @@ def scans() -> Arrays:
 def split(seed: int) -> tuple[Arrays, Arrays]:
     """To train on, and to test on."""
     x, y = scans()
-    order = draw.generator(seed, "dropout.split").permutation(len(y))
+    order = keyed_random.generator(seed, "dropout.split").permutation(len(y))
     test, train = np.split(order, [round(TEST * len(y))])
     return (x[train], y[train]), (x[test], y[test])
 
 
 def tier_of(device: int, seed: int) -> str:
     """As the simulator has it, where the data's seed is the scenario's."""
-    luck = draw.uniform(seed, "tier", np.array([device]))[0]
+    luck = keyed_random.uniform(seed, "tier", np.array([device]))[0]
     ends = np.cumsum([*SHARES.values()])
     return [*SHARES][int(np.searchsorted(ends / ends[-1], luck, side="right"))]
 
@@ -48,7 +48,7 @@ def tier_of(device: int, seed: int) -> str:
 def own_digits(device: int, seed: int) -> Arrays:
     """A device's examples."""
     x, y = split(seed)[0]
-    random = draw.generator(seed, "dropout.places", device)
+    random = keyed_random.generator(seed, "dropout.places", device)
     own = np.flatnonzero(np.isin(y, DIGITS[tier_of(device, seed)]))
     places = np.where(
         random.random(EXAMPLES) < OWN,

@@ -9,8 +9,8 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from fleetlearn_simulator.measures import Target
-from fleetlearn_simulator.page import COLOURS
+from fleetlearn_simulator.results.html_page import COLOURS
+from fleetlearn_simulator.results.run_statistics import Target
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 

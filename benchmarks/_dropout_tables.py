@@ -8,7 +8,7 @@ from typing import Any
 
 import _measure as measure
 import numpy as np
-from fleetlearn_simulator.measures import Target
+from fleetlearn_simulator.results.run_statistics import Target
 
 Figures = Mapping[str, Any]
 """Of a run."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.engine import Assign, Engine, Settings
 from fleetlearn_device.orders import permutation
-from fleetlearn_simulator.data import Source
-from fleetlearn_simulator.fleet import device_of, name_of
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from numpy.typing import NDArray
 
 DEVICES = 30

@@ -1,4 +1,4 @@
-"""The same FedAvg in other programs, for _contestant.py: a loop in PyTorch, pfl-research, Flower.
+"""The same FedAvg in other programs, for _simulator_contender.py: a loop in PyTorch, pfl-research, Flower.
 
 They need PyTorch and what is compared, and nothing of this project. ``settings``: ``data``, a file with all devices' x
 and y; ``batch`` and ``lr`` of the local steps, one epoch of them; ``cohort``, the devices of a round; ``rounds``, of

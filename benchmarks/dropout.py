@@ -26,15 +26,16 @@ import numpy as np
 from _dropout_data import EXAMPLES, SHARES, TEST, scans
 from fleetlearn_device.train import evaluate_data
 from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.failures import Fates, fates
-from fleetlearn_simulator.measures import Target, lost_share, participation, reached, wasted_share
-from fleetlearn_simulator.population import tiers_of
-from fleetlearn_simulator.record import MODEL, SUMMARY
-from fleetlearn_simulator.results import Floats, Run, read_run, series
-from fleetlearn_simulator.run import Options, simulate, source_of
-from fleetlearn_simulator.scenario import Scenario, expand
-from fleetlearn_simulator.training import PerDevice, task_of
+from fleetlearn_simulator.population.failures import TaskFates, sample_task_fates
+from fleetlearn_simulator.population.traits import tiers_of
+from fleetlearn_simulator.results.loaded_run import Floats, Run, read_run, series
+from fleetlearn_simulator.results.run_folder import MODEL, SUMMARY
+from fleetlearn_simulator.results.run_statistics import Target, lost_share, participation, reached, wasted_share
+from fleetlearn_simulator.run import Options, simulate
+from fleetlearn_simulator.scenario.scenario import Scenario, expand
+from fleetlearn_simulator.training.backend import PerDevice, local_settings
 from safetensors.numpy import load_file
 
 DEVICES = 1000
@@ -141,12 +142,12 @@ def folder_of(bundle: Path, cell: Cell) -> Path:
     return bundle.with_name(cell.data.replace(" ", "-")) / cell.recipe / values.replace(" ", "-")
 
 
-def training(bundle: Path) -> Fates:
+def training(bundle: Path) -> TaskFates:
     """What all of a device's local steps take, of many devices of the fleet, as the simulator has it."""
     (run,) = scenarios(bundle, Cell("alike", "fedavg", "by time", 0.0, **USUAL), 1, {"plan.local.lr": [0.1]}, 0.0)
     ids = np.arange(100_000)
     steps, size = np.full(len(ids), STEPS), np.full(len(ids), 4 * open_bundle(bundle).manifest.size)
-    return fates(run, ids, 1, now=0.0, deadline=1e9, steps=steps, down=size, up=size)
+    return sample_task_fates(run, ids, 1, now=0.0, deadline=1e9, steps=steps, down=size, up=size)
 
 
 def rate_of(seconds: Floats, dropout: float) -> float:
@@ -203,9 +204,11 @@ def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
     tensors = load_file(folder / MODEL)
     model = np.concatenate([tensors[row.name].ravel() for row in bundle.manifest.travelling])
     source = source_of(scenario, bundle)
-    runtime = PerDevice(bundle, task_of(scenario.plan, bundle), source).runtime
+    runtime = PerDevice(bundle, local_settings(scenario.plan, bundle), source).runtime
     runtime.load(model)
-    x, y = source.test()
+    test = source.test()
+    assert test is not None
+    x, y = test
     right = []
     for digit in range(10):
         found = evaluate_data(runtime, (x[y == digit], y[y == digit]))

@@ -30,10 +30,12 @@ from _fedprox_reference import BATCH, CLASSES, DEVICES, EPOCHS, FEATURES, LR, Mo
 from fleetlearn_export import LocalStep, Many, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import views
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.record import EVENTS, read_rows
-from fleetlearn_simulator.run import Kind, Options, simulate, source_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
+from fleetlearn_simulator.run import Options, simulate
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.choice import BackendChoice
 from numpy.typing import NDArray
 from torch import nn
 
@@ -129,7 +131,7 @@ class Took(NamedTuple):
     """Stragglers of those drawn; others took their places in vain."""
 
 
-def run(bundle: Path, cell: Cell, rounds: int, backend: Kind, folder: Path) -> dict[str, Any]:
+def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path) -> dict[str, Any]:
     """A run's curves. Raises RuntimeError where a round had other stragglers than the paper's would."""
     rule = scenario(bundle, cell, rounds)
     opened = open_bundle(bundle)
@@ -137,6 +139,7 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: Kind, folder: Path) -> d
     parts = [source.arrays(device) for device in range(DEVICES)]
     x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     test = source.test()
+    assert test is not None
     found: dict[str, Any] = {"loss": [], "accuracy": []}
     models: list[Model] = []
 
@@ -194,14 +197,14 @@ def finished(file: Path, rounds: int) -> dict[str, Any] | None:
     return found if found and len(found["loss"]) == rounds else None
 
 
-def run_and_keep(bundle: Path, cell: Cell, rounds: int, backend: Kind, folder: Path, file: Path) -> None:
+def run_and_keep(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path, file: Path) -> None:
     found = run(bundle, cell, rounds, backend, folder)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(found))
     part.replace(file)  # never half a file
 
 
-def run_missing(wanted: Sequence[Cell], rounds: int, backend: Kind, keep: Path, workers: int) -> None:
+def run_missing(wanted: Sequence[Cell], rounds: int, backend: BackendChoice, keep: Path, workers: int) -> None:
     missing = [cell for cell in wanted if finished(keep / cell.file, rounds) is None]
     if not missing:
         return

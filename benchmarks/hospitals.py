@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from fleetlearn_export import export_bundle
 from fleetlearn_protocol import Bundle
-from fleetlearn_simulator.data import Source
-from fleetlearn_simulator.logistic import pooled_mle
-from fleetlearn_simulator.record import ROUNDS, read_rows
-from fleetlearn_simulator.run import Options, simulate, source_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.data.logistic_regression import pooled_mle
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
+from fleetlearn_simulator.run import Options, simulate
+from fleetlearn_simulator.scenario.scenario import Scenario
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from fleetlearn_export import Many, export_bundle
 from fleetlearn_protocol import open_bundle
-from fleetlearn_simulator.run import source_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.scenario.scenario import Scenario
 from torch import nn
 from torch.nn import functional
 
@@ -117,7 +117,8 @@ class Contest:
             folder.mkdir()
             file = folder / "settings.json"
             file.write_text(json.dumps({**settings, "folder": str(folder), "turn": turn}))
-            command = [self.pythons[kind], str(HERE / "_contestant.py"), kind, str(file), str(time.monotonic())]
+            program = str(HERE / "_simulator_contender.py")
+            command = [self.pythons[kind], program, kind, str(file), str(time.monotonic())]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         found = []
         try:

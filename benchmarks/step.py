@@ -43,7 +43,7 @@ def export(name: str, folder: str) -> None:
 
 def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int) -> dict[str, Any]:
     """What one contender cost. Raises RuntimeError with its output where it failed."""
-    command = [str(python), str(HERE / "_contender.py"), kind, str(what), str(arrays), str(steps), str(LR)]
+    command = [str(python), str(HERE / "_step_contender.py"), kind, str(what), str(arrays), str(steps), str(LR)]
     # What is compiled in the first turn is read in the later ones; no worker processes stay behind.
     compiling = {"TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **compiling})

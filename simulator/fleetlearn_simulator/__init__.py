@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the coordinator's own engine, aggregation and local step, and devices that come and go."""
+"""A simulated fleet: the coordinator's own engine and aggregation, real training, and devices that come and go."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetlearn_simulator.errors import SimulatorError
     from fleetlearn_simulator.run import Options, Outcome, simulate
-    from fleetlearn_simulator.scenario import Scenario
+    from fleetlearn_simulator.scenario.scenario import Scenario
 
 __all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "simulate"]
 
-_MODULES = {"errors": ("SimulatorError",), "run": ("Options", "Outcome", "simulate"), "scenario": ("Scenario",)}
+_MODULES = {
+    "errors": ("SimulatorError",),
+    "run": ("Options", "Outcome", "simulate"),
+    "scenario.scenario": ("Scenario",),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command fleetlearn-simulate: rehearse a fleet, go on with a run, lay runs side by side."""
+"""The command fleetlearn-simulate: simulate a fleet, resume a run, compare runs."""
 
 from __future__ import annotations
 
@@ -27,37 +27,43 @@ with needs("fleetlearn-simulate", "simulator"):
     )
     from rich.table import Table
 
-    from fleetlearn_simulator.fleet import Fleet
-    from fleetlearn_simulator.interrupts import STOP, heed
-    from fleetlearn_simulator.record import CHECKPOINT, SCENARIO, SUMMARY
-    from fleetlearn_simulator.run import Kind, Options, Outcome, prepare, simulate, summary_alone
-    from fleetlearn_simulator.scenario import Scenario, expand, init_text
+    from fleetlearn_simulator.fleet.fleet import Fleet
+    from fleetlearn_simulator.interrupts import STOP_REQUESTED, catch_interrupts
+    from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
+    from fleetlearn_simulator.run import Options, Outcome, prepare, simulate, summary_alone
+    from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
+    from fleetlearn_simulator.training.choice import BackendChoice
 
 app = typer.Typer(
-    help="A fleet of devices in virtual time.",
+    help="Simulates a fleet of devices in virtual time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The population and what befalls it.")]
+ScenarioFile = Annotated[
+    Path, typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong.")
+]
 BackendOption = Annotated[
-    str, typer.Option("--backend", help="auto, bundle (device after device) or vectorized (many in one call).")
+    str,
+    typer.Option(
+        "--backend", help="auto, bundle (trains device after device) or vectorized (trains many devices in one call)."
+    ),
 ]
 Workers = Annotated[
     int,
     typer.Option(
-        help="Processes that train; 0: as many as are of use, with Ray one for each CPU of the cluster.", min=0
+        help="Processes that train; 0: as many as are useful; with Ray one for each CPU of the cluster.", min=0
     ),
 ]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help="processes (of this machine) or ray (a Ray cluster's; the results are the same)."),
+    typer.Option("--engine", help="processes (of this machine) or ray (of a Ray cluster; the results are the same)."),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else one of this machine alone.",
+        help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else a new one on this machine.",
     ),
 ]
 
@@ -79,14 +85,14 @@ def _options(
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="Where to write it; nothing is overwritten.")],
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The file to write; none is overwritten.")],
 ) -> None:
-    """Write a scenario with every key and what it means."""
+    """Write a scenario file with every key and its meaning."""
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(init_text())
     except OSError as error:
-        _fail(f"{file} is not written: {error}")
+        _fail(f"{file} cannot be written: {error}")
     print(f"{file}: edit it, then fleetlearn-simulate run {file}")
 
 
@@ -99,18 +105,18 @@ def run(
     backend: BackendOption = "auto",
     workers: Workers = 0,
     events: Annotated[bool, typer.Option(help="Write the event log.")] = True,
-    test_every: Annotated[int, typer.Option(help="Rounds between tests on the data kept back; 0: never.", min=0)] = 1,
+    test_every: Annotated[int, typer.Option(help="Rounds between tests on the test data; 0: never.", min=0)] = 1,
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
 ) -> None:
-    """Run a scenario, or each run of its sweep. Ctrl-C stops it cleanly; `resume` goes on."""
+    """Run a scenario, or all runs of its sweep. Ctrl-C stops it cleanly; `resume` continues."""
     with _errors():
         runs = expand(Scenario.load(scenario))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
         if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(folder.glob(f"*/{SCENARIO}")):
             _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
         options = Options(
-            _kind(backend), workers or None, events=events, test=test_every, **_where(engine, ray_address)
+            _kind(backend), workers or None, events=events, test=test_every, **_training_place(engine, ray_address)
         )
         if len(runs) == 1:
             _one(runs[0], folder, options, resume=False)
@@ -127,12 +133,12 @@ def resume(
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
 ) -> None:
-    """Go on with a stopped run from its last checkpoint, or with those of a sweep that are not finished, to the same
-    end."""
+    """Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep. The results are the same as
+    without the stop."""
     with _errors():
         if (folder / SUMMARY).exists():
             _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
-        options = Options(workers=workers or None, **_where(engine, ray_address))
+        options = Options(workers=workers or None, **_training_place(engine, ray_address))
         if (folder / SCENARIO).exists():
             _one(Scenario.load(folder / SCENARIO), folder, options, resume=True)
             return
@@ -147,12 +153,12 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep's runs.")],
     output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
     target: Annotated[
-        str | None, typer.Option(help="When was it reached? accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes.")
+        str | None, typer.Option(help="When was it reached: accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes.")
     ] = None,
 ) -> None:
-    """Lay runs side by side: tables here, plots in a page."""
-    from fleetlearn_simulator.comparison import comparison_tables, write_comparison
-    from fleetlearn_simulator.measures import Target
+    """Compare runs: tables in the terminal, plots in a page."""
+    from fleetlearn_simulator.results.comparison import comparison_tables, write_comparison
+    from fleetlearn_simulator.results.run_statistics import Target
 
     with _errors():
         wanted = None if target is None else Target.parse(target)
@@ -163,15 +169,15 @@ def compare(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Write a run's page anew."""
-    from fleetlearn_simulator.report import write_report
+    """Write a run's page again."""
+    from fleetlearn_simulator.results.run_report import write_report
 
     with _errors():
         print(write_report(folder))
 
 
 def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True) -> None:
-    """A run with its progress shown."""
+    """Run or resume one run, and show its progress."""
     console = Console(stderr=True)
     with _interruptible(), _progress(console) as shown:
         bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
@@ -181,7 +187,7 @@ def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, pa
             options,
             resume=resume,
             progress=lambda fleet: shown.update(bar, completed=fleet.engine.version + 1, description=_state(fleet)),
-            should_stop=STOP.is_set,
+            should_stop=STOP_REQUESTED.is_set,
         )
     if outcome is None:
         _stopped(folder, console)
@@ -206,7 +212,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _state(fleet: Fleet) -> str:
-    """Where a run is, in a line."""
+    """Return the state of a run in one line."""
     last = fleet.history[-1]
     loss = (last.get("test") or last["metrics"]).get("loss")
     lost = ", ".join(f"{cause} {count}" for cause, count in last["causes"].items()) or "none"
@@ -216,7 +222,7 @@ def _state(fleet: Fleet) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Virtual time as people say it."""
+    """Return virtual time as people write it."""
     days, rest = divmod(int(seconds), 86400)
     return (f"day {days + 1} " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
@@ -246,7 +252,7 @@ def _summarise(outcome: Outcome, console: Console) -> None:
 
 
 def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
-    """The runs whose folders, named after them, are prepared. Their pages, of 5 MB each, are left to `report`."""
+    """Do all runs of a sweep in their prepared folders. Their pages, 5 MB each, are written by `report` only."""
     if options.engine == "ray":
         for run in runs:
             _one(run, folder / run.name, options, resume=True, page=False)
@@ -256,18 +262,18 @@ def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
 
 
 def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
-    """Each in a process of its own."""
+    """Do each run in a process of its own."""
     console = Console(stderr=True)
     with (
         _interruptible(),
-        ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=heed) as pool,
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=catch_interrupts) as pool,
         Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
         waiting = {pool.submit(summary_alone, run, folder / run.name, options): run for run in runs}
         for done in as_completed(waiting):
             found = done.result()
-            if STOP.is_set() or found is None:
+            if STOP_REQUESTED.is_set() or found is None:
                 pool.shutdown(cancel_futures=True)
                 _stopped(folder, console)
                 raise typer.Exit(130)
@@ -284,14 +290,14 @@ def _stopped(folder: Path, console: Console) -> None:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    heed()
+    catch_interrupts()
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> BackendChoice:
     match name:
         case "auto" | "bundle" | "vectorized":
             return name
@@ -299,8 +305,8 @@ def _kind(name: str) -> Kind:
     raise AssertionError
 
 
-def _where(engine: str, address: str | None) -> dict[str, Any]:
-    """Of the options, what says where training is."""
+def _training_place(engine: str, address: str | None) -> dict[str, Any]:
+    """Return the options that say where devices are trained."""
     if engine not in ("processes", "ray"):
         _fail(f"--engine {engine}: expected processes or ray")
     if address and engine != "ray":

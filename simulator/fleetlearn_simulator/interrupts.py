@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks to stop, which a run does at the end of a round; the second does not wait for that."""
+"""Ctrl-C. The first asks to stop, and the run stops at the end of a round. The second stops it at once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import signal
 from threading import Event
 from typing import Any
 
-STOP = Event()
-"""Whether this process was asked to."""
+STOP_REQUESTED = Event()
+"""Set when this process was asked to stop."""
 
 
-def heed() -> None:
-    """From now on. Call it in the main thread."""
-    STOP.clear()
-    signal.signal(signal.SIGINT, _asked)
+def catch_interrupts() -> None:
+    """Let Ctrl-C set ``STOP_REQUESTED`` from now on. Call this in the main thread."""
+    STOP_REQUESTED.clear()
+    signal.signal(signal.SIGINT, _interrupted)
 
 
-def _asked(number: int, frame: Any) -> None:
-    STOP.set()
+def _interrupted(number: int, frame: Any) -> None:
+    STOP_REQUESTED.set()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_simulator.population import tiers_of
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.population.traits import tiers_of
+from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
 
 ROOT = Path(__file__).parents[2]

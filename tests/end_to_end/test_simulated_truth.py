@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_simulator import Options, Outcome, simulate
-from fleetlearn_simulator.fleet import name_of
-from fleetlearn_simulator.record import EVENTS, ROUNDS, read_rows
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS, read_rows
+from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import Processes, free_port, status_of, wait_for
 

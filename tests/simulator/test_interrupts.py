@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fleetlearn_simulator import Options, simulate
-from fleetlearn_simulator.record import CHECKPOINT, EVENTS, ROUNDS, SCENARIO, SUMMARY, read_rows
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.results.run_folder import CHECKPOINT, EVENTS, ROUNDS, SCENARIO, SUMMARY, read_rows
+from fleetlearn_simulator.scenario.scenario import Scenario
 from virtual import write_scenario
 
 LIMIT = 60.0

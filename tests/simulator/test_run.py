@@ -23,9 +23,8 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.parallel import Parallel
-from fleetlearn_simulator.record import (
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
     EVENTS,
     MODEL,
@@ -36,8 +35,11 @@ from fleetlearn_simulator.record import (
     read_checkpoint,
     read_rows,
 )
-from fleetlearn_simulator.run import check_supported, choose
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.run import check_supported
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training import choice
+from fleetlearn_simulator.training.choice import choose_backend
+from fleetlearn_simulator.training.process_pool import ProcessPool
 from line_bundle import write_line_bundle
 from threadpoolctl import threadpool_info
 from virtual import make_scenario, write_scenario
@@ -195,8 +197,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from fleetlearn_simulator import Options, simulate
-from fleetlearn_simulator.record import CHECKPOINT
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.results.run_folder import CHECKPOINT
+from fleetlearn_simulator.scenario.scenario import Scenario
 
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
@@ -268,7 +270,7 @@ def test_stopped_before_its_first_checkpoint_it_begins_anew(scenario: Scenario, 
 def test_resuming_needs_a_checkpoint_of_the_same_run(
     scenario: Scenario, whole: Path, line: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SimulatorError, match="holds no run to go on with"):
+    with pytest.raises(SimulatorError, match="holds no run to resume"):
         simulate(scenario, tmp_path / "empty", ONE, resume=True)
     assert not (tmp_path / "empty").exists()
     shutil.copytree(whole, tmp_path / "copy")
@@ -361,7 +363,7 @@ def test_what_devices_keep_is_not_simulated_yet(tmp_path: Path) -> None:
 
 def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
     bundle = open_bundle(scenario.plan.bundle)
-    assert choose(scenario, bundle, "auto") == ("bundle", "bundle line has no graphs/train_many.onnx")
+    assert choose_backend(scenario, bundle, "auto") == ("bundle", "bundle line has no graphs/train_many.onnx")
     with pytest.raises(SimulatorError, match=r"has no graphs/train_many\.onnx"):
         simulate(scenario, "nowhere", Options(backend="vectorized", workers=1))
     assert not Path("nowhere").exists()
@@ -415,7 +417,7 @@ def test_python_looks_for_cycles_as_before_when_a_run_is_over(line: Path, tmp_pa
     try:
         with pytest.raises(RuntimeError, match="enough"):
             simulate(make_scenario(tmp_path, line, 6), tmp_path / "run", ONE, progress=progress)
-        assert seen == [run_module.SELDOM]
+        assert seen == [run_module.GC_THRESHOLD]
         assert gc.get_threshold() == before
     finally:
         gc.set_threshold(*kept)
@@ -447,12 +449,12 @@ def test_a_round_of_one_block_is_trained_here(
     """Unless so many processes are asked for."""
     made: list[int] = []
 
-    class Counted(Parallel):
-        def __init__(self, make: Any, workers: int, blocks: Any) -> None:
+    class Counted(ProcessPool):
+        def __init__(self, make: Any, workers: int, divide: Any) -> None:
             made.append(workers)
-            super().__init__(make, workers, blocks)
+            super().__init__(make, workers, divide)
 
-    monkeypatch.setattr(run_module, "Parallel", Counted)
+    monkeypatch.setattr(choice, "ProcessPool", Counted)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     scenario = make_scenario(tmp_path, softmax, 30, **(virtual.SOFTMAX | {"plan__round__goal": 8} | changes))
     first = done(simulate(scenario, tmp_path / "run", Options("vectorized")))

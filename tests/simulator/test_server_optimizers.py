@@ -9,7 +9,7 @@ import pytest
 from fleetlearn_device.runtime import open_runtime
 from fleetlearn_device.train import evaluate_data
 from fleetlearn_protocol import open_bundle
-from fleetlearn_simulator.scenario import Scenario
+from fleetlearn_simulator.scenario.scenario import Scenario
 from virtual import drive, write_scenario
 
 from examples import digits

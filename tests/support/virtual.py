@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
-from fleetlearn_simulator import toml
-from fleetlearn_simulator.fleet import Fleet
-from fleetlearn_simulator.outcomes import COLUMNS, Outcome, Outcomes
-from fleetlearn_simulator.run import source_of
-from fleetlearn_simulator.scenario import Scenario
-from fleetlearn_simulator.training import PerDevice, task_of
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.scenario import toml
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import PerDevice, local_settings
+from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
 MODULE = """
@@ -103,7 +103,7 @@ def make_fleet(
 ) -> Fleet:
     """A fleet that trains in this process, device after device unless another back end is given."""
     bundle: Bundle = open_bundle(scenario.plan.bundle)
-    task = task_of(scenario.plan, bundle)
+    task = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
     return Fleet(scenario, bundle, source, backend(bundle, task, source), task, note)
 
@@ -126,7 +126,7 @@ def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> A
     return np.array([*now["w"], now["seen"], now["h"]])
 
 
-def bits(found: Outcomes) -> list[Row]:
+def bits(found: TrainedDevices) -> list[Row]:
     """Row by row, to the last bit; what is no number is there too."""
     columns: Row = {column.name: getattr(found, column.name) for column in fields(found)}
     columns |= {f"metrics.{name}": values for name, values in columns.pop("metrics").items()}
@@ -137,11 +137,11 @@ def bits(found: Outcomes) -> list[Row]:
     ]
 
 
-def one_by_one(outcomes: Outcomes) -> list[Outcome]:
+def one_by_one(outcomes: TrainedDevices) -> list[TrainedDevice]:
     columns = {name: getattr(outcomes, name).tolist() for name in COLUMNS}
     metrics = {name: column.tolist() for name, column in outcomes.metrics.items()}
     return [
-        Outcome(
+        TrainedDevice(
             outcomes.updates[row],
             {name: values[row] for name, values in metrics.items() if np.isfinite(values[row])},
             **{name: values[row] for name, values in columns.items()},

@@ -1,0 +1,67 @@
+"""The state of a fleet after a round, as tensors and JSON: a run that was stopped goes on from it.
+
+It is taken when a round's model is made. No device has a task then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from math import inf
+from typing import Any
+
+import numpy as np
+from fleetlearn_coordinator.engine import Phase
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.fleet.events import Event
+from fleetlearn_simulator.fleet.fleet import Fleet
+
+LASTING_EVENTS = ("leave", "crash", "fill", "back")
+"""Events that are expected across rounds. The others belong to tasks."""
+OPTIMIZER = "optimizer."
+"""Prefix of the server optimizer's tensors."""
+
+
+def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the fleet's tensors, and the rest of its state. Call it in ``Fleet.before_commit``."""
+    coordinator, connections, events, engine = fleet.coordinator, fleet.connections, fleet.events, fleet.engine
+    tensors: dict[str, NDArray[Any]] = {
+        "model": coordinator.model,
+        "earlier": coordinator.earlier,
+        "has_bundle": np.array(sorted(fleet.tasks.has_bundle), np.int64),
+    }
+    tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in coordinator.optimizer_state.items()}
+    state = {
+        "now": events.now,
+        "version": engine.version + 1,
+        "round": engine.round,
+        "change": fleet.history[-1]["change"],
+        "metrics": fleet.history[-1]["metrics"],
+        "connected": [[device, None if end == inf else end] for device, end in connections.connected.items()],
+        "away": list(connections.away.items()),
+        "heap": sorted(event[:4] for event in events.heap if event.kind in LASTING_EVENTS),
+        "serial": events.serial,
+        "filling": connections.refill_expected,
+        "arrivals": connections.arrivals,
+    }
+    return tensors, state
+
+
+def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any]) -> None:
+    """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state."""
+    coordinator, connections, events, engine = fleet.coordinator, fleet.connections, fleet.events, fleet.engine
+    coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
+    coordinator.optimizer_state = {
+        name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)
+    }
+    fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
+    events.now = coordinator.last_end = state["now"]
+    connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
+    connections.away = dict(map(tuple, state["away"]))
+    connections.arrivals, connections.refill_expected = state["arrivals"], state["filling"]
+    events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
+    heapq.heapify(events.heap)
+    engine.version, engine.round, engine.phase = state["version"] - 1, state["round"], Phase.COMMITTING
+    engine.resting = {name_of(device) for device in connections.connected if device not in connections.away}
+    fleet.carry_out(engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))

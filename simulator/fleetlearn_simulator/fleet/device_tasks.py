@@ -1,0 +1,260 @@
+"""The tasks that devices have: from their assignment to their end on the device."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count, repeat
+from typing import Any
+
+import numpy as np
+from fleetlearn_coordinator.engine import Assign, Command
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.manifest import EVAL, TRAIN
+
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.fleet.connections import Connections
+from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
+from fleetlearn_simulator.fleet.device_names import device_of
+from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
+from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
+from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, sample_task_fates
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import LocalSettings, steps_of
+from fleetlearn_simulator.training.trained_devices import TrainedDevices
+
+WriteLines = Callable[[Sequence[Any]], None]
+"""Writes lines of the event log: mappings or msgspec structs."""
+CarryOut = Callable[[Iterable[Command]], None]
+"""Does what the engine commands."""
+
+
+class DeviceTasks:
+    """The tasks that devices have.
+
+    What will happen to a device in its task is known when the task is assigned. It comes true at its time, unless the
+    task ended before: because its round ended, or because its device went offline.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        bundle: Bundle,
+        source: Source,
+        local: LocalSettings,
+        events: EventQueue,
+        connections: Connections,
+        coordinator: SimulatedCoordinator,
+        write: WriteLines,
+    ) -> None:
+        """``write``: writes to the event log."""
+        self.scenario, self.source, self.local = scenario, source, local
+        self.events, self.connections, self.coordinator = events, connections, coordinator
+        self.write = write
+        self.running: dict[int, tuple[RunningTasks, int]] = {}
+        """Device -> its task: the tasks it is one of, and its row there."""
+        self.has_bundle: set[int] = set()
+        limited, service = scenario.coordinator.limits, scenario.plan.service
+        self.downloads = DownloadQueue(service.downloads) if limited else None
+        self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
+        self.model_bytes = coordinator.model.nbytes
+        self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
+
+    def begin_round(self) -> None:
+        """Forget the transfers of the round before."""
+        if self.downloads is not None and self.uploads is not None:
+            self.downloads.clear()
+            self.uploads.clear()
+
+    def assign(self, assigned: Sequence[Assign]) -> None:
+        """Give devices their tasks, and expect how these end."""
+        names, ids, _, seeds, *_ = map(list, zip(*assigned, strict=True))
+        numbers, size, now = list(map(device_of, names)), len(assigned), self.events.now
+        engine, totals = self.coordinator.engine, self.coordinator.totals
+        devices = np.array(numbers, np.int64)
+        steps = steps_of(self.local, self.source.examples(devices))
+        down = np.full(size, self.model_bytes)
+        if not self.has_bundle.issuperset(numbers):
+            down += self.bundle_bytes * np.array([device not in self.has_bundle for device in numbers])
+            self.has_bundle.update(numbers)
+        fates = sample_task_fates(
+            self.scenario,
+            devices,
+            engine.round,
+            now=now,
+            deadline=engine.deadline,
+            steps=steps,
+            down=down,
+            up=np.full(size, self.model_bytes),
+            queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
+        )
+        ends = fates.seconds
+        if self.uploads is not None:
+            ready = fates.download + fates.train
+            rest = dict(zip(ids, (ends - ready).tolist(), strict=True))
+            self.uploads.expect({task: seconds for task, seconds in rest.items() if seconds > 0})
+            ends = np.minimum(ends, ready)
+        totals.down += int(down.sum())
+        totals.assigned.update(fates.tier.tolist())
+        self.write(list(map(AssignedLine, repeat(now), repeat("assigned"), numbers, ids)))
+        tasks = RunningTasks(
+            ends=(now + ends).tolist(),
+            serial=[*range(self.events.serial + 1, self.events.serial + 1 + size)],
+            device=numbers,
+            name=names,
+            task=ids,
+            round=[engine.round] * size,
+            seed=seeds,
+            began=[now] * size,
+            cause=[CAUSES[code] for code in fates.cause.tolist()],
+            steps=[
+                None if own >= most else own for own, most in zip(fates.steps.tolist(), steps.tolist(), strict=True)
+            ],
+            corrupt=[CORRUPTIONS[code] for code in fates.corrupt.tolist()],
+            factor=fates.factor.tolist(),
+            tier=fates.tier.tolist(),
+        )
+        self.events.serial += size
+        tasks = tasks.select(sorted(range(size), key=tasks.ends.__getitem__))
+        self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))
+        training = self.coordinator.training
+        if not training.started:  # tasks that are assigned later, one by one, train together when one of them is due
+            training.begin(tasks, self.coordinator.room())
+        self.expect_next(tasks, 0)
+
+    def expect_next(self, tasks: RunningTasks, row: int) -> None:
+        """Expect the end of the first running task from this row on. The later ones are expected when it is over."""
+        while row < len(tasks.task) and not self.is_running(tasks, row):
+            row += 1
+        if row < len(tasks.task):
+            self.events.expect_end(tasks, row)
+
+    def is_running(self, tasks: RunningTasks, row: int) -> bool:
+        """Return whether the device still has this task."""
+        return self.running.get(tasks.device[row], (None, 0))[0] is tasks
+
+    def lose(self, device: int, cause: str) -> None:
+        """End a device's task without a report, if it has one. The engine is not told."""
+        if device not in self.running:
+            return
+        tasks, row = self.running.pop(device)
+        now, task, totals = self.events.now, tasks.task[row], self.coordinator.totals
+        self.coordinator.training.drop(task)
+        self._end_uploads([task])
+        totals.causes[cause] += 1
+        totals.wasted += now - tasks.began[row]
+        self.write([{"time": now, "event": "lost", "device": device, "task": task, "cause": cause}])
+
+    def end(self, device: int, task: str, cause: str) -> None:
+        """End a task as the engine says, if the device still has it: it is too late, or not needed any more."""
+        tasks, row = self.running.get(device, (None, 0))
+        if tasks is not None and tasks.task[row] == task:
+            self.lose(device, cause)
+
+    def waits_to_upload(self, tasks: RunningTasks, row: int) -> bool:
+        """Return whether the device has trained, and must ask for its turn to upload."""
+        return self.uploads is not None and tasks.task[row] in self.uploads.expected
+
+    def upload(self, tasks: RunningTasks, row: int) -> None:
+        """Let the device upload, when it is its turn."""
+        assert self.uploads is not None
+        self._expect_uploads(self.uploads.ask(tasks.task[row], (tasks, row)))
+
+    def _expect_uploads(self, begun: Iterable[tuple[float, tuple[RunningTasks, int]]]) -> None:
+        """Expect the ends of uploads that begin now: their seconds, and their tasks."""
+        for seconds, (tasks, row) in begun:
+            self.events.expect(self.events.now + seconds, "task", tasks.device[row], tasks, row)
+
+    def _end_uploads(self, ids: Iterable[str]) -> None:
+        """Let other devices upload instead of those whose tasks are over."""
+        if self.uploads is not None:
+            for task in ids:
+                self._expect_uploads(self.uploads.end(task))
+
+    def give_up(self, tasks: RunningTasks, row: int, carry_out: CarryOut) -> int:
+        """Let a device that is still connected say that it cannot do its task. Returns the next row."""
+        cause = tasks.cause[row]
+        self.lose(tasks.device[row], cause)
+        engine = self.coordinator.engine
+        carry_out(engine.end(tasks.name[row], tasks.task[row], f"failed: {cause}", self.events.now))
+        return row + 1
+
+    def report(self, event: Event, until: float, carry_out: CarryOut) -> int:
+        """Let the devices report whose reports arrive before anything else can happen, at ``until`` at the latest.
+        Returns the first row that has not arrived: after a report that is refused, other things may happen first."""
+        tasks, row, end = event.tasks, event.row, self._due(event, until)
+        assert tasks is not None
+        coordinator = self.coordinator
+        while row < end:
+            training, totals = coordinator.training, coordinator.totals
+            found = training.results_for(tasks.task[row:end])
+            refused = totals.refuse(found)
+            good = len(found) if refused is None else refused[0]
+            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)))
+            if refused is not None:
+                last, row = row + len(found), row + good
+                self.events.now = max(self.events.now, tasks.ends[row])
+                training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
+                totals.up += self.model_bytes
+                self.lose(tasks.device[row], refused[1])
+                commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
+                good, end = 1, row + 1
+            del found  # its memory must be free when the next round begins
+            carry_out(commands)
+            row += good
+        return row
+
+    def _accept(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Command]:
+        times = tasks.ends[rows]
+        if not times:
+            return []
+        if times[0] < self.events.now:
+            times = [max(self.events.now, time) for time in times]
+        self.events.now = times[-1]
+        totals = self.coordinator.totals
+        totals.up += self.model_bytes * len(times)
+        totals.accept(tasks, rows, found, times)
+        devices, ids = tasks.device[rows], tasks.task[rows]
+        self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
+        for device in devices:
+            del self.running[device]
+        self._end_uploads(ids)
+        return self.coordinator.engine.accept_many(tasks.name[rows], ids, self.events.now)
+
+    def _due(self, event: Event, until: float) -> int:
+        """Return the row after the last report that arrives before anything else can happen. Only devices that train
+        already are counted: which others begin to train depends on who has reported by then."""
+        tasks, begin, begun, heap = event.tasks, event.row + 1, self.coordinator.training.begun, self.events.heap
+        assert tasks is not None
+        if tasks.task[event.row] not in begun:
+            self._train(tasks, event.row)
+        if event.kind != "tasks":
+            return begin
+        while heap and (held := heap[0].tasks) is not None and not self.is_running(held, heap[0].row):
+            over = self.events.discard()  # of a task that has ended otherwise
+            if over.kind == "tasks":
+                self.expect_next(held, over.row)
+        end = bisect_right(tasks.ends, until, begin, min(event.row + self.coordinator.room(), len(tasks.task)))
+        if heap:
+            end = bisect_left(tasks.ends, heap[0].time, begin, end)
+        ids, devices = tasks.task[begin:end], tasks.device[begin:end]
+        away = self.connections.away
+        if all(map(begun.__contains__, ids)) and away.keys().isdisjoint(devices):
+            return end
+        rows = zip(count(begin), ids, devices, strict=False)
+        return next(row for row, task, device in rows if task not in begun or device in away)
+
+    def _train(self, tasks: RunningTasks, row: int) -> None:
+        """Begin to train the task in this row, and other running tasks whose reports are due next."""
+        training, room = self.coordinator.training, self.coordinator.room()
+        begun, task = training.begun, tasks.task[row]
+        others = [
+            (held, at)
+            for held, at in self.running.values()
+            if not held.cause[at] and held.task[at] != task and held.task[at] not in begun
+        ]
+        others.sort(key=lambda hold: hold[0].ends[hold[1]])
+        due = [(tasks, row), *others[: training.most(room) - 1]]
+        training.begin(RunningTasks.from_rows(held.row(at) for held, at in due), room)

@@ -1,0 +1,246 @@
+"""The virtual driver of the coordinator's engine: a queue of events, instead of sockets and clocks.
+
+The engine hears of each event as the websocket server would tell it. A round costs what its cohort costs, however large
+the population is: see ``connections.py`` and ``device_tasks.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any
+
+import numpy as np
+from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened
+from fleetlearn_coordinator.run import deciding
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.fleet.connections import Connections
+from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
+from fleetlearn_simulator.fleet.device_names import device_of, name_of
+from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
+from fleetlearn_simulator.fleet.events import Event, EventQueue
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import Backend, LocalSettings
+
+MAX_BACK_OFF = 30.0
+"""Seconds in which all devices connect again after the coordinator's restart. Their delays are uniform."""
+MAX_ABANDONED_ROUNDS_IN_A_ROW = 1000
+"""When this many rounds were abandoned one after the other, the simulation ends."""
+MAX_SECONDS_WITHOUT_ROUND = 366 * 86400.0
+"""When no round ended for this long, the simulation ends."""
+REPORTED_CAUSES = ("straggler", "out-of-time")
+"""Causes that the device tells the coordinator. With any other cause the device vanishes without a word."""
+
+
+class Fleet:
+    """A population of devices and their coordinator, in virtual time."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        bundle: Bundle,
+        source: Source,
+        backend: Backend,
+        local: LocalSettings,
+        log: WriteLines,
+    ) -> None:
+        """``log``: writes lines of the event log."""
+        self.scenario, self._log = scenario, log
+        self.events = EventQueue()
+        self.connections = Connections(scenario, self.events)
+        self.coordinator = SimulatedCoordinator(scenario, bundle, backend)
+        self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
+        self.finished: str | None = None
+        """Why the simulation is over; None: it is not."""
+        self.next_tick = 0.0
+        """When the engine's next tick is due."""
+        self._unheard: list[Event] = []
+        """Ends of tasks while the coordinator was down."""
+        self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
+        """Called with each round's summary."""
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called when a round's model is made, before the engine knows of it. No device has a task then."""
+        for time in scenario.coordinator.crashes:
+            self.events.expect(time, "crash")
+        self.events.expect(0.0, "fill")
+
+    @property
+    def now(self) -> float:
+        """Virtual time in seconds."""
+        return self.events.now
+
+    @property
+    def engine(self) -> Engine:
+        return self.coordinator.engine
+
+    @property
+    def model(self) -> Vector:
+        return self.coordinator.model
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The summaries of the rounds."""
+        return self.coordinator.history
+
+    def advance(self) -> bool:
+        """Let the next thing happen. Returns whether the simulation goes on."""
+        if self.finished is not None:
+            return False
+        wake = None if self.coordinator.down else self.engine.wake_at()
+        self.next_tick = inf if wake is None else max(wake, self.now)
+        due = self.events.heap[0].time if self.events.heap else inf
+        if min(due, self.next_tick) > self.coordinator.last_end + MAX_SECONDS_WITHOUT_ROUND:
+            self.finished = "no round began for a year: too few devices are online at a time"
+        elif due <= self.next_tick:
+            event = self.events.pop()
+            HANDLERS[event.kind](self, event)
+        else:
+            self.events.now = self.next_tick
+            self.carry_out(self.engine.tick(self.now))
+        return self.finished is None
+
+    def _note(self, event: str, **more: Any) -> None:
+        """Write a line of the event log."""
+        self._log([{"time": self.now, "event": event, **more}])
+
+    # What happens to devices
+
+    def _fill(self, event: Event) -> None:
+        """Let devices that are online check in, while connections are free."""
+        if not self.coordinator.down:
+            for device, end in self.connections.arriving(self.engine.leases):
+                self.connections.connected[device] = end
+                self.events.expect(end, "leave", device)
+                self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+        self.connections.refill_expected = False
+        self.connections.expect_refill(self.coordinator.last_end)
+
+    def _leave(self, event: Event) -> None:
+        """The device goes offline."""
+        if self.connections.connected.get(event.device) == event.time:
+            self._vanish(event.device, "offline")
+
+    def _vanish(self, device: int, cause: str) -> None:
+        """The device and its task are gone without a word."""
+        self.tasks.lose(device, cause)
+        self.connections.connected.pop(device, None)
+        self.connections.away.pop(device, None)
+        self.connections.expect_refill(self.coordinator.last_end)
+        if not self.coordinator.down:
+            self.carry_out(self.engine.disconnect(name_of(device), self.now))
+
+    def _back(self, event: Event) -> None:
+        """The device connects again after the coordinator's restart."""
+        if self.connections.away.get(event.device) == event.time and not self.coordinator.down:
+            del self.connections.away[event.device]
+            self.carry_out(self.engine.check_in(name_of(event.device), None, self.now))
+
+    def _task_ends(self, event: Event) -> None:
+        """A task ends on its device, unless it ended before. With it may end the tasks that end next."""
+        tasks, row, after = event.tasks, event.row, event.row + 1
+        assert tasks is not None
+        if self.tasks.is_running(tasks, row):
+            cause = tasks.cause[row]
+            if self.tasks.waits_to_upload(tasks, row):
+                if not self._unreachable(event):
+                    self.tasks.upload(tasks, row)
+            elif cause and cause not in REPORTED_CAUSES:
+                self._vanish(event.device, cause)
+            elif not self._unreachable(event):
+                if cause:
+                    after = self.tasks.give_up(tasks, row, self.carry_out)
+                else:
+                    after = self.tasks.report(event, self.next_tick, self.carry_out)
+        if event.kind == "tasks":
+            self.tasks.expect_next(tasks, after)
+
+    def _unreachable(self, event: Event) -> bool:
+        """Return whether the device cannot tell the coordinator now. It tells it later then."""
+        if self.coordinator.down:
+            self._unheard.append(event)
+            return True
+        back = self.connections.away.get(event.device)
+        if back is not None and back > self.now:
+            self.events.expect(back, "task", event.device, event.tasks, event.row)
+            return True
+        return False
+
+    # What happens to the coordinator
+
+    def _crash(self, event: Event) -> None:
+        """The coordinator's process dies. Accepted updates and the tasks of devices are safe on its disk."""
+        if not self.coordinator.down:
+            self.coordinator.down = True
+            self._note("crash")
+            self.events.expect(self.now + self.scenario.coordinator.restart, "restart")
+
+    def _restart(self, event: Event) -> None:
+        """The coordinator is there again. Each device connects again after a delay of its own."""
+        self._note("restart")
+        commands = self.coordinator.restart(self.now)
+        connected, away = self.connections.connected, self.connections.away
+        luck = keyed_random.uniform(self.scenario.seed, "back off", np.array([*connected], np.int64), self.engine.round)
+        for device, delay in zip(connected, (MAX_BACK_OFF * luck).tolist(), strict=True):
+            away[device] = self.now + delay
+            self.events.expect(self.now + delay, "back", device)
+        unheard, self._unheard = self._unheard, []
+        for later in unheard:
+            self.events.expect(away.get(later.device, self.now), "task", later.device, later.tasks, later.row)
+        self.carry_out(commands)
+
+    # What the engine commands
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        waiting = list(commands)
+        while waiting:
+            assigned = [row for row in waiting if isinstance(row, Assign) and not row.again]
+            rest, waiting = [row for row in waiting if not isinstance(row, Assign)], []
+            for command in rest:
+                match command:
+                    case Opened(number):
+                        self.coordinator.begin_round(self.now)
+                        self.tasks.begin_round()
+                        self._note("opened", round=number, connected=len(self.connections.connected))
+                    case Ended(device, task, _, cause):
+                        self.tasks.end(device_of(device), task, cause)
+                    case Cancel():
+                        pass  # the task has ended on its device already
+                    case Commit(number, dropped):
+                        waiting = self._commit(number, dropped)
+                    case Abandon(number, dropped, text):
+                        self._abandon(number, dropped, text)
+                        if self.finished is not None:
+                            return
+                    case Finish(reason):
+                        self.finished = reason
+            if assigned:
+                self.tasks.assign(assigned)
+
+    def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
+        summary = self.coordinator.commit(number, dropped, self.now, len(self.connections.connected))
+        self.round_ended(summary)
+        self._note("committed", round=number, change=summary["change"])
+        self.before_commit()
+        metrics = deciding(summary, self.scenario.plan.round.minimum)
+        return self.engine.committed(self.now, change=summary["change"], metrics=metrics)
+
+    def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
+        self.round_ended(self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected)))
+        self._note("abandoned", round=number, text=text)
+        if (abandoned := self.coordinator.abandoned_in_a_row) >= MAX_ABANDONED_ROUNDS_IN_A_ROW:
+            self.finished = f"{abandoned} rounds one after the other were abandoned: {text}"
+
+
+HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
+    "fill": Fleet._fill,
+    "leave": Fleet._leave,
+    "tasks": Fleet._task_ends,
+    "task": Fleet._task_ends,
+    "crash": Fleet._crash,
+    "restart": Fleet._restart,
+    "back": Fleet._back,
+}

@@ -1,0 +1,107 @@
+"""The training of one round's devices.
+
+Training begins as soon as it is known which devices will report: many devices together, in other processes meanwhile.
+It can begin so early because it changes nothing in a round, except through devices that diverge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import count, repeat
+
+import numpy as np
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
+from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
+from fleetlearn_simulator.training.trained_devices import ResultReader, TrainedDevices
+
+MAX_BYTES_AHEAD = 2**28
+"""Bytes of updates that may be trained before their reports are due."""
+SPOILT_AFTER_TRAINING = frozenset({"scaled", "flipped", "garbage"})
+"""Corruptions that change an update after training."""
+
+
+class RoundTraining:
+    """A round's devices, trained from its model in batches."""
+
+    def __init__(self, backend: Backend, model: Vector, earlier: Vector, seed: int) -> None:
+        """``earlier``: the model before the round's. Devices with stale updates train from it."""
+        self.backend, self.model, self.earlier, self.seed = backend, model, earlier, seed
+        self.begun: dict[str, tuple[ResultReader, int]] = {}
+        """Task -> the reader of its result, and its index there."""
+        self.started = False
+
+    def most(self, room: int) -> int:
+        """Return how many tasks may begin together in a round that takes ``room`` more reports."""
+        return max(1, min(room, MAX_BYTES_AHEAD // max(1, self.model.nbytes)))
+
+    def begin(self, tasks: RunningTasks, room: int) -> None:
+        """Begin to train the first of these tasks that will report, as many as the round has ``room`` for."""
+        self.started = True
+        due = [row for row, cause in enumerate(tasks.cause) if not cause]
+        if self.begun:
+            due = [row for row in due if tasks.task[row] not in self.begun]
+        chosen = tasks.select(due[: self.most(room)])
+        if "stale" in chosen.corrupt:
+            fresh = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt != "stale"]
+            stale = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt == "stale"]
+            self._begin(self.model, chosen.select(fresh))
+            self._begin(self.earlier, chosen.select(stale))
+        else:
+            self._begin(self.model, chosen)
+
+    def _begin(self, model: Vector, chosen: RunningTasks) -> None:
+        if chosen.task:
+            reader = self.backend.begin(model, jobs_from_columns(chosen.device, chosen.seed, chosen.steps))
+            if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
+                reader = partial(_read_and_spoil, self.seed, reader, chosen)
+            self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
+
+    def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
+        """Wait for the first of these tasks. Returns what its device sends, and what the devices of the tasks after it
+        send, up to the first that is not trained yet. Each result can be read only once."""
+        begun = [self.begun.pop(task) for task in tasks]
+        reader = begun[0][0]
+        # Tasks that were begun apart are read another time.
+        apart = next((row for row, (other, _) in enumerate(begun) if other is not reader), len(begun))
+        found = reader([index for _, index in begun[:apart]])
+        self.begun.update(zip(tasks[len(found) :], begun[len(found) :], strict=True))
+        return found
+
+    def put_back(self, tasks: Sequence[str], found: TrainedDevices) -> None:
+        """Keep results of these tasks, to be read again."""
+        self.begun.update(zip(tasks, zip(repeat(found.select), count()), strict=False))
+
+    def drop(self, task: str) -> None:
+        """Forget a task: nobody will read its result."""
+        self.begun.pop(task, None)
+
+
+def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]) -> TrainedDevices:
+    """Read results, and spoil the updates of devices that do so."""
+    found = reader(indices)
+    for row, index in enumerate(indices[: len(found)]):
+        if tasks.corrupt[index] in SPOILT_AFTER_TRAINING and not found.diverged[row]:
+            with np.errstate(over="ignore"):  # the coordinator refuses what overflows
+                found.updates[row] = update = spoilt(seed, tasks.row(index), found.updates[row])
+            found.largest[row] = np.abs(update).max()
+    return found
+
+
+def spoilt(seed: int, task: RunningTask, update: Vector) -> Vector:
+    """Return the update that a device with a corruption sends."""
+    factor = np.float32(task.factor)
+    match task.corrupt:
+        case "scaled":
+            return factor * update
+        case "flipped":
+            return -factor * update
+        case "garbage":
+            noise = keyed_random.generator(seed, "garbage", task.device, task.round)
+            length = float(np.linalg.norm(update)) * float(factor)
+            made = noise.standard_normal(update.size, np.float32)
+            return made * np.float32(length / max(float(np.linalg.norm(made)), 1e-30))
+    raise ValueError(f"corruption {task.corrupt!r} is not known")

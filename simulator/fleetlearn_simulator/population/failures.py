@@ -1,0 +1,212 @@
+"""What will happen to a task on its device. It is drawn when the task is assigned, by device and round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from fleetlearn_device.session import UPLOAD_MARGIN
+from numpy.typing import NDArray
+
+from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.scenario.sections import Weibull
+
+Codes: TypeAlias = NDArray[np.int8]
+PHASES = ("download", "train", "upload")
+CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
+"""Why a task fails on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the device vanished in
+this phase (a hazard). ``crash``: it died in training. ``outage``: its region had no network for longer than
+``plan.round.grace``. ``straggler``: it was slow, and slow devices report nothing. ``out-of-time``: it had no time to
+train. After the last two the device is still connected."""
+CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped")
+EVALUATION_COST = 1 / 3
+"""The cost of evaluating a batch, relative to a training step: a backward pass costs two forward passes."""
+
+
+class TaskFates(NamedTuple):
+    """What will happen to n tasks: arrays of shape (n,)."""
+
+    seconds: Floats
+    """Seconds from the assignment until the report arrives, or until the task fails."""
+    cause: Codes
+    """Index in ``CAUSES``."""
+    steps: Ints
+    """Local steps that the device does, or would do if the task did not fail."""
+    corrupt: Codes
+    """Index in ``CORRUPTIONS``."""
+    factor: Floats
+    """The corruption's factor."""
+    tier: Ints
+    """Index in ``scenario.tiers``."""
+    download: Floats
+    """Seconds that the download takes, or would take, with the seconds for which it waits for its turn."""
+    train: Floats
+    """Seconds that training takes, or would take."""
+    upload: Floats
+    """Seconds that the upload takes, or would take."""
+
+
+def sample_task_fates(
+    scenario: Scenario,
+    ids: Ids,
+    round: int,
+    *,
+    now: float,
+    deadline: float,
+    steps: Ints,
+    down: Floats | Ints,
+    up: Floats | Ints,
+    queue: Callable[[Floats], Floats] = np.zeros_like,
+) -> TaskFates:
+    """Draw what will happen to the tasks of these devices, assigned at the time ``now``, in a round that ends at
+    ``deadline``.
+
+    Args:
+        scenario: Its ``compute.step_seconds`` must be a number.
+        ids: int64, shape (n,).
+        round: The random numbers depend on it, on ``ids`` and on nothing else here. With ``failures.exact_stragglers``
+            all of ``ids`` together decide which devices straggle.
+        now: Seconds.
+        deadline: Seconds, on the same clock.
+        steps: Local steps of all epochs, at least 1, shape (n,).
+        down: Bytes that the device fetches, shape (n,).
+        up: Bytes of its update, shape (n,).
+        queue: Called with the seconds that each download takes, or until its device vanishes; returns the seconds for
+            which it waits before. Default: no download waits.
+
+    Raises SimulatorError if the cost of a step is not measured yet.
+    """
+    failures, local, count = scenario.failures, scenario.plan.local, len(ids)
+    known = traits(scenario, ids)
+    hazards = [_rates(scenario, phase) for phase in PHASES]
+    crash = _by_tier(scenario, "crash")
+    chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
+    luck = (
+        keyed_random.uniform(scenario.seed, "fate", ids, round, keyed_random.COLUMN[:7])
+        if chance
+        else np.zeros((7, count))
+    )
+    download = known.latency + down / known.download
+    upload = known.latency + up / known.upload
+    slow = _straggling(scenario, luck[0])
+    chosen = np.where(slow, _partial_steps(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
+    vanishes = [
+        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row]) if any(rates) else None
+        for row, (rates, shapes) in enumerate(hazards)
+    ]
+    wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
+    fetched = wait + download
+    done, train, late = _training(scenario, chosen, steps, known.speed, fetched, deadline - now)
+
+    # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest end counts.
+    begin = (wait, fetched, fetched + train)
+    report = begin[2] + upload
+    ends = {0: report}
+    for row, (length, after) in enumerate(zip((download, train, upload), vanishes, strict=True)):
+        if after is not None:
+            ends[1 + row] = np.where(after < length, begin[row] + after, inf)
+    if any(crash):
+        ends[4] = np.where(luck[5] < np.array(crash)[known.tier], fetched + luck[6] * train, inf)
+    if failures.outages:
+        ends[5] = _outage(scenario, ids, now, report)
+    if failures.discard:
+        dropped = slow & (chosen < steps)
+        ends[6] = np.where(dropped, begin[2], inf)
+        ends[0] = np.where(dropped, inf, ends[0])
+    if late.any():
+        ends[7] = np.where(late, fetched, inf)
+        ends[0] = np.where(late, inf, ends[0])
+    seconds, cause = report, np.zeros(count, np.int8)
+    if len(ends) > 1:
+        table = np.array([*ends.values()])
+        seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
+    corrupt, factor = _corruption(scenario, ids)
+    return TaskFates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
+
+
+def _straggling(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
+    """Return which tasks stop early. If their number is fixed, these are the tasks with the smallest numbers drawn."""
+    share = scenario.failures.stragglers
+    if not scenario.failures.exact_stragglers:
+        return luck < share
+    return luck.argsort(kind="stable").argsort() < round(share * len(luck))
+
+
+def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
+    """Return a straggler's steps: 1 to E - 1 epochs; with one epoch, 1 to S - 1 steps; with one step, 1."""
+    if epochs > 1:
+        return steps * (1 + (luck * (epochs - 1)).astype(np.int64)) // epochs
+    return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
+
+
+def _training(
+    scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
+) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """Return the steps that a device does in the time it has, as ``fleetlearn_device.session`` and ``train`` decide;
+    the seconds that they take; and whether no time is left at all."""
+    compute, local = scenario.compute, scenario.plan.local
+    if isinstance(compute.step_seconds, str):
+        raise SimulatorError(
+            f'compute.step_seconds = "{compute.step_seconds}": a step must be measured before tasks are assigned'
+        )
+    step = compute.step_seconds / speed
+    before = compute.start_seconds / speed
+    if local.evaluate:
+        before = before + EVALUATION_COST * np.ceil(steps / local.epochs) * step
+    part, most = UPLOAD_MARGIN
+    left = deadline - download - min(part * deadline, most)
+    if local.time_budget is not None:
+        left = np.minimum(left, local.time_budget)
+    fit = np.floor((left - before) / np.maximum(step, 1e-12))
+    done = np.minimum(chosen, np.clip(fit, 1, 2**53).astype(np.int64))
+    return done, before + done * step, left <= 0
+
+
+def _by_tier(scenario: Scenario, key: str) -> list[Any]:
+    """Return each tier's value of a key: its own, or that in [failures]."""
+    usual = getattr(scenario.failures, key)
+    given = [getattr(row.failures, key) for row in scenario.tiers.values()]
+    return [usual if own is None else own for own in given]
+
+
+def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
+    """Return the rates and the shapes of a phase's hazard, by tier."""
+    given = _by_tier(scenario, phase)
+    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
+    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
+
+
+def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
+    """Return the seconds in a phase until the device vanishes. It is still there with probability
+    exp(-(rate * t)^shape)."""
+    scale = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), inf)
+    # The smallest number drawn is 0, and 0 times infinity would be NaN.
+    exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
+    return np.asarray(exponential ** (1 / shape) * scale)
+
+
+def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
+    """Return the seconds until a device loses its network for longer than its task waits for it."""
+    found = np.full(len(ids), inf)
+    for row in scenario.failures.outages:
+        if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
+            after = max(row.begin - now, 0.0)
+            hit = (ids % scenario.failures.regions == row.region) & (after < length)
+            found[hit] = np.minimum(found[hit], after)
+    return found
+
+
+def _corruption(scenario: Scenario, ids: Ids) -> tuple[Codes, Floats]:
+    """Return the corruption of each device, which it applies in each round, and its factor."""
+    rows = scenario.failures.corrupt
+    if not rows:
+        return np.zeros(len(ids), np.int8), np.ones(len(ids))
+    ends = np.cumsum([row.share for row in rows])
+    which = np.searchsorted(ends, keyed_random.uniform(scenario.seed, "corrupt", ids), side="right")
+    codes = np.array([*(CORRUPTIONS.index(row.kind) for row in rows), 0], np.int8)
+    return codes[which], np.array([*(row.factor for row in rows), 1.0])[which]

@@ -1,0 +1,229 @@
+"""The charts of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.errors import FleetError
+
+from fleetlearn_simulator.population.availability import online
+from fleetlearn_simulator.results.html_page import (
+    COLOURS,
+    Chart,
+    byte_unit,
+    chart,
+    numbers,
+    share,
+    span,
+    time_unit,
+)
+from fleetlearn_simulator.results.loaded_run import Floats, Round, Run, binned, series, thinned, traffic
+from fleetlearn_simulator.results.run_folder import SCENARIO
+from fleetlearn_simulator.scenario.scenario import Scenario
+
+COLOURED_CAUSES = 9
+"""Causes that have a colour of their own. The others are shown as one."""
+SAMPLE = 2000
+"""Devices from which the availability of the population is estimated."""
+WINDOW = 14 * 86400.0
+"""Seconds at the end of a run for which their availability is computed. A day is a few points then."""
+KIND_STYLES = {
+    "test": ("on the data kept back", COLOURS[3], "solid"),
+    "evaluation": ("on the devices, before training", COLOURS[0], "solid"),
+    "train": ("on the devices, in training", COLOURS[0], "dot"),
+}
+MEANINGS = {
+    "download": "vanished while downloading",
+    "train": "vanished while training",
+    "upload": "vanished while uploading",
+    "crash": "died while training",
+    "offline": "went offline",
+    "outage": "its region had no network",
+    "straggler": "was slow, and its work discarded",
+    "out-of-time": "had no time left",
+}
+"""What the causes on devices mean. Other causes are the coordinator's."""
+
+
+def metric_charts(run: Run) -> list[Chart]:
+    """Show each metric, and how much each round changed the model, over the axis that the reader chooses."""
+    times, sent = run.column(lambda row: row.time), traffic(run)
+    hours, time_name = time_unit(times[-1])
+    unit, byte_name = byte_unit(sent[-1])
+    rounds = run.column(lambda row: row.round)
+    titles = {"rounds": "round", "time": f"virtual time ({time_name})", "bytes": f"bytes sent ({byte_name})"}
+
+    def lines(found: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+        for kind, (indices, values) in found.items():
+            kept = thinned(values)
+            at = indices[kept]
+            name, colour, dash = words[kind]
+            yield {
+                "type": "scatter",
+                "mode": "lines" if len(kept) > 1 else "markers",
+                "name": name,
+                "y": numbers(values[kept]),
+                "line": {"color": colour, "dash": dash, "width": 2},
+                "meta": {
+                    "rounds": numbers(rounds[at]),
+                    "time": numbers(times[at] / hours),
+                    "bytes": numbers(sent[at] / unit),
+                },
+            }
+
+    charts = [chart(name, [*lines(kinds, KIND_STYLES)], y=name, meta=titles) for name, kinds in series(run).items()]
+    changed = [(index, row.change) for index, row in enumerate(run.rows) if row.how == "committed" and row.change]
+    if changed:
+        indices, values = np.array([index for index, _ in changed]), np.array([value for _, value in changed])
+        data = lines({"change": (indices, values)}, {"change": ("change", COLOURS[7], "solid")})
+        charts.append(chart("Change of the model in a round", [*data], y="L2 norm", meta=titles))
+    return charts
+
+
+def _causes(run: Run) -> list[str]:
+    """Return the causes, the most frequent first."""
+    return [
+        cause for cause, _ in sorted(run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def lost_chart(run: Run) -> Chart:
+    causes = _causes(run)
+    rest = causes[COLOURED_CAUSES:]
+    stacks = {cause: run.column(partial(_tasks_lost, causes=[cause])) for cause in causes[:COLOURED_CAUSES]}
+    if rest:
+        stacks["other"] = run.column(partial(_tasks_lost, causes=rest))
+    return _stacked(run, "By round", stacks, "tasks a round", COLOURS)
+
+
+def _tasks_lost(row: Round, causes: Iterable[str]) -> int:
+    """Return how many of the round's tasks were lost by these causes."""
+    return sum(row.causes.get(cause, 0) for cause in causes)
+
+
+def lost_in_all_chart(run: Run) -> Chart:
+    lost, tasks = run.total(lambda row: row.causes), run.total(lambda row: row.assigned).total()
+    causes = _causes(run)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": causes,
+        "x": [lost[cause] for cause in causes],
+        "text": [share(lost[cause], tasks) for cause in causes],
+        "hovertext": [MEANINGS.get(cause, "as the coordinator has it") for cause in causes],
+        "hoverinfo": "x+text",
+        "textposition": "auto",
+        "cliponaxis": False,
+        "marker": {"color": [COLOURS[min(index, COLOURED_CAUSES)] for index in range(len(causes))]},
+    }
+    note = "What happened to the device, and the share of all tasks." if causes else "No task was lost."
+    return chart("In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest")
+
+
+def device_time_chart(run: Run) -> Chart:
+    unit, name = time_unit(max((sum(row.device_seconds.values()) for row in run.rows), default=0.0))
+    stacks = {
+        "useful": run.column(lambda row: row.useful) / unit,
+        "wasted": run.column(lambda row: row.wasted) / unit,
+    }
+    return _stacked(run, "Device time, useful and wasted", stacks, f"device-{name} a round", (COLOURS[2], COLOURS[3]))
+
+
+def participation_chart(run: Run) -> Chart:
+    """Show the tiers' shares of the population, of the tasks and of the accepted reports."""
+    tiers: dict[str, Any] = run.scenario.get("tiers", {})
+    assigned, accepted = run.total(lambda row: row.assigned), run.total(lambda row: row.accepted)
+    count = max([len(tiers), *(number + 1 for number in (*assigned, *accepted))])
+    names = [*tiers, *(f"tier {number}" for number in range(len(tiers), count))]
+    weights = [float(tiers[name].get("share", 1.0)) if name in tiers else 0.0 for name in names]
+    shown = {
+        "of the population": (weights, COLOURS[7]),
+        "of the tasks": ([float(assigned[number]) for number in range(count)], COLOURS[5]),
+        "of the accepted reports": ([float(accepted[number]) for number in range(count)], COLOURS[0]),
+    }
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": names,
+            "y": numbers(100 * value / (sum(values) or 1.0) for value in values),
+            "marker": {"color": colour},
+        }
+        for name, (values, colour) in shown.items()
+        if any(values)
+    ]
+    return chart("Participation by tier", data, y="per cent", barmode="group")
+
+
+def connected_chart(run: Run) -> Chart:
+    """Show the devices connected at the end of each round, and the devices online, computed from the availability."""
+    times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
+    unit, name = time_unit(times[-1])
+    kept = thinned(connected)
+    data = [_line("connected", times[kept] / unit, connected[kept], COLOURS[0])]
+    note = ""
+    try:
+        scenario = Scenario.load(run.folder / SCENARIO)
+        population = scenario.population.size
+        devices = np.arange(min(SAMPLE, population)) * population // min(SAMPLE, population)
+        at = np.linspace(max(0.0, times[-1] - WINDOW), times[-1], 240)
+        there = np.array([np.mean(online(scenario, devices, float(moment))) for moment in at])
+        data.append(_line("online", at / unit, population * there, COLOURS[5]))
+        notes = [f"in the last {span(WINDOW)}"] if times[-1] > WINDOW else []
+        if population > SAMPLE:
+            error = population / sqrt(SAMPLE) * float(np.sqrt(there * (1 - there)).max())
+            notes.append(f"from {SAMPLE:,} of the devices, with a standard error of at most {error:,.0f}")
+        note = f"Online: {'; '.join(notes)}." if notes else ""
+    except FleetError:
+        pass  # files that the scenario names are not here, and the logs do not say who was online
+    many = len(data) > 1 and max(data[1]["y"]) > 20 * max(1.0, float(connected.max()))
+    axis = {"type": "log", "dtick": 1} if many else {"rangemode": "tozero"}
+    return chart("Devices online and connected", data, f"virtual time ({name})", "devices", note, yaxis=axis)
+
+
+def reports_chart(run: Run) -> Chart:
+    def counted(row: Round, partial: bool) -> float:
+        return 0 if row.how != "committed" else row.partial if partial else row.reports - row.partial
+
+    stacks = {
+        "complete": run.column(lambda row: counted(row, False)),
+        "partial": run.column(lambda row: counted(row, True)),
+        "of an abandoned round": run.column(lambda row: row.reports if row.how != "committed" else 0),
+    }
+    return _stacked(run, "Reports", stacks, "reports a round", (COLOURS[0], COLOURS[1], COLOURS[7]))
+
+
+def lengths_chart(run: Run) -> Chart:
+    lengths = run.column(lambda row: row.seconds)
+    unit, name = time_unit(float(lengths.max()))
+    kept = thinned(lengths)
+    data = [_line("length", run.column(lambda row: row.round)[kept], lengths[kept] / unit, COLOURS[8])]
+    return chart("Length of a round", data, "round", name, yaxis={"rangemode": "tozero"})
+
+
+def _line(name: str, x: Floats, y: Floats, colour: str) -> dict[str, Any]:
+    mode = "lines" if len(x) > 1 else "markers"
+    return {"type": "scatter", "mode": mode, "name": name, "x": numbers(x), "y": numbers(y), "line": {"color": colour}}
+
+
+def _stacked(run: Run, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]) -> Chart:
+    """Show stacked bars for each round. If there are many rounds, each bar is a mean over several."""
+    rounds, width = binned(run.column(lambda row: row.round))
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": numbers(rounds),
+            "y": numbers(binned(values)[0]),
+            "width": 0.9 if width == 1 and len(rounds) < 60 else width,
+            "marker": {"color": colour, "line": {"width": 0}},
+        }
+        for (name, values), colour in zip(stacks.items(), (*colours, *colours), strict=False)
+        if values.any()
+    ]
+    note = f"Means of {width:,} rounds at a time." if width > 1 else ""
+    return chart(title, data, "round", y, note, barmode="stack", showlegend=True)

@@ -1,0 +1,127 @@
+"""report.html: one run in charts and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fleetlearn_simulator.results import html_page as page
+from fleetlearn_simulator.results.html_page import ABSENT, Part, listed, share, size, span
+from fleetlearn_simulator.results.loaded_run import Run, read_run, series
+from fleetlearn_simulator.results.run_charts import (
+    KIND_STYLES,
+    connected_chart,
+    device_time_chart,
+    lengths_chart,
+    lost_chart,
+    lost_in_all_chart,
+    metric_charts,
+    participation_chart,
+    reports_chart,
+)
+from fleetlearn_simulator.results.run_folder import ROUNDS, SCENARIO
+from fleetlearn_simulator.results.run_statistics import wasted_share
+
+REPORT = "report.html"
+LAST_ROUNDS = 20
+"""Rounds in the table."""
+
+
+def write_report(folder: Path, file: Path | None = None) -> Path:
+    """Write a page about a run that is finished or not. Default for ``file``: ``report.html`` in its folder.
+
+    Raises SimulatorError if there is no run, or if the page cannot be written.
+    """
+    run = read_run(folder)
+    return page.write_page(file or folder / REPORT, f"{run.name} · fleetlearn", _parts(run))
+
+
+def _parts(run: Run) -> Iterator[Part]:
+    yield Part("title", run.name)
+    yield from (Part("note", line) for line in _subtitle(run))
+    if not run.rows:
+        yield Part("text", f"No round has ended yet: {ROUNDS} is empty.")
+    else:
+        yield Part("tiles", list(_tiles(run)))
+        yield Part("section", "Metrics")
+        yield Part("switch")
+        yield Part("charts", metric_charts(run))
+        yield Part("section", "Where devices were lost")
+        yield Part("note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}.")
+        yield Part("charts", [lost_chart(run), lost_in_all_chart(run)])
+        yield Part("section", "Device time and participation")
+        yield Part("charts", [device_time_chart(run), participation_chart(run)])
+        yield Part("section", "Rounds")
+        yield Part("charts", [connected_chart(run), reports_chart(run), lengths_chart(run)])
+        yield Part("section", "The last rounds")
+        yield _last(run)
+    if run.scenario:
+        yield Part("folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8")))
+
+
+def _subtitle(run: Run) -> Iterator[str]:
+    tables = run.scenario
+    plan = tables.get("plan", {})
+    population = tables.get("population", {}).get("size")
+    words = [
+        f"seed {tables['seed']}" if "seed" in tables else "",
+        f"{population:,} devices" if isinstance(population, int) else "",
+        f"tiers {', '.join(tables['tiers'])}" if len(tables.get("tiers", {})) > 1 else "",
+        f"data {tables['data']['kind']}" if "data" in tables else "",
+        f"availability {tables['availability']['kind']}" if "availability" in tables else "",
+        f"recipe {plan['recipe']}" if "recipe" in plan else "",
+        f"goal of {plan['round']['goal']:,} reports" if "goal" in plan.get("round", {}) else "",
+        f"bundle {Path(plan['bundle']).name}" if "bundle" in plan else "",
+    ]
+    state = run.state if run.summary else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
+    backend = f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
+    yield from filter(None, (" · ".join(filter(None, line)) for line in (words, (state, backend))))
+
+
+def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
+    committed = run.committed
+    yield "rounds", f"{len(committed):,}", f"{len(run.rows) - len(committed):,} abandoned"
+    yield (
+        "virtual time",
+        span(run.rows[-1].time),
+        f"median round {span(float(np.median(run.column(lambda row: row.seconds))))}",
+    )
+    reports = sum(row.reports for row in committed)
+    yield "reports", f"{reports:,}", f"{sum(row.partial for row in committed):,} partial"
+    tasks, lost = run.total(lambda row: row.assigned).total(), run.total(lambda row: row.causes).total()
+    yield "tasks lost", share(lost, tasks), f"{lost:,} of {tasks:,}"
+    seconds = run.total(lambda row: row.device_seconds).total()
+    yield "device time wasted", f"{100 * wasted_share(run):.3g} %" if seconds else ABSENT, f"of {span(seconds)}"
+    sent = run.total(lambda row: row.bytes)
+    yield "bytes sent", size(sent.total()), f"{size(sent['down'])} down, {size(sent['up'])} up"
+    if "devices" in run.summary:
+        population = run.scenario.get("population", {}).get("size", 0)
+        yield (
+            "devices with a task",
+            f"{run.summary['devices']:,}",
+            f"{share(run.summary['devices'], population)} of all",
+        )
+    for name, kinds in series(run).items():
+        kind = next(iter(kinds))
+        yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0]
+
+
+def _last(run: Run) -> Part:
+    """Return a table of the last rounds."""
+    columns = [(name, kind) for name, kinds in series(run).items() for kind in kinds]
+    columns = [(name, kind) for name, kind in columns if kind != "train" or (name, "evaluation") not in columns]
+    headers = ["round", "outcome", "virtual time", "length", "connected", "tasks", "reports", "partial"]
+    headers += [f"{name} ({kind})" for name, kind in columns]
+    headers += ["change", "wasted", "lost"]
+    rows = []
+    for row in run.rows[-LAST_ROUNDS:]:
+        cells = [str(row.round), row.how, span(row.time), span(row.seconds), f"{row.connected:,}"]
+        cells += [f"{sum(row.assigned.values()):,}", f"{row.reports:,}", f"{row.partial:,}"]
+        means = [getattr(row, kind).get(name) for name, kind in columns]
+        cells += [ABSENT if value is None else f"{value:.4g}" for value in means]
+        cells += [ABSENT if row.change is None or row.how != "committed" else f"{row.change:.3g}"]
+        cells += [share(row.wasted, row.wasted + row.useful), listed(row.causes)]
+        rows.append(cells)
+    return page.table(headers, rows)

@@ -1,0 +1,126 @@
+"""The parts of a scenario file that depend on each other: the plan, the tiers, and defaults that follow from other
+keys.
+
+The functions raise ValueError, and leave values of a wrong type for the conversion to refuse.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator.tables import Section, explain, near
+
+from fleetlearn_simulator.scenario.sections import (
+    AVAILABILITY,
+    DATA,
+    PRESETS,
+    REQUIRED,
+    Tier,
+    TierFailures,
+    Weibull,
+)
+
+TIER_TABLES: Mapping[str, type[Section]] = {"failures": TierFailures} | {
+    f"failures.{phase}": Weibull for phase in ("download", "train", "upload")
+}
+"""The tables within a tier."""
+
+
+def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
+    """Read the plan from its file and from the keys in [plan]. Raises ValueError and PlanError."""
+    given = {"file": raw["plan"]} if isinstance(raw.get("plan"), str) else raw.get("plan")
+    takes = "the path of a plan file, or a table [plan] with a plan's keys, where `file` may name one to start from"
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"plan = {given!r} is refused: it takes {takes}" if "plan" in raw else f"plan is missing; it takes {takes}"
+        )
+    own = {key: value for key, value in given.items() if key != "file"}
+    if {"seed"} <= raw.keys() & own.keys() and own["seed"] != raw["seed"]:
+        raise ValueError(f"plan.seed = {own['seed']!r} and seed = {raw['seed']!r}: both seeds are one; leave one out")
+    if "file" not in given:
+        own.setdefault("name", raw["name"])
+        return Plan.read(own, base, file=f"{label}, plan")
+    if not isinstance(given["file"], str) or not given["file"]:
+        raise ValueError(f"plan.file = {given['file']!r} is refused: it takes the path of a plan file")
+    path = (base / Path(given["file"]).expanduser()).absolute()
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"plan = {given['file']!r} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
+    if isinstance(own.get("bundle"), str) and own["bundle"]:
+        own["bundle"] = str((base / Path(own["bundle"]).expanduser()).absolute())
+    return Plan.read(_merge(tables, own), path.parent, file=f"{label}, plan {path}")
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**under, **over}
+    for key in under.keys() & over.keys():
+        if isinstance(under[key], dict) and isinstance(over[key], dict):
+            merged[key] = _merge(under[key], over[key])
+    return merged
+
+
+def fill_defaults(raw: dict[str, Any], plan: Plan) -> None:
+    """Fill in defaults that depend on other values."""
+    raw.setdefault("seed", plan.seed)
+    for section in ("population", "data", "compute", "availability", "failures", "coordinator"):
+        raw.setdefault(section, {})
+    population, data, availability = raw["population"], raw["data"], raw["availability"]
+    if isinstance(population, dict) and isinstance(size := population.get("size"), int) and size > 0:
+        population.setdefault("connected", min(plan.service.max_connections, size))
+    if isinstance(data, dict):
+        data.setdefault("seed", raw["seed"])
+        _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))
+    if isinstance(availability, dict):
+        _fill_kind("availability", availability, "always", AVAILABILITY, ())
+
+
+def _fill_kind(
+    section: str, table: dict[str, Any], usual: str, kinds: Mapping[str, Mapping[str, Any]], always: Iterable[str]
+) -> None:
+    kind = table.setdefault("kind", usual)
+    if kind not in list(kinds):  # a list, because the given value may not be hashable
+        hint = near(str(kind), kinds)
+        raise ValueError(f"{section}.kind = {kind!r} is not known{hint} Kinds: {', '.join(kinds)}.")
+    takes = kinds[kind]
+    for key in table:
+        if key not in {"kind", *always, *takes}:
+            others = " or ".join(f'"{name}"' for name in kinds if key in kinds[name])
+            allowed = f"takes {', '.join(takes)}" if takes else "takes no other key"
+            raise ValueError(f'{section}.{key} = {table[key]!r}: kind "{kind}" {allowed}; {key} is for kind {others}')
+    for key, default in takes.items():
+        if default is REQUIRED and key not in table:
+            raise ValueError(f'{section}.{key} is missing; kind "{kind}" needs it')
+        if default is not REQUIRED and default is not None:
+            table.setdefault(key, copy.deepcopy(default))
+
+
+def read_tiers(raw: Mapping[str, Any]) -> dict[str, Tier]:
+    given = raw.get("tiers") or {"device": {}}
+    if not isinstance(given, dict):
+        raise ValueError(f"tiers = {given!r} is refused: it takes tables [tiers.NAME]")
+    tiers = {}
+    for name, table in given.items():
+        where = f"tiers.{name}"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise ValueError(f"tiers.{name!r} is refused: a tier's name is letters, digits and ._-, at most 64")
+        if not isinstance(table, dict):
+            raise ValueError(f"{where} = {table!r} is refused: it takes a table of {', '.join(Tier.__struct_fields__)}")
+        like = table.get("like")
+        if like is not None and like not in list(PRESETS):
+            hint = near(str(like), PRESETS)
+            raise ValueError(f"{where}.like = {like!r} is not known{hint} Presets: {', '.join(PRESETS)}.")
+        try:
+            tiers[name] = msgspec.convert({**PRESETS.get(str(like), {}), **table}, Tier)
+        except msgspec.ValidationError as error:
+            raise ValueError(explain(error, table, "tier", Tier, TIER_TABLES, prefix=f"{where}.")) from None
+    return tiers

@@ -1,0 +1,278 @@
+"""A scenario: a plan, a population of devices, and what goes wrong, in a TOML file. ``init_text`` shows every key."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from math import inf, prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fleetlearn_coordinator.plan import Plan, PlanError
+from fleetlearn_coordinator.tables import Section, explain, refuse_unknown
+from fleetlearn_protocol.messages import Identifier
+
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario import toml
+from fleetlearn_simulator.scenario.availability_trace import read_trace
+from fleetlearn_simulator.scenario.defaults import TIER_TABLES, fill_defaults, read_plan, read_tiers
+from fleetlearn_simulator.scenario.sections import (
+    Availability,
+    Compute,
+    Coordinator,
+    Corrupt,
+    Data,
+    Failures,
+    Outage,
+    Population,
+    Seed,
+    Tier,
+    Weibull,
+    Zone,
+)
+
+MAX_RUNS = 10_000
+"""The most runs that a sweep may have."""
+
+
+class Scenario(Section, frozen=True, kw_only=True):
+    """A checked scenario. ``Scenario.load`` reads it from a file."""
+
+    name: Identifier
+    """The run's name: letters, digits, ``._-``."""
+    seed: Seed
+    """The seed of all random numbers. It replaces the plan's seed. Default: the plan's."""
+    plan: Plan
+    """The coordinator's plan: the path of a file, or a table [plan] of its keys. In the table, ``file`` may name a plan
+    to start from."""
+    population: Population
+    data: Data
+    compute: Compute
+    tiers: dict[str, Tier]
+    """Name -> tier. Default: one tier ``device``, with a tier's defaults."""
+    availability: Availability
+    failures: Failures
+    coordinator: Coordinator
+    sweep: dict[str, list[Any]]
+    """Dotted key -> values: there is a run for each combination. ``expand`` makes these runs. The scenario itself is
+    the first of them."""
+    setting: dict[str, Any]
+    """For a run of a sweep: dotted key -> its value. Not a key of the file."""
+    file: str
+    """Where the scenario was read from, for messages. Not a key of the file."""
+    base: Path
+    """The folder that paths are relative to. Not a key of the file."""
+    tables: dict[str, Any]
+    """The tables of the file, as they were read. Not a key of the file."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scenario:
+        """Read a scenario file. Raises SimulatorError."""
+        path = Path(path).expanduser()
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SimulatorError(f"{path}: the scenario cannot be read: {error}") from None
+        return cls.parse(text, path.absolute().parent, file=str(path))
+
+    @classmethod
+    def parse(cls, text: str, base: Path, *, file: str = "scenario") -> Scenario:
+        """Read a scenario from text. ``base``: the folder that paths are relative to. Raises SimulatorError."""
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SimulatorError(f"{file}: this is not TOML: {error}") from None
+        return cls.read(raw, base, file=file)
+
+    @classmethod
+    def read(cls, raw: dict[str, Any], base: Path, *, file: str = "scenario") -> Scenario:
+        """Make a scenario from a file's tables. Raises SimulatorError."""
+        tables = {key: value for key, value in raw.items() if key != "sweep"}
+        try:
+            sweep = _swept(raw.get("sweep", {}))
+            if (runs := prod(map(len, sweep.values()))) > MAX_RUNS:
+                raise ValueError(f"sweep has {runs} combinations; the limit is {MAX_RUNS}")
+        except ValueError as error:
+            raise SimulatorError(f"{file}: {error}") from None
+        return _one(tables, base, file, sweep, {key: values[0] for key, values in sweep.items()})
+
+    def to_toml(self) -> str:
+        """Return the text of a file that holds this scenario alone: with the plan in it, absolute paths, all defaults,
+        and no sweep."""
+        tables = {key: msgspec.to_builtins(getattr(self, key), enc_hook=str) for key in KEYS if key != "sweep"}
+        del tables["plan"]["file"]
+        return toml.dump(tables)
+
+
+HIDDEN = ("setting", "file", "base", "tables")
+"""Fields of a scenario that are not keys of the file."""
+KEYS = tuple(key for key in Scenario.__struct_fields__ if key not in HIDDEN)
+SECTIONS: Mapping[str, type[Section]] = {
+    "population": Population,
+    "data": Data,
+    "compute": Compute,
+    "availability": Availability,
+    "availability.zones": Zone,
+    "failures": Failures,
+    "failures.download": Weibull,
+    "failures.train": Weibull,
+    "failures.upload": Weibull,
+    "failures.outages": Outage,
+    "failures.corrupt": Corrupt,
+    "coordinator": Coordinator,
+}
+
+
+def expand(scenario: Scenario) -> list[Scenario]:
+    """Return the runs of a sweep; the values of the last key change fastest. Without a sweep, return the scenario.
+
+    Each run has a name of its own, and its values in ``setting``. Raises SimulatorError if a combination is not a valid
+    scenario.
+    """
+    if not scenario.sweep:
+        return [scenario]
+    settings = [dict(zip(scenario.sweep, row, strict=True)) for row in itertools.product(*scenario.sweep.values())]
+    runs = [_one(scenario.tables, scenario.base, scenario.file, {}, setting) for setting in settings]
+    words = [[f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()] for setting in settings]
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([run.name, *row])) for run, row in zip(runs, words, strict=True)]
+    if len(set(names)) < len(names) or max(map(len, names)) > 64:
+        names = [f"{scenario.name[:59]}-{number}" for number in range(len(names))]
+    return [msgspec.structs.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def init_text() -> str:
+    """Return a scenario file with every key, its default and its meaning."""
+    return Path(__file__).with_name("example.toml").read_text("utf-8")
+
+
+def _swept(given: object, prefix: str = "") -> dict[str, list[Any]]:
+    """Return the dotted keys of a sweep and their values. Raises ValueError."""
+    if isinstance(given, dict):
+        found = [_swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()]
+        return {key: values for row in found for key, values in row.items()}
+    if isinstance(given, list) and given:
+        return {prefix: given}
+    where = f"sweep.{prefix}" if prefix else "sweep"
+    raise ValueError(f"{where} = {given!r} is refused: it takes a list of values, with a run for each")
+
+
+def _set(raw: dict[str, Any], key: str, value: object) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        if part == "plan" and isinstance(raw.get(part), str):
+            raw[part] = {"file": raw[part]}
+        raw = raw.setdefault(part, {})
+        if not isinstance(raw, dict):
+            raise ValueError(f"{part} is not a table")
+    raw[last] = value
+
+
+def _one(
+    tables: Mapping[str, Any], base: Path, file: str, sweep: dict[str, list[Any]], setting: dict[str, Any]
+) -> Scenario:
+    """Make the scenario of these tables, with the setting's values. Raises SimulatorError."""
+    raw = copy.deepcopy(dict(tables))
+    label = file
+    if setting:
+        label += f" (sweep: {', '.join(f'{key} = {value!r}' for key, value in setting.items())})"
+
+    def to_path(_: type, given: object) -> Path:
+        if isinstance(given, Path):
+            return given
+        if not isinstance(given, str) or not given:
+            raise TypeError("Expected a path")
+        return (base / Path(given).expanduser()).absolute()
+
+    try:
+        for key, value in setting.items():
+            _set(raw, key, value)
+        raw.setdefault("name", Path(file).stem)
+        names = [name for name in raw["tiers"] if isinstance(name, str)] if isinstance(raw.get("tiers"), dict) else []
+        tiers = {f"tiers.{name}": Tier for name in names} | {
+            f"tiers.{name}.{key}": kind for name in names for key, kind in TIER_TABLES.items()
+        }
+        refuse_unknown(raw, "scenario", Scenario, {**SECTIONS, **tiers}, HIDDEN)
+        plan = read_plan(raw, base, label)
+        fill_defaults(raw, plan)
+        hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
+        scenario = msgspec.convert(
+            {**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, Scenario, dec_hook=to_path
+        )
+        for problem in _contradictions(scenario):
+            raise ValueError(problem)
+    except PlanError as error:
+        raise SimulatorError(error.text) from None  # it names the plan and the label
+    except SimulatorError as error:
+        raise SimulatorError(f"{label}: {error.text}") from None
+    except msgspec.ValidationError as error:
+        raise SimulatorError(f"{label}: {explain(error, raw, 'scenario', Scenario, SECTIONS)}") from None
+    except ValueError as error:
+        raise SimulatorError(f"{label}: {error}") from None
+    return msgspec.structs.replace(scenario, plan=msgspec.structs.replace(plan, seed=scenario.seed))
+
+
+def _contradictions(scenario: Scenario) -> Iterator[str]:
+    population, plan, failures = scenario.population, scenario.plan, scenario.failures
+    if population.size < plan.round.minimum:
+        yield (
+            f"population.size = {population.size} is less than plan.round.minimum = {plan.round.minimum}; "
+            "no round could ever be committed"
+        )
+    for key, most in {
+        "population.size": population.size,
+        "plan.service.max_connections": plan.service.max_connections,
+    }.items():
+        if population.connected > most:
+            yield f"population.connected = {population.connected} is more than {key} = {most}"
+    if population.connected < plan.round.minimum:
+        yield (
+            f"population.connected = {population.connected} is less than plan.round.minimum = {plan.round.minimum}; "
+            "no round could ever be committed"
+        )
+    largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
+    if scenario.compute.memory > largest:
+        yield f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; none could train"
+    yield from _data_contradictions(scenario.data)
+    availability = scenario.availability
+    if availability.kind == "diurnal" and availability.share is not None and availability.swing is not None:
+        top = availability.share * 2 * availability.swing / (availability.swing + 1)
+        if top > 1:
+            yield (
+                f"availability.share = {availability.share} with availability.swing = {availability.swing} has "
+                f"{top:.3g} of the devices online at the peak; it takes a share of at most "
+                f"{(availability.swing + 1) / (2 * availability.swing):.3g}"
+            )
+    if availability.file is not None:
+        read_trace(str(availability.file), availability.repeat)
+    for number, outage in enumerate(failures.outages):
+        where = f"failures.outages[{number}]"
+        if outage.end <= outage.begin:
+            yield f"{where}.end = {outage.end} is not after its begin = {outage.begin}"
+        if outage.region >= failures.regions:
+            yield (
+                f"{where}.region = {outage.region} is not a region; with failures.regions = {failures.regions} they "
+                f"are 0 to {failures.regions - 1}"
+            )
+    if (total := sum(row.share for row in failures.corrupt)) > 1 + 1e-9:
+        yield f"failures.corrupt: the shares add up to {total:.6g}; it takes at most 1"
+
+
+def _data_contradictions(data: Data) -> Iterator[str]:
+    if data.largest is not None and data.power is None and (data.kind != "synthetic" or data.examples is not None):
+        yield f"data.largest = {data.largest} needs sizes that differ: data.power, or synthetic without data.examples"
+    if data.power is not None and data.examples is None and data.kind == "synthetic":
+        yield f"data.power = {data.power} needs data.examples, the fewest that a device has"
+    if data.largest is not None and data.largest < (data.examples or 1):
+        yield f"data.largest = {data.largest} is less than data.examples = {data.examples}"
+    if data.iid and (data.alpha or data.beta):
+        yield (
+            f"data.iid = true has one model for all devices: data.alpha = {data.alpha} and data.beta = {data.beta} "
+            "must be 0, or left out"
+        )
+    if data.kind == "dirichlet" and data.alpha == 0:
+        yield 'data.alpha = 0.0 is refused: the concentration of kind "dirichlet" is above 0'

@@ -1,0 +1,141 @@
+"""Which back end trains a scenario, in how many processes, and how its jobs are divided among them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Literal
+
+import msgspec
+import numpy as np
+from fleetlearn_coordinator.run import settings_of
+from fleetlearn_protocol import Bundle, open_bundle
+from threadpoolctl import threadpool_limits
+
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, local_settings
+from fleetlearn_simulator.training.process_pool import ProcessPool
+from fleetlearn_simulator.training.vectorized import (
+    Vectorized,
+    check_many,
+    divide_into_blocks,
+    not_for_many,
+    workloads_of,
+)
+from fleetlearn_simulator.training.worker_pool import DivideJobs
+
+BackendName = Literal["bundle", "vectorized"]
+BackendChoice = Literal["auto", "bundle", "vectorized"]
+EngineChoice = Literal["processes", "ray"]
+BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
+SIZES_SAMPLED = 100
+"""Devices whose numbers of examples are looked at, to guess whether all devices have the same number."""
+TRIAL_SECONDS = 0.3
+"""Seconds for which ``auto`` tries each back end."""
+
+
+def make_backend(scenario: Scenario, kind: BackendName) -> Backend:
+    """Make a back end with its own copy of the data, for this process alone. Sets the number of threads of the numeric
+    libraries to 1: the last bits of a product depend on that number, which would not be the same in each process."""
+    bundle = open_bundle(scenario.plan.bundle)
+    local = local_settings(scenario.plan, bundle)
+    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle))
+    threadpool_limits(1)  # now that all libraries are loaded, also those of the user's module
+    return backend
+
+
+def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
+    """Return the scenario with the measured seconds of a step on this machine, if it asks for that."""
+    if scenario.compute.step_seconds != "measure":
+        return scenario
+    backend = make_backend(scenario, "bundle")
+    model = bundle.parameters()[: bundle.manifest.size]
+    backend.train(model, [Job(0, 0, 1)])  # the first steps allocate memory
+    seconds = float(f"{_timed(lambda: int(backend.train(model, [Job(0, 0, None)]).steps[0])):.3g}")
+    return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
+
+
+def choose_backend(scenario: Scenario, bundle: Bundle, wanted: BackendChoice) -> tuple[BackendName, str]:
+    """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
+    if wanted == "vectorized":
+        check_many(bundle, scenario.plan.local.batch_size)
+    if wanted != "auto":
+        return wanted, "chosen"
+    if why := not_for_many(bundle, scenario.plan.local.batch_size):
+        return "bundle", why
+    assert bundle.manifest.many is not None
+    jobs = [Job(number % scenario.population.size, number, None) for number in range(bundle.manifest.many.devices)]
+    costs: dict[BackendName, float] = {
+        "bundle": _seconds(scenario, bundle, "bundle", [[job] for job in jobs]),
+        "vectorized": _seconds(scenario, bundle, "vectorized", [jobs]),
+    }
+    best = min(costs, key=lambda kind: costs[kind])
+    return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
+
+
+def _seconds(scenario: Scenario, bundle: Bundle, kind: BackendName, parts: list[list[Job]]) -> float:
+    """Return the seconds that a job takes. ``parts`` are trained one after the other, again and again."""
+    backend, model, turns = make_backend(scenario, kind), bundle.parameters()[: bundle.manifest.size], cycle(parts)
+    backend.train(model, parts[0])  # the first steps allocate memory
+    taken = _timed(lambda: len(backend.train(model, next(turns))))
+    backend.close()
+    return taken
+
+
+def _timed(train: Callable[[], int]) -> float:
+    """Call ``train`` again and again for a moment. Returns the seconds for each of the jobs or steps that it counts."""
+    begin, done, taken = time.perf_counter(), 0, 0.0
+    while taken < TRIAL_SECONDS:
+        done += train()
+        taken = time.perf_counter() - begin
+    return taken / done
+
+
+def start_backend(
+    scenario: Scenario,
+    bundle: Bundle,
+    source: Source,
+    kind: BackendName,
+    workers: int | None,
+    engine: EngineChoice,
+    ray_address: str | None,
+) -> Backend:
+    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples. The
+    other arguments are those of ``fleetlearn_simulator.Options``."""
+    make, divide = partial(make_backend, scenario, kind), _divider(scenario, bundle, source, kind)
+    if engine == "ray":
+        from fleetlearn_simulator.training.ray_pool import RayPool
+
+        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address)
+    # If a round is one block, one process trains it: to hand it to another would only cost time.
+    alone = kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source)
+    count = workers or (1 if alone else os.cpu_count()) or 1
+    return make() if count == 1 else ProcessPool(make, count, divide)
+
+
+def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
+    """Return whether one call trains a whole round, judged by the first devices. Devices with other numbers of examples
+    would be in other blocks."""
+    many = bundle.manifest.many
+    if many is None or settings_of(scenario.plan).cohort > many.devices:
+        return False
+    return len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()}) == 1
+
+
+def _divider(scenario: Scenario, bundle: Bundle, source: Source, kind: str) -> DivideJobs:
+    """Return the function that divides jobs into blocks."""
+    many, local = bundle.manifest.many, local_settings(scenario.plan, bundle)
+    # Small blocks keep all processes busy until the end. Large updates come one by one, and are added up meanwhile.
+    few = max(1, min(8, 2**20 // bundle.manifest.size))
+
+    def divide(jobs: Sequence[Job]) -> list[list[int]]:
+        if kind == "vectorized" and many is not None:
+            return list(divide_into_blocks(workloads_of(local, source, jobs), many.devices))
+        return [list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)]
+
+    return divide

@@ -1,0 +1,312 @@
+"""Training in several processes of this machine. Each has a back end of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
+from fleetlearn_simulator.training.shared_memory import ARRAY_BYTES, SharedArrays, make_shared_arrays
+from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, PendingResults, TrainedDevices, from_table
+from fleetlearn_simulator.training.worker_pool import MAX_DEATHS, MAX_QUEUED, DivideJobs, MakeBackend, Work, WorkerPool
+
+NewArray = Callable[[tuple[int, ...]], NDArray[np.float32]]
+"""Returns an array of this shape in shared memory."""
+UPDATE_ARRAYS = 4
+"""Arrays for large updates in the memory that is shared with a process: for the work that it was given, and for some
+results that wait until they are read."""
+MAX_JOBS_IN_PIPE = 256
+"""Jobs that surely fit into a pipe before anybody reads it. A pipe takes 8 KB on some systems."""
+WORKER_ENVIRONMENT = {
+    # Each core has a process: a second thread of numpy's would only wait, and use a core for that.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # glibc then keeps the memory of one update for the next, instead of asking the system for it page by page.
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**28),
+}
+
+
+class ProcessPool(WorkerPool["_Block", "_Worker"]):
+    """A back end on several processes of this machine. Each process calls ``make`` once, and makes the devices' data
+    itself.
+
+    Its methods raise what a process raised, and SimulatorError if processes die again and again.
+    """
+
+    def __init__(self, make: MakeBackend, workers: int, divide: DivideJobs) -> None:
+        super().__init__(divide, workers)
+        self.workers = [_Worker(make) for _ in range(workers)]
+        self.large_blocks = 0
+        """Blocks of large updates that were received."""
+
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
+        pending = PendingResults(lambda pending, index: self.collect())
+        for indices in blocks:
+            self.waiting.append(_Block(pending, method, model, [rows[index] for index in indices], indices))
+        self.assign_waiting()
+        return pending
+
+    def _worker_for(self, work: _Block) -> _Worker | None:
+        # The last blocks go to the workers that are first without any, so that all are busy until the end.
+        ahead = len(self.waiting) >= len(self.workers)
+        free = [worker for worker in self.workers if worker.may_take(work) and (ahead or not worker.blocks)]
+        return min(free, key=lambda worker: len(worker.blocks), default=None)
+
+    def _give(self, worker: _Worker, work: _Block) -> None:
+        worker.give(work)
+
+    def collect(self) -> None:
+        """Wait until processes return something, and give them more work."""
+        busy = {worker.pipe.fileno(): worker for worker in self.workers if worker.blocks}
+        poll = select.poll()
+        for descriptor in busy:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll():
+            worker = busy[descriptor]
+            if worker.blocks[0].array is not None:  # to add it up takes a while
+                self.large_blocks += 1
+                take_turns(self.large_blocks, len(self.workers))
+            try:
+                worker.receive()
+            except (EOFError, OSError):
+                self.redo(*worker.restart())
+        self.assign_waiting()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+
+
+class _Block(Work):
+    """Jobs for one process."""
+
+    def __init__(
+        self, pending: PendingResults, method: str, model: Vector, rows: list[Any], indices: list[int]
+    ) -> None:
+        super().__init__(pending, indices)
+        self.method, self.model, self.rows = method, model, rows
+        self.array: int | None = None
+        """The array of the process's shared memory that the updates are written to."""
+
+
+class _Worker:
+    """A process, as its parent sees it."""
+
+    def __init__(self, make: MakeBackend) -> None:
+        self.make = make
+        self.blocks: deque[_Block] = deque()
+        """What it has to do, in order."""
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, end = context.Pipe()
+        self.memory = make_shared_arrays(1 + UPDATE_ARRAYS)
+        """Array 0 is the model and the others are updates, if these are large."""
+        self.free = deque(range(1, 1 + UPDATE_ARRAYS) if self.memory else ())
+        """The arrays that nobody uses."""
+        self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
+        with environment(WORKER_ENVIRONMENT), without_main_module():
+            self.process.start()
+        end.close()  # then the pipe breaks when the process dies
+        self.model: Vector | None = None
+        """The model that the process has."""
+
+    def may_take(self, block: _Block) -> bool:
+        # What does not fit into the pipe is sent only when the process is idle. Else both could wait for each other:
+        # this process until the worker reads, and the worker until its results are read.
+        small = block.model is self.model and len(block.rows) <= MAX_JOBS_IN_PIPE
+        return len(self.blocks) < (MAX_QUEUED if small else 1)
+
+    def give(self, block: _Block) -> None:
+        self.blocks.append(block)
+        count, size = len(block.rows), len(block.model)
+        memory = self.memory if size >= LARGE_UPDATE and block.model.nbytes <= ARRAY_BYTES else None
+        model: Vector | int | None = None if block.model is self.model else block.model
+        if memory is not None and model is not None:  # the process is idle, and does not use the model before
+            memory.array(0, (size,))[:] = block.model
+            model = size
+        self.model = block.model
+        fits = memory is not None and block.method == "train" and count * block.model.nbytes <= ARRAY_BYTES
+        block.array = self.free.popleft() if fits and self.free else None
+        # Columns of jobs: to pickle them one by one takes ten times as long.
+        rows = tuple(zip(*block.rows, strict=True)) if block.method == "train" else block.rows
+        with suppress(OSError):  # the process has died: that is noticed when its results are received
+            self.pipe.send((block.method, model, rows, block.array))
+
+    def receive(self) -> None:
+        """Wait for its next results. Raises EOFError or OSError if the process has died."""
+        array = self.blocks[0].array
+        results = _receive(self.pipe, None if array is None else partial(self._lend, array))
+        block = self.blocks.popleft()
+        if isinstance(results, Exception) and block.array is not None:
+            self.free.append(block.array)
+        block.put(block.indices, results)
+
+    def restart(self) -> tuple[list[_Block], SimulatorError]:
+        """Start another process in place of one that has died. Returns the blocks that it had, and the error if they
+        are not to be done again."""
+        self.process.join()
+        error = SimulatorError(
+            f"{MAX_DEATHS} processes died over the same devices, the last with exit code {self.process.exitcode} (-9: "
+            "killed, for example because memory ran out): take fewer workers, or look at the function that makes the "
+            "data"
+        )
+        lost, self.blocks = list(self.blocks), deque()
+        self.pipe.close()
+        self._start()
+        return lost, error
+
+    def _lend(self, array: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        assert self.memory is not None
+        return self.memory.lend(array, shape, self.free.append)
+
+    def end(self) -> None:
+        self.pipe.close()
+        if self.blocks:
+            self.process.terminate()
+        self.process.join()
+        self.process.close()
+
+
+def take_turns(turn: int, workers: int) -> None:
+    """Move this thread to the next core, if there are not more cores than workers. Linux leaves a thread where it was:
+    its work would always slow down the same worker, for which the others wait at the end of a round."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = os.sched_getaffinity(0)
+    if 1 < len(allowed) <= workers:
+        try:
+            with suppress(OSError):  # the core is gone
+                os.sched_setaffinity(0, {sorted(allowed)[turn % len(allowed)]})
+        finally:  # the thread stays where it is for a while
+            os.sched_setaffinity(0, allowed)
+
+
+@contextmanager
+def environment(more: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, for the processes that are started inside the context."""
+    new = {name: value for name, value in more.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Hide the user's script from the processes that are started inside the context.
+
+    multiprocessing would run the script again in each of them. They need nothing from it, and a script that calls
+    ``simulate`` without ``if __name__ == "__main__":`` would begin a simulation in each.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> None:
+    """What a process runs: it does the blocks that it receives until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its own
+    backend: Backend | None = None
+    model: Vector = np.empty(0, np.float32)
+    while True:
+        try:
+            method, new, rows, array = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if isinstance(new, int):
+            assert memory is not None
+            new = memory.array(0, (new,))
+        model = model if new is None else new
+        try:
+            backend = backend or make()
+            if method == "train":
+                results: Any = backend.train(model, jobs_from_columns(*rows))
+            else:
+                results = backend.evaluate(model, rows)
+        except Exception as error:
+            error.add_note(f"in another process:\n{traceback.format_exc()}")
+            results = error
+        try:
+            _send(pipe, results, None if memory is None or array is None else partial(memory.array, array))
+        except OSError:
+            return
+
+
+def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> None:
+    """Send results. ``new_array`` makes the array for their updates in shared memory; None: updates go through the
+    pipe."""
+    if not isinstance(results, TrainedDevices):
+        pipe.send(_portable(results) if isinstance(results, Exception) else results)
+        return
+    shape, table = results.updates.shape, results.table()
+    if new_array is not None:
+        new_array(shape)[:] = results.updates
+    pipe.send((shape, table.shape, [*results.metrics]))
+    _write(pipe, table)
+    if new_array is None:
+        _write(pipe, results.updates)
+
+
+def _receive(pipe: Any, new_array: NewArray | None = None) -> Any:
+    """Receive what ``_send`` sent. ``new_array`` returns the array of their updates in shared memory."""
+    received = pipe.recv()
+    if not isinstance(received, tuple):
+        return received
+    shape, size, names = received
+    table = np.empty(size)
+    _read(pipe, table)
+    if new_array is not None:
+        return from_table(new_array(shape), table, names)
+    updates = np.empty(shape, np.float32)
+    _read(pipe, updates)
+    return from_table(updates, table, names)
+
+
+def _write(pipe: Connection, array: NDArray[Any]) -> None:
+    """Write the array's bytes. The connection's own methods would copy them, three times on arrival."""
+    left = array.ravel().view(np.uint8).data
+    while left:
+        left = left[os.write(pipe.fileno(), left) :]
+
+
+def _read(pipe: Connection, array: NDArray[Any]) -> None:
+    left = array.ravel().view(np.uint8).data
+    while left:
+        count = os.readv(pipe.fileno(), [left])
+        if not count:
+            raise EOFError
+        left = left[count:]
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        portable = SimulatorError(f"{type(error).__name__}: {error}")
+        portable.__notes__ = error.__notes__
+        return portable
+    return error

@@ -1,0 +1,257 @@
+"""The back end ``vectorized``: graphs/train_many.onnx, many devices and several steps in a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_device.checks import check_hyper
+from fleetlearn_device.orders import permutations
+from fleetlearn_device.runtime_onnx import make_session
+from fleetlearn_device.train import LARGEST, SEEDS
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
+from fleetlearn_protocol.vector import Vector, views
+from numpy.typing import NDArray
+
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, steps_of
+from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
+
+NO_STEP_LIMIT = 2**62
+"""More steps than any device does."""
+
+
+class Workloads(NamedTuple):
+    """How much each of n jobs has to do: int64, shape (n,)."""
+
+    examples: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    """Examples in a whole batch."""
+    steps: NDArray[np.int64]
+
+
+def workloads_of(task: LocalSettings, source: Source, jobs: Sequence[Job]) -> Workloads:
+    examples = source.examples(np.array([job.device for job in jobs], np.int64))
+    steps, given = steps_of(task, examples), [job.steps for job in jobs]
+    if given.count(None) < len(given):
+        steps = np.minimum(steps, [NO_STEP_LIMIT if most is None else most for most in given])
+    return Workloads(examples, np.minimum(task.batch_size or examples, examples), steps)
+
+
+def divide_into_blocks(loads: Workloads, most: int) -> Iterator[list[int]]:
+    """Return the blocks as lists of indices: at most ``most`` jobs each, whose batches have the same size and which
+    have about equally much to do.
+
+    The blocks do not depend on the number of processes: the last bits of a device's results may depend on its position
+    in its block, which decides where in an array the processor's vector instructions end.
+    """
+    groups = [np.arange(len(loads.batch))]
+    if any((column != column[:1]).any() for column in loads):
+        order = np.lexsort((-loads.examples, -loads.steps, loads.batch))
+        groups = np.split(order, np.flatnonzero(np.diff(loads.batch[order])) + 1)
+    for group in groups:
+        indices = group.tolist()
+        for start in range(0, len(indices), most):
+            yield indices[start : start + most]
+
+
+class Vectorized(PerDevice):
+    """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of devices in one call.
+
+    In a call, each device of a block does up to ``many.steps`` steps on whole batches of an epoch. The epoch's last,
+    smaller batch is done apart: device after device with graphs/train.onnx, or in a call of its own if all devices have
+    equally many examples and are more than a call has steps.
+    """
+
+    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source) -> None:
+        super().__init__(bundle, task, source)
+        check_many(bundle, task.batch_size)
+        many = bundle.manifest.many
+        assert many is not None
+        self.many = many
+        self.carried = [
+            *(f"param.{row.name}" for row in self.manifest.parameters),
+            *(f"state.{row.name}" for row in self.manifest.state),
+        ]
+        """The outputs of a call that are inputs of the next."""
+        self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
+        self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
+        self.fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
+        self.fixed += [f"hyper.{row.name}" for row in self.manifest.hyper]
+        inputs = [*self.carried, *self.fixed, *(f"batch.{row.name}" for row in self.manifest.batch)]
+        inputs += ["seed"] if self.manifest.random else []
+        self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names)
+        self.single = make_session(bundle, TRAIN, 1, inputs, self.names)
+        self.state = bundle.state()
+        self.hyper = check_hyper(task.hyper, self.manifest.hyper)
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+        return read_all(self.begin(model, jobs), len(jobs))
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        loads = workloads_of(self.task, self.source, jobs)
+        blocks = list(divide_into_blocks(loads, self.many.devices))
+
+        def produce(pending: PendingResults, index: int) -> None:
+            (indices,) = (block for block in blocks if index in block)
+            mine = Workloads(*(column[indices] for column in loads))
+            pending.put(indices, self._block(model, [jobs[row] for row in indices], mine))
+
+        return PendingResults(produce).read
+
+    def _block(self, model: Vector, jobs: Sequence[Job], loads: Workloads) -> TrainedDevices:
+        """Train jobs whose batches have the same size."""
+        batch = int(loads.batch[0])
+        if self.many.batch not in (None, batch):
+            return super().train(model, jobs)  # the graph's batches are larger than these devices' data
+        block = Block(self, model, jobs, loads)
+        equal = int(loads.examples.min()) == int(loads.examples.max())
+        whole, rest = np.divmod(block.examples, batch)
+        # Epochs that have no last, smaller batch may follow each other in one call.
+        together = self.task.epochs if equal and not rest[0] else 1
+        for epoch in range(0, self.task.epochs, together):
+            orders = [permutations(block.examples, block.seeds, at) for at in range(epoch, epoch + together)]
+            order = np.concatenate(orders, axis=1)
+            now = np.minimum(block.left, whole * together)
+            for start in range(0, int(now.max()), self.many.steps):
+                rows = order[:, start * batch : min(start + self.many.steps, int(now.max())) * batch]
+                block.call(rows.reshape(len(rows), -1, batch), np.clip(now - start, 0, self.many.steps))
+            due = (block.left > 0) & (rest > 0)
+            if equal and due.sum() > self.many.steps and self.many.batch is None:
+                block.call(order[:, None, whole[0] * batch :], due.astype(np.int64))
+            else:
+                for lane in np.flatnonzero(due).tolist():
+                    block.step(lane, order[lane, whole[lane] * batch : block.examples[lane]])
+            if not block.left.any():
+                break
+        return block.results()
+
+
+class Block:
+    """Devices that are trained together, each in a lane of its own. Free lanes do no steps."""
+
+    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], loads: Workloads) -> None:
+        self.backend, self.model, self.jobs = backend, model, jobs
+        self.manifest, lanes = backend.manifest, backend.many.devices
+        free = lanes - len(jobs)
+        if free:  # they are as the last device, and do no steps
+            loads = Workloads(*(np.append(column, column[-1:].repeat(free)) for column in loads))
+            loads.steps[len(jobs) :] = 0
+        self.examples, self.left = loads.examples, loads.steps.copy()
+        """``left``: steps that each lane still has to do."""
+        self.devices = [job.device for job in jobs] + [jobs[0].device] * free
+        self.done, self.seen = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        """Steps done and examples seen, of each lane."""
+        self.sums = np.zeros((len(backend.measured), lanes))
+        """Sums of the loss and the metrics over the examples seen."""
+        self.worst = np.zeros(lanes)
+        """The largest magnitude of any step's loss."""
+        self.seeds = np.array([job.seed for job in jobs] + [0] * free, np.int64)
+        self.feed = self._feed()
+
+    def _feed(self) -> dict[str, NDArray[Any]]:
+        lanes = len(self.seeds)
+        feed: dict[str, NDArray[Any]] = {}
+        for kind, vector, table in (
+            ("param", self.model, self.manifest.parameters),
+            ("state", self.backend.state, self.manifest.state),
+        ):
+            for name, array in views(vector, table).items():
+                feed[f"{kind}.{name}"] = np.broadcast_to(array, (lanes, *array.shape)).copy()
+        for reference in self.manifest.references:
+            for name, array in views(self.model, self.manifest.travelling).items():
+                given = array if reference == "anchor" else np.zeros((lanes, *array.shape), np.float32)
+                if reference == "previous":
+                    given = np.broadcast_to(array, (lanes, *array.shape)).copy()
+                feed[f"{reference}.{name}"] = given
+        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.backend.hyper.items()}
+
+    def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Do ``steps`` (lanes,) in each lane, on the examples at ``rows`` (lanes, steps in the call, batch)."""
+        missing = self.backend.many.steps - rows.shape[1]
+        if missing:
+            rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
+        feed = self.feed | {"steps": steps}
+        for row, array in zip(self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True):
+            feed[f"batch.{row.name}"] = array
+        if self.manifest.random:
+            feed["seed"] = (self.seeds + self.done) % SEEDS
+        found = self.backend.session.run(self.backend.names, feed)
+        self.feed |= zip(self.backend.carried, found, strict=False)
+        values = np.array(found[len(self.backend.carried) :], np.float64)
+        self.worst = np.maximum(self.worst, np.abs(values[0]).max(axis=1))
+        values *= rows.shape[2]
+        # Added one after the other, as a device does it. Steps that were not done are 0.
+        values[:, :, 0] += self.sums
+        self.sums = np.cumsum(values, axis=2)[:, :, -1]
+        self.left -= steps
+        self.done += steps
+        self.seen += steps * rows.shape[2]
+
+    def step(self, lane: int, rows: NDArray[np.int64]) -> None:
+        """Do the next step of one lane, on the examples at ``rows`` (batch,)."""
+        carried = self.backend.carried
+        feed = {name: self.feed[name][lane, ...] for name in carried}  # the "..." makes arrays of scalars too
+        for name in self.backend.fixed:
+            shared = name.startswith(("anchor.", "hyper."))
+            feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
+        arrays = self.backend.source.arrays(self.devices[lane])
+        for row, array in zip(self.manifest.batch, arrays, strict=True):
+            feed[f"batch.{row.name}"] = array[rows]
+        if self.manifest.random:
+            feed["seed"] = np.array((self.seeds[lane] + self.done[lane]) % SEEDS)
+        found = self.backend.single.run(self.backend.names, feed)
+        for name, value in zip(carried, found, strict=False):
+            self.feed[name][lane] = value
+        for number, value in enumerate(found[len(carried) :]):
+            self.sums[number, lane] += float(value) * len(rows)
+        self.worst[lane] = np.maximum(self.worst[lane], abs(float(found[len(carried)])))
+        self.left[lane] -= 1
+        self.done[lane] += 1
+        self.seen[lane] += len(rows)
+
+    def results(self) -> TrainedDevices:
+        count = len(self.jobs)
+        updates = np.empty((count, len(self.model)), np.float32)
+        for row in self.manifest.parameters:
+            part = slice(row.offset, row.offset + prod(row.shape))
+            tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
+            np.subtract(tensor, self.model[part], out=updates[:, part])
+        # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
+        largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
+        seen = self.seen[:count]
+        loss, *metrics = self.sums[:, :count] / seen
+        return TrainedDevices(
+            updates,
+            dict(zip(self.manifest.metrics, metrics, strict=True)),
+            examples=self.examples[:count],
+            steps=self.done[:count],
+            seen=seen,
+            complete=(self.done == steps_of(self.backend.task, self.examples))[:count],
+            loss=loss,
+            largest=largest,
+            diverged=~(np.isfinite(largest) & (self.worst[:count] <= LARGEST)),
+        )
+
+
+def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
+    """Return why the bundle cannot train many devices at once; None if it can."""
+    many = bundle.manifest.many
+    if many is None:
+        return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
+    if many.batch is not None and many.batch != batch_size:
+        return (
+            f"{TRAIN_MANY} of bundle {bundle.manifest.name} takes batches of {many.batch}; the plan's local.batch_size "
+            f"is {batch_size}"
+        )
+    return None
+
+
+def check_many(bundle: Bundle, batch_size: int) -> None:
+    """Raise SimulatorError if the bundle cannot train many devices at once."""
+    if why := not_for_many(bundle, batch_size):
+        raise SimulatorError(f'{why}: export it with many=Many(devices, steps), or choose the back end "bundle"')

@@ -1,0 +1,108 @@
+"""What the two worker pools share: work that waits for a worker, and work that is done again when its worker dies.
+
+Which worker trains which device changes nothing: every device is trained by itself, and sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_simulator.training.backend import Backend, Job
+from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
+
+MakeBackend = Callable[[], Backend]
+"""Makes a back end in a worker. It must be picklable."""
+DivideJobs = Callable[[Sequence[Job]], list[list[int]]]
+"""Divides jobs into blocks, as lists of their indices. A block is trained by one worker. The blocks must not depend on
+the number of workers."""
+MAX_QUEUED = 2
+"""Pieces of work that a worker is given before it returns the first, so that it does not wait for the next one."""
+MAX_DEATHS = 3
+"""When this many workers died while they did the same piece of work, it is not tried again."""
+
+
+class Work:
+    """A piece of work for one worker."""
+
+    def __init__(self, pending: PendingResults, indices: Sequence[int]) -> None:
+        """``indices``: of the jobs, in ``pending``."""
+        self.pending, self.indices = ref(pending), indices
+        self.deaths = 0
+        """Workers that died while they did this."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the results."""
+        return self.pending() is not None
+
+    def put(self, indices: Iterable[int], values: Any) -> None:
+        """Hand over results, as ``PendingResults.put`` does."""
+        if (pending := self.pending()) is not None:
+            pending.put(indices, values)
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error for whoever reads the results."""
+        self.put(self.indices, error)
+
+
+AnyWork = TypeVar("AnyWork", bound=Work)
+AnyWorker = TypeVar("AnyWorker")
+
+
+class WorkerPool(Generic[AnyWork, AnyWorker]):
+    """A back end that is spread over workers. ``divide`` divides the jobs that are trained. Devices that are evaluated
+    are divided into at most ``shares`` parts."""
+
+    def __init__(self, divide: DivideJobs, shares: int) -> None:
+        self.divide, self.shares = divide, shares
+        self.waiting: deque[AnyWork] = deque()
+        """Work that no worker has yet."""
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+        return read_all(self.begin(model, jobs), len(jobs))
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        return self._begin("train", model, jobs, self.divide(jobs)).read
+
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+        size = max(1, -(-len(devices) // self.shares))
+        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
+        pending = self._begin("evaluate", model, devices, blocks)
+        return [pending.value(index) for index in range(len(devices))]
+
+    def assign_waiting(self) -> None:
+        """Give waiting work to workers, until all workers have enough."""
+        while self.waiting:
+            if self.waiting[0].wanted:
+                worker = self._worker_for(self.waiting[0])
+                if worker is None:
+                    return
+                self._give(worker, self.waiting[0])
+            self.waiting.popleft()
+
+    def redo(self, lost: Sequence[AnyWork], error: Exception) -> None:
+        """Put the work of a worker that died back, before all other work. The worker was doing the first piece: that
+        fails with the error if too many workers died over it."""
+        for work in lost[:1]:
+            work.deaths += 1
+            if work.deaths == MAX_DEATHS:
+                work.fail(error)
+                lost = lost[1:]
+        self.waiting.extendleft(reversed(lost))
+
+    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
+        """Have a worker call the back end's method with the model and each block of ``rows``."""
+        raise NotImplementedError
+
+    def _worker_for(self, work: AnyWork) -> AnyWorker | None:
+        """Return the worker that has the least to do, or None if all have enough."""
+        raise NotImplementedError
+
+    def _give(self, worker: AnyWorker, work: AnyWork) -> None:
+        raise NotImplementedError

@@ -1,0 +1,194 @@
+"""A round's training: which devices are trained together, from which model, and what they send."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator.fleet import round_training
+from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
+from fleetlearn_simulator.training.backend import Job
+from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
+from rounds import running_task, trained_device, trained_devices
+from virtual import bits
+
+MODEL, EARLIER = np.array([1, 2], np.float32), np.array([5, 7], np.float32)
+
+
+def tasks(*running: RunningTask) -> list[str]:
+    return [task.task for task in running]
+
+
+def taken(training: RoundTraining, *running: RunningTask) -> list[TrainedDevices]:
+    """All that comes of them, as it comes."""
+    due, found = tasks(*running), list[TrainedDevices]()
+    while due:
+        found.append(training.results_for(due))
+        due = due[len(found[-1]) :]
+    return found
+
+
+class Doubles:
+    """A back end whose updates are the model's; it remembers who was begun together. Device ``wild`` diverges."""
+
+    def __init__(self, wild: int = -1) -> None:
+        self.wild = wild
+        self.begun: list[tuple[list[float], list[int]]] = []
+
+    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+        return trained_devices(
+            *(trained_device(model.tolist(), 10 + job.device, diverged=job.device == self.wild) for job in jobs)
+        )  # fmt: skip
+
+    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        self.begun.append((model.tolist(), [job.device for job in jobs]))
+        return self.train(model, jobs).select
+
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+def test_the_first_who_report_are_begun_together() -> None:
+    backend = Doubles()
+    training = RoundTraining(backend, MODEL, EARLIER, seed=1)
+    out = [
+        running_task(5, 5.0, corrupt="stale"),
+        running_task(1, 10.0, "crash"),
+        running_task(4, 20.0),
+        running_task(2, 20.0),
+        running_task(3, 30.0),
+    ]
+    assert not training.started
+    training.begin(RunningTasks.from_rows(out), room=3)
+    assert training.started
+    # Stale updates are of the model before.
+    assert backend.begun == [([1.0, 2.0], [4, 2]), ([5.0, 7.0], [5])]
+    assert training.results_for(tasks(out[0])).updates.tolist() == [[5.0, 7.0]]
+    assert training.results_for(tasks(out[2])).examples.tolist() == [14]
+    # Device 3 is due, then whoever is not begun yet.
+    training.begin(RunningTasks.from_rows([out[4], out[3], running_task(6, 1.0), running_task(7, 2.0)]), room=2)
+    assert backend.begun[2:] == [([1.0, 2.0], [3, 6])]
+    with pytest.raises(KeyError):
+        training.results_for(tasks(out[2]))
+    training.drop(out[4].task)
+    training.drop(out[4].task)
+    with pytest.raises(KeyError):
+        training.results_for(tasks(out[4]))
+
+
+def test_what_was_begun_together_is_taken_together() -> None:
+    """And what was begun apart comes the next time."""
+    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    out = [
+        running_task(0, 1.0),
+        running_task(1, 2.0),
+        running_task(2, 3.0, corrupt="stale"),
+        running_task(3, 4.0),
+        running_task(4, 5.0),
+    ]
+    training.begin(RunningTasks.from_rows(out), room=5)
+    came = taken(training, *out)
+    assert [found.examples.tolist() for found in came] == [[10, 11], [12], [13, 14]]
+    assert [found.updates[0].tolist() for found in came] == [[1.0, 2.0], [5.0, 7.0], [1.0, 2.0]]
+    assert not training.begun
+
+
+def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 2 * MODEL.nbytes + 1)
+    backend = Doubles()
+    out = [running_task(device, float(device)) for device in range(5)]
+    training = RoundTraining(backend, MODEL, EARLIER, seed=1)
+    training.begin(RunningTasks.from_rows(out), room=4)
+    monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 1)
+    training.begin(RunningTasks.from_rows(out), room=4)
+    assert [devices for _, devices in backend.begun] == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])])
+def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: list[float]) -> None:
+    """And of no other that was trained with it."""
+    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    out = [running_task(0, 1.0), running_task(1, 2.0, corrupt=corrupt, factor=3.0), running_task(2, 3.0)]
+    training.begin(RunningTasks.from_rows(out), room=3)
+    found = training.results_for(tasks(*out))
+    assert found.updates.tolist() == [[1.0, 2.0], expected, [1.0, 2.0]]
+    assert found.largest.tolist() == [2.0, 6.0, 2.0]
+
+
+def test_what_has_diverged_is_not_spoilt() -> None:
+    training = RoundTraining(Doubles(wild=0), MODEL, EARLIER, seed=1)
+    out = [running_task(device, 1.0, corrupt="scaled", factor=3.0) for device in range(2)]
+    training.begin(RunningTasks.from_rows(out), room=2)
+    found = training.results_for(tasks(*out))
+    assert found.largest.tolist() == [2.0, 6.0]
+    assert found.diverged.tolist() == [True, False]
+
+
+def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
+    made = []
+    for device in (0, 0, 1):
+        training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+        sent = running_task(device, 1.0, corrupt="garbage", factor=4.0)
+        training.begin(RunningTasks.from_rows([sent]), room=1)
+        made.append(training.results_for(tasks(sent)).updates[0])
+    np.testing.assert_allclose([np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6)
+    assert made[0].tolist() == made[1].tolist()
+    assert made[0].tolist() != made[2].tolist()
+
+
+def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
+    """What was spoilt is not spoilt twice."""
+    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
+    out = [running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
+    training.begin(RunningTasks.from_rows(out), room=5)
+    found = training.results_for(tasks(*out[:4]))
+    before = bits(found)
+    assert found.updates[1].tolist() == [3.0, 6.0]
+    training.put_back(tasks(*out[1:4]), found.select(range(1, 4)))
+    with pytest.raises(KeyError):
+        training.results_for(tasks(*out[:1]))
+    again = training.results_for(tasks(*out[1:3]))
+    assert bits(again) == before[1:3]
+    training.put_back(tasks(*out[2:3]), again.select([1]))
+    training.put_back([], again.select([]))
+    # Device 2 was put back by itself, device 3 before, device 4 was not taken yet.
+    came = taken(training, *out[2:])
+    assert [bits(row) for row in came[:2]] == [before[2:3], before[3:4]]
+    assert came[2].updates.tolist() == [[1.0, 2.0]]
+    for sent in out:
+        with pytest.raises(KeyError):
+            training.results_for(tasks(sent))
+
+
+@pytest.mark.parametrize("corrupt", ["", "scaled"])
+def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
+    """At once, and not when Python looks for cycles: its updates would wait for that, and its blocks still be done."""
+
+    class Kept(Doubles):
+        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+            pending = PendingResults(lambda pending, place: pending.put(range(len(jobs)), self.train(model, jobs)))
+            left.append(ref(pending))
+            return pending.read
+
+    left: list[Any] = []
+    training = RoundTraining(Kept(), MODEL, EARLIER, seed=1)
+    out = [running_task(device, float(device), corrupt=corrupt) for device in range(3)]
+    training.begin(RunningTasks.from_rows(out), room=3)
+    training.results_for(tasks(*out[:1]))
+    gc.disable()
+    try:
+        assert left[0]() is not None
+        del training
+        assert left[0]() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,320 @@
+"""The devices' training: the two back ends against each other, and against the device's own loop and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fleetlearn_device.data import as_data
+from fleetlearn_device.runtime import open_runtime
+from fleetlearn_device.train import train
+from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_simulator.data.generators import Arrays
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, jobs_from_columns, means, steps_of
+from fleetlearn_simulator.training.trained_devices import TrainedDevices, concatenate
+from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, workloads_of
+from numpy.typing import NDArray
+from torch import nn
+from virtual import bits, one_by_one
+
+SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
+"""Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
+
+
+class Own(Source):
+    """Each device's own data, of these sizes; device ``wild``'s inputs are ``huge``."""
+
+    def __init__(self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38) -> None:
+        self.sizes, self.features, self.wild, self.huge = np.array(sizes, np.int64), features, wild, huge
+        self.asked: list[int] = []
+
+    def examples(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(self.sizes[ids])
+
+    def arrays(self, device: int) -> Arrays:
+        self.asked.append(device)
+        rng = np.random.default_rng(device)
+        x = rng.normal(device % 3, 1, (self.sizes[device], self.features)).astype(np.float32)
+        if device == self.wild:
+            x[:] = self.huge
+        return x, rng.integers(10, size=self.sizes[device])
+
+    def test(self) -> Arrays | None:
+        return None
+
+
+def some_jobs(sizes: list[int]) -> list[Job]:
+    """Every third does one step less than half of its own, in an order of their own."""
+    order = np.random.default_rng(0).permutation(len(sizes)).tolist()
+    return [
+        Job(device, 2**52 + 7919 * device, 1 + sizes[device] // 20 if device % 3 == 0 else None) for device in order
+    ]
+
+
+def both(path: Path, task: LocalSettings, source: Source) -> tuple[PerDevice, Vectorized]:
+    bundle = open_bundle(path)
+    return PerDevice(bundle, task, source), Vectorized(bundle, task, source)
+
+
+def check_alike(first: TrainedDevices, second: TrainedDevices, tolerance: float) -> None:
+    assert first.updates.dtype == second.updates.dtype == np.float32
+    for one, other in zip(one_by_one(first), one_by_one(second), strict=True):
+        assert (one.examples, one.steps, one.seen, one.complete) == (
+            other.examples,
+            other.steps,
+            other.seen,
+            other.complete,
+        )
+        np.testing.assert_allclose(other.update, one.update, rtol=0, atol=tolerance)
+        assert other.loss == pytest.approx(one.loss, rel=1e-5)
+        assert other.metrics == pytest.approx(one.metrics, rel=1e-5, abs=1e-6)
+        assert one.largest == np.abs(one.update).max()
+        assert other.largest == np.abs(other.update).max()
+        assert not one.diverged
+        assert not other.diverged
+
+
+@pytest.mark.parametrize("batch_size", [10, 0, 4])
+def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
+    source = Own(SIZES, 60)
+    task = LocalSettings({"lr": 0.05, "mu": 0.1}, 2, batch_size)
+    one, many = both(softmax, task, source)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    first, second = one.train(model, jobs), many.train(model, jobs)
+    assert np.abs(first.updates).max() > 0.1
+    assert len({*first.steps.tolist()}) > (1 if batch_size == 0 else 5)
+    check_alike(first, second, 2e-6)
+
+
+def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
+    """In blocks of one as in those of eight, whatever else is in them; the last bits may be others."""
+    source = Own(SIZES, 60)
+    _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    check_alike(many.train(model, jobs), concatenate([many.train(model, [job]) for job in jobs]), 1e-6)
+    check_alike(many.train(model, jobs), many.train(model, jobs[::-1]).select(range(len(jobs))[::-1]), 1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
+def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int | None) -> None:
+    """30 examples in tens, three epochs: nine steps; cut after any of them the update is that of so many."""
+    source = Own([30], 60)
+    bundle = open_bundle(softmax)
+    task = LocalSettings({"lr": 0.05, "mu": 0.0}, 3, 10)
+    one, many = both(softmax, task, source)
+    runtime = open_runtime(bundle, kind="onnx")
+    model = bundle.parameters()
+    runtime.load(model)
+    (job,) = jobs = [Job(0, 1234, steps)]
+    done: list[float] = []
+    updates: list[NDArray[np.float32]] = []
+
+    def look(count: int, loss: float) -> None:
+        done.append(loss)
+        updates.append(runtime.parameters - runtime.anchor)
+
+    train(
+        runtime, as_data(source.arrays(0)), hyper=task.hyper, epochs=3, batch_size=10, seed=job.seed, on_step=look
+    )  # fmt: skip
+    expected = steps or 9
+    for outcomes, tolerance in ((one.train(model, jobs), 0.0), (many.train(model, jobs), 1e-6)):
+        (found,) = one_by_one(outcomes)
+        assert (found.steps, found.seen, found.complete) == (expected, 10 * expected, expected == 9)
+        np.testing.assert_allclose(found.update, updates[expected - 1], rtol=0, atol=tolerance)
+        assert found.loss == pytest.approx(np.mean(done[:expected]), rel=1e-6)
+
+
+def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
+    """A device whose inputs are too large, in a block with others."""
+    source = Own([30] * 6, 60, wild=2)
+    calm = Own([30] * 6, 60)
+    task = LocalSettings({"lr": 0.05, "mu": 0.0}, 1, 10)
+    model = open_bundle(softmax).parameters()
+    jobs = [Job(device, device, None) for device in range(6)]
+    for backend, plain in zip(both(softmax, task, source), both(softmax, task, calm), strict=True):
+        found = backend.train(model, jobs)
+        assert found.diverged.tolist() == [False, False, True, False, False, False]
+        others = [0, 1, 3, 4, 5]
+        assert bits(found.select(others)) == bits(plain.train(model, jobs).select(others))
+
+
+@pytest.mark.parametrize("size", [30, 5, 25])
+def test_a_loss_beyond_what_the_protocol_has_is_divergence(softmax: Path, size: int) -> None:
+    """Finite in float32, as the update is; in a call, alone, and in the last, smaller batch."""
+    source = Own([size] * 4, 60, wild=1, huge=1e32)
+    task = LocalSettings({"lr": 1e-32, "mu": 0.0}, 1, 10)
+    jobs = [Job(device, device, None) for device in range(4)]
+    for backend in both(softmax, task, source):
+        found = backend.train(open_bundle(softmax).parameters(), jobs)
+        assert found.diverged.tolist() == [False, True, False, False]
+
+
+def test_nobody_is_trained_in_vain(softmax: Path) -> None:
+    """Whose results are not asked for, one by one or block by block."""
+    jobs = [Job(device, device, None) for device in (3, 1, 0, 2)]
+    model = open_bundle(softmax).parameters()
+    source = Own([30, 30, 40, 40], 60)
+    one, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.0}, 1, 0), source)
+    begun = one.begin(model, jobs), many.begin(model, jobs)
+    assert source.asked == []
+    first, second = begun[0]([2, 1, 0, 3]), begun[1]([2, 0, 3])
+    assert {*source.asked[:1]} == {0}
+    assert {*source.asked[1:]} == {0, 1}
+    check_alike(first, second, 1e-6)
+    assert bits(first) == bits(one.train(model, jobs).select([2]))
+    # Device 1 is there already.
+    source.asked.clear()
+    check_alike(begun[0]([1, 0]), begun[1]([1, 0]), 1e-6)
+    assert source.asked == [1]
+
+
+def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
+    source = Own(SIZES, 60)
+    model = open_bundle(softmax).parameters()
+    jobs = some_jobs(SIZES)
+    for backend in both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 1, 10), source):
+        first = backend.train(model, jobs)
+        backend.train(model + 1, jobs[:5])
+        again = backend.train(model, jobs)
+        assert bits(first) == bits(again)
+
+
+def test_the_model_that_is_given_stays_as_it_is(softmax: Path) -> None:
+    model = open_bundle(softmax).parameters()
+    before = model.tobytes()
+    for backend in both(softmax, LocalSettings({"lr": 0.5, "mu": 0.1}, 1, 10), Own(SIZES, 60)):
+        backend.train(model, some_jobs(SIZES))
+        backend.evaluate(model, [0, 1])
+        assert model.tobytes() == before
+
+
+def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == y).float()
+
+
+def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Many) -> Bundle:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model, x, y = make(), torch.randn(10, 6), torch.randint(10, (10,))
+    return export_bundle(
+        model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
+    ).bundle
+
+
+@pytest.mark.slow
+def test_dropout_and_adam(tmp_path: Path) -> None:
+    """Random steps draw from the task's seed and the step's number; Adam's state begins anew in each task."""
+    bundle = export(
+        tmp_path / "dropout.bundle",
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
+        LocalStep("adam"),
+        Many(4, 3),
+    )
+    assert bundle.manifest.random
+    assert bundle.manifest.state
+    one, many = both(bundle.path, LocalSettings({"lr": 0.01}, 2, 10), Own(SIZES, 6))
+    model, jobs = bundle.parameters(), some_jobs(SIZES)
+    first = one.train(model, jobs)
+    check_alike(first, many.train(model, jobs), 2e-5)
+    # The largest seeds; and other seeds give other masks.
+    late = [job._replace(seed=2**53 - 100) for job in jobs]
+    check_alike(one.train(model, late), many.train(model, late), 2e-5)
+    assert not np.allclose(one.train(model, late).updates[0], first.updates[0], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
+    """Smaller batches are done one by one."""
+    bundle = export(
+        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), Many(4, 3, batch=10)
+    )  # fmt: skip
+    assert bundle.manifest.many is not None
+    assert bundle.manifest.many.batch == 10
+    one, many = both(bundle.path, LocalSettings({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
+    model, jobs = bundle.parameters(), some_jobs(SIZES)
+    check_alike(one.train(model, jobs), many.train(model, jobs), 2e-6)
+
+
+@pytest.mark.slow
+def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
+    """The graph takes tens, the plan asks for fives and for everything at once."""
+    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), Many(4, 3, batch=10))
+    model = bundle.parameters()
+    for batch_size in (5, 0):
+        task = LocalSettings({"lr": 0.05}, 2, batch_size)
+        with pytest.raises(SimulatorError, match=f"takes batches of 10; the plan's local.batch_size is {batch_size}"):
+            Vectorized(bundle, task, Own(SIZES, 6)).train(model, some_jobs(SIZES))
+
+
+def test_steps_by_hand() -> None:
+    examples = np.array([1, 9, 10, 11, 100])
+    assert steps_of(LocalSettings({}, 3, 10), examples).tolist() == [3, 3, 3, 6, 30]
+    assert steps_of(LocalSettings({}, 3, 0), examples).tolist() == [3, 3, 3, 3, 3]
+
+
+def test_blocks_hold_what_is_alike() -> None:
+    """The same size of a batch, then those together that have most to do."""
+    source = Own([10, 20, 10, 7, 25, 10, 7], 2)
+    task = LocalSettings({}, 2, 10)
+    steps = [None, None, 1, None, 3, 99, 1]
+    jobs = [Job(device, 0, count) for device, count in enumerate(steps)]
+    loads = workloads_of(task, source, jobs)
+    assert loads.examples.tolist() == source.sizes.tolist()
+    assert loads.batch.tolist() == [10, 10, 10, 7, 10, 10, 7]
+    assert loads.steps.tolist() == [2, 4, 1, 2, 3, 2, 1]
+    assert list(divide_into_blocks(loads, 2)) == [[3, 6], [1, 4], [0, 5], [2]]
+    assert list(divide_into_blocks(loads, 9)) == [[3, 6], [1, 4, 0, 5, 2]]
+    at_once = workloads_of(task._replace(batch_size=0), source, jobs)
+    assert at_once.batch.tolist() == source.sizes.tolist()
+    assert list(divide_into_blocks(at_once, 9)) == [[3, 6], [0, 5, 2], [1], [4]]
+    alike = workloads_of(task, source, [jobs[0]] * 5)
+    assert list(divide_into_blocks(alike, 2)) == [[0, 1], [2, 3], [4]]
+    assert list(divide_into_blocks(workloads_of(task, source, []), 2)) == []
+
+
+def test_means_are_over_all_examples() -> None:
+    parts = [Evaluation(2, 3.0, {"a": 2.0, "b": 1.0}), Evaluation(6, 1.0, {"a": 2.0})]
+    assert means(parts) == {"loss": 0.5, "a": 0.5}
+
+
+def test_an_evaluation_is_the_devices_own(line: Path) -> None:
+    """Against numpy."""
+    from line_bundle import line_data
+
+    class Lines(Own):
+        def arrays(self, device: int) -> Arrays:
+            return line_data(int(self.sizes[device]), device)
+
+    bundle = open_bundle(line)
+    backend = PerDevice(bundle, LocalSettings({"lr": 0.1}, 1, 10), Lines([7, 300], 3))
+    model = bundle.parameters()
+    for device, found in enumerate(backend.evaluate(model, [0, 1])):
+        x, y = line_data([7, 300][device], device)
+        error = x.astype(np.float64) @ model[:3] + model[4] - y
+        assert found.examples == len(y)
+        assert found.loss_sum == pytest.approx((error**2).sum(), rel=1e-5)
+        assert found.metric_sums["error"] == pytest.approx(np.abs(error).sum(), rel=1e-5)
+
+
+def test_wanting_blocks_of_a_bundle_without_them(line: Path) -> None:
+    task = LocalSettings({"lr": 0.1}, 1, 10)
+    with pytest.raises(SimulatorError, match='choose the back end "bundle"'):
+        Vectorized(open_bundle(line), task, Own([1], 3))
+
+
+def test_jobs_are_made_of_columns() -> None:
+    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3])
+    assert jobs == [Job(5, 1, None), Job(6, 2, 3)]
+    assert {type(job) for job in jobs} == {Job}
+    assert jobs_from_columns([], [], []) == []
+    with pytest.raises(ValueError, match="zip"):
+        jobs_from_columns([1, 2], [1], [None])
