@@ -120,8 +120,8 @@ def _check_places(plan: Plan, places: tuning.Places) -> None:
     if places.devices < plan.round.cohort:
         raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
     default = type(plan.service)().max_connections  # who asked for no number of devices need not be alarmed by ours
-    harmless = wanted == default and places.devices >= ENOUGH_PLACES
-    logger.log(logging.INFO if harmless else logging.WARNING, "%s", text)
+    if wanted != default or places.devices < ENOUGH_PLACES:
+        logger.warning("%s", text)
 
 
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:
