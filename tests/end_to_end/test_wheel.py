@@ -66,7 +66,7 @@ def test_the_wheel_has_the_rooms_and_nothing_else(wheel: Path) -> None:
     rooms = {f"fleetlearn_{room}" for room in ("protocol", "device", "coordinator", "export", "simulator")}
     assert {name.partition("/")[0] for name in names} == rooms | {f"fleetlearn-{version('fleetlearn')}.dist-info"}
     assert {f"{room}/py.typed" for room in rooms} <= {*names}
-    assert {"fleetlearn_simulator/scenario.toml", "fleetlearn_simulator/page.html"} <= {*names}
+    assert {f"fleetlearn_simulator/{file}" for file in ("scenario/example.toml", "results/page.html")} <= {*names}
 
 
 def test_the_device_s_command(installed: Run) -> None:
