@@ -52,9 +52,8 @@ evaluate = false
 goal = {devices}
 over_selection = {over_selection}
 minimum = {devices}
-deadline = {deadline}
+deadline = 600.0
 gather = 600.0
-{round}
 [stop]
 rounds = {rounds}
 [service]
@@ -112,34 +111,17 @@ class Server(NamedTuple):
 
 @contextmanager
 def coordinator(
-    *,
-    size: int,
-    devices: int,
-    rounds: int,
-    plan: str = "",
-    over_selection: float = 1.0,
-    heartbeat: float = 60.0,
-    deadline: float = 600.0,
-    round: str = "",
+    *, size: int, devices: int, rounds: int, plan: str = "", over_selection: float = 1.0, heartbeat: float = 60.0
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
 
-    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service], ``round`` of
-    its [round].
+    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service].
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
         file = folder / "plan.toml"
         file.write_text(
-            PLAN.format(
-                devices=devices,
-                rounds=rounds,
-                over_selection=over_selection,
-                heartbeat=heartbeat,
-                deadline=deadline,
-                round=round,
-            )
-            + plan
+            PLAN.format(devices=devices, rounds=rounds, over_selection=over_selection, heartbeat=heartbeat) + plan
         )
         command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay", str(file)]
         log = folder / "coordinator.log"

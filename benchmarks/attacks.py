@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import _attackers
-import _ghost_attackers
 import _load
 import _measure as measure
 import _transfer_attackers
@@ -29,28 +28,19 @@ DEVICES = 6
 
 
 class Attack(NamedTuple):
-    """Where an attack is, and the plan that the coordinator has under it. Durations are seconds."""
+    """Where an attack is, and the plan that the coordinator has under it."""
 
     module: str
     """The module of this folder that has it."""
     over_selection: float = 8.0
-    """So many tasks for each report wanted that attackers who get some keep no honest device out of the round."""
-    heartbeat: float = 15.0
-    deadline: float = 600.0
-    round: str = ""
-    """More of the plan's [round]."""
-    settle: float = 1.0
-    """From the attack's start to the measurement."""
+    """Tasks for each report wanted: enough that attackers who get some keep no honest device out of the round."""
 
 
-GHOSTS = Attack("_ghost_attackers", 1.3, 1.0, 20.0, "stall = 2.0\ngrace = 1.0\n", 25.0)
-"""They are after the tasks, so there are few; and the coordinator needs the first rounds to know them."""
-ATTACKS = (
-    {attack.__name__: Attack("_attackers") for attack in _attackers.ATTACKS}
-    | {attack.__name__: Attack("_transfer_attackers", 16.0) for attack in _transfer_attackers.ATTACKS}
-    | {attack.__name__: GHOSTS for attack in (_ghost_attackers.ghosts_beating, _ghost_attackers.ghosts_returning)}
-)
-"""By name. Ghosts that lie about their steps cost a deadline for each set of slots: tests/coordinator has them."""
+ATTACKS = {attack.__name__: Attack("_attackers") for attack in _attackers.ATTACKS} | {
+    attack.__name__: Attack("_transfer_attackers", 16.0) for attack in _transfer_attackers.ATTACKS
+}
+"""By name. Ghosts, which take tasks and never report, are in tests/coordinator/test_server_ghosts.py: the coordinator
+needs some rounds to know them."""
 
 
 class Rounds:
@@ -88,7 +78,7 @@ async def beside(server: measure.Server, name: str, size: int, seconds: float, n
         command = [sys.executable, str(Path(_attackers.__file__)), ATTACKS[name].module, name, server.url]
         attacker = subprocess.Popen(command, stderr=subprocess.PIPE)
         os.setpriority(os.PRIO_PROCESS, attacker.pid, nice)
-        await _alive(tasks, ATTACKS[name].settle)
+        await _alive(tasks, 1.0)  # it starts
         begin, used, theirs = time.perf_counter(), measure.usage(server.pid), measure.usage(attacker.pid)
         await _alive(tasks, seconds)
         end = time.perf_counter()
@@ -137,15 +127,12 @@ def main() -> None:
     for name in chosen.attacks:
         runs = []
         for _ in range(chosen.repeats):
-            attack = ATTACKS[name]
             with measure.coordinator(
                 size=chosen.size,
                 devices=DEVICES,
                 rounds=10**6,
-                over_selection=attack.over_selection,
-                heartbeat=attack.heartbeat,
-                deadline=attack.deadline,
-                round=attack.round,
+                over_selection=ATTACKS[name].over_selection,
+                heartbeat=15.0,
             ) as server:
                 runs.append(asyncio.run(beside(server, name, chosen.size, chosen.seconds, chosen.nice)))
             print(".", end="", flush=True, file=sys.stderr)
