@@ -26,6 +26,8 @@ BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout
 # Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
 PYTEST := -m pytest --numprocesses 2 --dist loadfile
+# The files with tests that need the training build: to collect all the others too takes as long as to run these.
+ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
 .PHONY: help demo test test-all check dist bench studies clean
 
@@ -45,11 +47,11 @@ demo: $(INSTALLED)
 
 # The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
 test: $(INSTALLED)
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(ARGS) || [ $$? = 5 ]
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python $(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(INSTALLED)
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m ort_training $(ARGS) || [ $$? = 5 ]
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m ort_training $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
 check: .venv/.installed

@@ -75,6 +75,7 @@ def test_attacks(tmp_path: Path) -> None:
         assert results[name]["attacker_cpu"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
     results = figures(tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005")
     contenders = results["softmax"]["contenders"]
