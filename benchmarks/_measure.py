@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -195,7 +196,8 @@ def show(values: Mapping[str, float]) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
+    whole = math.isfinite(value) and (value == round(value) or abs(value) >= 100)
+    return f"{value:.0f}" if whole else f"{value:.3g}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
