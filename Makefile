@@ -54,7 +54,7 @@ test-all: $(INSTALLED)
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m ort_training $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
-check: .venv/.installed
+check: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

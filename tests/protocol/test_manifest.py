@@ -222,7 +222,7 @@ def test_too_large() -> None:
 
 @given(st.binary(max_size=100) | st.integers(0, 2000).map(lambda cut: write_manifest(MANIFEST)[:cut]))
 def test_other_bytes_are_refused(content: bytes) -> None:
-    if content != write_manifest(MANIFEST):
+    if content.strip() != write_manifest(MANIFEST).strip():  # without its last newline it is the same JSON
         with pytest.raises(BundleError) as caught:
             read_manifest(content)
         assert caught.value.code is Code.BAD_MESSAGE
