@@ -364,12 +364,15 @@ class Engine:
         return self._advance(now)
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
-        """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated."""
+        """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated.
+
+        A device that stops is given nothing more until it checks in again, in this round or later."""
         if self.leases.get(device) != task:
             return []
         ended = self._drop(device, cause)
         if cause == STOPPED:
             self._turns.discard(device)
+            self.resting.discard(device)
         return [ended, *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:

@@ -72,7 +72,7 @@ def test_attacks(tmp_path: Path) -> None:
     results = figures(tmp_path, "attacks.py", "--attacks", *attacks, "--seconds", "0.5", "--size", "1000")
     for name in attacks:
         assert results[name]["before"]["median"] > 0
-        assert results[name]["attacker_cpu"]["median"] > 0
+        assert results[name]["during"]["median"] > 0  # the attacker may stand still meanwhile: nobody reads from it
 
 
 @pytest.mark.slow

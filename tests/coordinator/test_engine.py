@@ -708,6 +708,17 @@ def test_the_slot_of_a_device_that_stopped_goes_to_one_that_waits() -> None:
     assert engine.check_in(stops, None, 12.0) == []  # all slots are taken
 
 
+def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_rounds_either() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.end("a", tasks["a"].task, STOPPED, 10.0)
+    later = tasks["b"].deadline
+    engine.tick(later)  # the round is abandoned
+    assigned = of_type(engine.check_in("c", None, later), Assign)
+    assert {command.device for command in assigned} == {"b", "c"}
+    engine.disconnect("a", later)
+    assert [command.device for command in of_type(engine.check_in("a", None, later), Assign)] == ["a"]
+
+
 def test_a_device_that_failed_has_had_its_turn() -> None:
     engine, tasks = started("ab", SETTINGS._replace(minimum=2))
     engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
