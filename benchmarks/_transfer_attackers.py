@@ -89,20 +89,23 @@ async def slow_readers(
     address: str, stop: asyncio.Event, *, count: int = 64, rate: float = 1024.0, lease: bool = False
 ) -> None:
     """Fetch the bundle's largest file again and again, and read ``rate`` bytes a second. Without ``lease`` each gives
-    its task back at once; the others keep theirs."""
+    its task back before it fetches, and gets no other; the others keep theirs."""
     sha256 = await _largest_file(address)
 
     async def read(number: int) -> None:
         reader = _SlowReader(address)
         try:
             await reader.open(CheckIn(PROTOCOL_VERSION, f"reader-{number}", 1))
+            while not lease:
+                tasks = [message for message in await reader.hear() if isinstance(message, Task)]
+                if tasks:
+                    await reader.send(Failed(tasks[-1].task, "stopping"))
+                    break
             for _ in range(3):  # one replaces another, which may be seen as one more
                 await reader.send(Fetch(sha256))
             next_beat = 0.0
             while True:
-                for message in await reader.read(rate):
-                    if isinstance(message, Task) and not lease:
-                        await reader.send(Failed(message.task, "stopping"))
+                await reader.read(rate)
                 if (now := asyncio.get_running_loop().time()) > next_beat:
                     await reader.send(Heartbeat())
                     next_beat = now + BEAT
@@ -246,13 +249,17 @@ class _SlowReader:
         frame = Frame(Opcode.TEXT, encode(message).encode())
         await self._loop.sock_sendall(self._socket, frame.serialize(mask=True))
 
-    async def read(self, rate: float) -> list[FromCoordinator]:
-        """Read for a second. Returns the control messages among it."""
+    async def hear(self) -> list[FromCoordinator]:
+        """Read what is there, or comes next. Returns the control messages among it."""
+        self._received += await self._some(1 << 16)
+        return self._parse()
+
+    async def read(self, rate: float) -> None:
+        """Read for a second, and forget it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                self._received += await self._some(int(rate))
+                await self._some(int(rate))
                 await asyncio.sleep(1.0)
-        return list(self._parse())
 
     async def _some(self, most: int) -> bytes:
         data = await self._loop.sock_recv(self._socket, most)
@@ -261,7 +268,7 @@ class _SlowReader:
         return data
 
     def _parse(self) -> list[FromCoordinator]:
-        found = []
+        found: list[FromCoordinator] = []
         for _ in itertools.count():
             data = self._received
             if len(data) < 2:
