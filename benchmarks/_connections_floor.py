@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from fleetlearn_coordinator import tuning
-from fleetlearn_coordinator.limits import LARGEST_MESSAGE
-from fleetlearn_coordinator.transfer import Content as Frames
+from fleetlearn_coordinator.conversation.limits import LARGEST_MESSAGE
+from fleetlearn_coordinator.conversation.transfer import Content as Frames
+from fleetlearn_coordinator.network import process_settings
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
@@ -120,15 +120,15 @@ def _send(connection: ServerConnection, message: FromCoordinator) -> None:
 
 async def main(devices: int, size: int) -> None:
     """Listen until SIGTERM."""
-    tuning.keep_freed_memory()
-    tuning.raise_file_limit()
+    process_settings.keep_freed_memory()
+    process_settings.raise_file_limit()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with serve(
         Round(devices, size).converse,
         "127.0.0.1",
         0,
-        backlog=tuning.BACKLOG,
+        backlog=process_settings.BACKLOG,
         compression=None,
         max_size=LARGEST_MESSAGE,
         max_queue=(2, 0),
@@ -136,8 +136,8 @@ async def main(devices: int, size: int) -> None:
         server_header=None,
     ) as server:
         for listener in server.sockets:
-            tuning.tune_listener(listener)
-        tuning.collect_garbage_rarely()
+            process_settings.tune_listener(listener)
+        process_settings.collect_garbage_rarely()
         print(f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True)
         await stopped.wait()
         for connection in server.connections:

@@ -61,7 +61,7 @@ def pytorch(kind: str, name: str, lr: float) -> tuple[Step, str]:
 def bundle(kind: Any, path: str, lr: float) -> tuple[Step, str]:
     """The bundle on a device's runtime."""
     with cost("import"):
-        from fleetlearn_device.runtime import open_runtime
+        from fleetlearn_device.runtimes.runtime import open_runtime
     with cost("load"):
         runtime = open_runtime(path, kind=kind, threads=1)
     return lambda *batch: runtime.step(batch, lr=lr), f"onnxruntime {runtime.version}"

@@ -39,8 +39,8 @@ class Attack(NamedTuple):
 ATTACKS = {attack.__name__: Attack("_attackers") for attack in _attackers.ATTACKS} | {
     attack.__name__: Attack("_transfer_attackers", 60.0) for attack in _transfer_attackers.ATTACKS
 }
-"""By name. Ghosts, which take tasks and never report, are in tests/coordinator/test_server_ghosts.py: the coordinator
-needs some rounds to know them."""
+"""By name. Ghosts, which take tasks and never report, are in tests/coordinator/service/test_server_ghosts.py: the
+coordinator needs some rounds to know them."""
 
 
 class Rounds:

@@ -16,7 +16,7 @@ from typing import Any
 import _fleet
 import _load
 import _measure as measure
-from fleetlearn_coordinator import tuning
+from fleetlearn_coordinator.network import process_settings
 
 Serving = AbstractContextManager[measure.Server]
 
@@ -87,7 +87,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--limit", type=float, default=120.0, help="seconds that each part may take")
     chosen = options.parse_args()
-    tuning.raise_file_limit()
+    process_settings.raise_file_limit()
     devices, size, limit = chosen.devices, chosen.size, chosen.limit
     results: dict[str, Any] = {}
     for name, count in (("round", devices), ("storm", chosen.storm)):

@@ -24,7 +24,7 @@ import _dropout_tables as tables
 import _measure as measure
 import numpy as np
 from _dropout_data import EXAMPLES, SHARES, TEST, scans
-from fleetlearn_device.train import evaluate_data
+from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError

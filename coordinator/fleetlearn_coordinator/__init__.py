@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.engine import Engine, Settings
-    from fleetlearn_coordinator.plan import Plan, PlanError
-    from fleetlearn_coordinator.records import Status, read_model, read_status
-    from fleetlearn_coordinator.service import Result, serve, serve_async
-    from fleetlearn_coordinator.store import StoreError
+    from fleetlearn_coordinator.plan.plan import Plan, PlanError
+    from fleetlearn_coordinator.rounds.engine import Engine, Settings
+    from fleetlearn_coordinator.service.serve import Result, serve, serve_async
+    from fleetlearn_coordinator.service.status import Status, read_model, read_status
+    from fleetlearn_coordinator.storage.store import StoreError
 
 __all__ = [
     "Engine",
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "engine": ("Engine", "Settings"),
-    "plan": ("Plan", "PlanError"),
-    "records": ("Status", "read_model", "read_status"),
-    "service": ("Result", "serve", "serve_async"),
-    "store": ("StoreError",),
+    "plan.plan": ("Plan", "PlanError"),
+    "rounds.engine": ("Engine", "Settings"),
+    "service.serve": ("Result", "serve", "serve_async"),
+    "service.status": ("Status", "read_model", "read_status"),
+    "storage.store": ("StoreError",),
 }
 
 

@@ -22,9 +22,9 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator.plan import Plan
-    from fleetlearn_coordinator.records import Status, read_model, read_status
-    from fleetlearn_coordinator.service import serve as serve_plan
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.serve import serve as serve_plan
+    from fleetlearn_coordinator.service.status import Status, read_model, read_status
 
 app = typer.Typer(
     help="Federated learning's coordinator.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
     options = _parser().parse_args(arguments)
     # Imported late: --help and a wrong option need none of it.
-    from fleetlearn_device.state import StateError
+    from fleetlearn_device.storage.state import StateError
 
     try:
         return _info(options) if options.command == "info" else _run(options)
@@ -80,8 +80,8 @@ def _run(options: argparse.Namespace) -> int:
 
     with needs("fleetlearn-device", "device"):
         from fleetlearn_device.driver import Device
-    from fleetlearn_device.checks import DataError
-    from fleetlearn_device.ort import RuntimeUnavailableError
+    from fleetlearn_device.runtimes.checks import DataError
+    from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("fleetlearn").setLevel(options.log_level.upper())
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from fleetlearn_device.state import describe
+    from fleetlearn_device.storage.state import describe
 
     summary = describe(options.state)
     print(f"device   {summary.device or '(not named yet)'}")

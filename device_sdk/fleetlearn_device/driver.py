@@ -18,8 +18,14 @@ from fleetlearn_protocol.errors import BundleError, FleetError
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
 from fleetlearn_protocol.messages import PROTOCOL_NAME, FailureCode, Task, encode
 
-from fleetlearn_device.checks import Batch, DataError
-from fleetlearn_device.commands import (
+from fleetlearn_device.runtimes.checks import Batch, DataError
+from fleetlearn_device.runtimes.import_onnxruntime import (
+    RuntimeUnavailableError,
+    import_onnxruntime,
+    import_training_api,
+)
+from fleetlearn_device.runtimes.runtime import KINDS, Kind
+from fleetlearn_device.session.commands import (
     Close,
     Command,
     Commands,
@@ -35,13 +41,11 @@ from fleetlearn_device.commands import (
     StopUpdate,
     StoreChunk,
 )
-from fleetlearn_device.data import Data, as_data, load_npz
-from fleetlearn_device.ort import RuntimeUnavailableError, import_onnxruntime, import_training_api
-from fleetlearn_device.runtime import KINDS, Kind
-from fleetlearn_device.session import Link, Session
-from fleetlearn_device.state import State, StateError
-from fleetlearn_device.train import StoppedError, TrainingError
-from fleetlearn_device.trainer import Trained, Trainer
+from fleetlearn_device.session.session import Link, Session
+from fleetlearn_device.storage.state import State, StateError
+from fleetlearn_device.training.data import Data, as_data, load_npz
+from fleetlearn_device.training.train import StoppedError, TrainingError
+from fleetlearn_device.training.trainer import Trained, Trainer
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

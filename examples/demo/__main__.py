@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fleetlearn_coordinator.records import Closed, Status, read_model, read_status, read_tasks
-from fleetlearn_coordinator.store import StoreError
+from fleetlearn_coordinator.service.status import Closed, Status, read_model, read_status, read_tasks
+from fleetlearn_coordinator.storage.store import StoreError
 from fleetlearn_device import open_runtime
 from fleetlearn_protocol.errors import FleetError
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleetlearn_coordinator.records import read_tasks
+from fleetlearn_coordinator.service.status import read_tasks
 
 from examples.demo.fleet import Device, Fleet, Phase, goal_of, start_coordinator
 from examples.demo.processes import DemoError

@@ -12,7 +12,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetlearn_device.train import DivergedError, evaluate_data
+from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.store import Store
+from fleetlearn_coordinator.storage.store import Store
 from fleetlearn_protocol import open_bundle
 from peers import PERSONAL, SIZE, plan_text, write_personal_bundle
 from processes import Processes, processes, status_of, wait_for

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bundle_cache import cached_export
-from fleetlearn_device.ort import installed
+from fleetlearn_device.runtimes.import_onnxruntime import installed
 from fleetlearn_export import LocalStep
 from numpy.typing import NDArray
 from torch import nn

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_device import Device, open_runtime
-from fleetlearn_device.checks import DataError
 from fleetlearn_device.driver import Driver, Timing
-from fleetlearn_device.runtime_onnx import OnnxRuntime
-from fleetlearn_device.state import State, StateError, describe
-from fleetlearn_device.train import StoppedError, train
-from fleetlearn_device.trainer import MAX_STARTS, Trainer
+from fleetlearn_device.runtimes.checks import DataError
+from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
+from fleetlearn_device.storage.state import State, StateError, describe
+from fleetlearn_device.training.train import StoppedError, train
+from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
@@ -953,9 +953,11 @@ def test_a_task_that_killed_the_process_three_times_is_given_back(served: Served
 
 LIMITED = """
 import resource, sys
-from fleetlearn_device import driver, runtime_onnx, trainer
+from fleetlearn_device import driver
+from fleetlearn_device.runtimes import runtime_onnx
+from fleetlearn_device.training import trainer
 from fleetlearn_device.__main__ import main
-from fleetlearn_device.ort import import_onnxruntime
+from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 import_onnxruntime()
 (used,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
 resource.setrlimit(resource.RLIMIT_AS, (1024 * used + int(sys.argv[1]), resource.RLIM_INFINITY))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
-from fleetlearn_device.state import State
+from fleetlearn_device.storage.state import State
 from fleetlearn_protocol.messages import Report
 
 HEAVY = (

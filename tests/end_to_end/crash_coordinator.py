@@ -12,7 +12,11 @@ import sys
 from pathlib import Path
 
 from dying import Point, die_at
-from fleetlearn_coordinator import Plan, aggregator, run, serve, server, store, transfer
+from fleetlearn_coordinator import Plan, serve
+from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.conversation import transfer
+from fleetlearn_coordinator.service import run, server
+from fleetlearn_coordinator.storage import store
 
 POINTS = {
     "a round is decided but not recorded": Point(run.Run, "carry_out", False),
@@ -25,7 +29,7 @@ POINTS = {
     "an update is summed but not acknowledged": Point(run.Run, "accept", True),
     "a sum is written but not recorded": Point(os, "pwrite", True),
     "a sum is recorded": Point(store.Store, "_free_held", True),
-    "the new model is made but not written": Point(aggregator, "mean", True),
+    "the new model is made but not written": Point(exact_mean, "mean", True),
     "the new model is written but not recorded": Point(store.Store, "save_model", True),
     "a round is closed but not recorded": Point(store.Store, "close_round", True),
     "a round is recorded and nobody told": Point(run.Run, "carry_out", True),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from dying import Point, die_at
-from fleetlearn_device import state
 from fleetlearn_device.__main__ import main
+from fleetlearn_device.storage import state
 
 POINTS = {
     "the work is done but not on disk": Point(state.State, "save_pending", False),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.service import running
+from fleetlearn_coordinator.service.serve import running
 from fleetlearn_protocol import open_bundle, write_bundle
 from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from fleetlearn_device.checks import describe
+from fleetlearn_device.runtimes.checks import describe
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import Manifest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_device.checks import DataError, check_batch, check_ranges
+from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges
 from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 

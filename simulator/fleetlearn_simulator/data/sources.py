@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from fleetlearn_device.checks import DataError, check_batch, check_ranges, describe
+from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, describe
 from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 

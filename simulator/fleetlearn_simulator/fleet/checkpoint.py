@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.engine import Phase
+from fleetlearn_coordinator.rounds.engine import Phase
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.device_names import name_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from fleetlearn_coordinator import aggregator
-from fleetlearn_coordinator.engine import Command, Engine, Phase
-from fleetlearn_coordinator.optimizers import change_norm
-from fleetlearn_coordinator.run import Row, devices_of, outside, pooled, row_of, settings_of, without
+from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation.optimizers import change_norm
+from fleetlearn_coordinator.aggregation.round_summary import Row, devices_of, outside, pooled, row_of, without
+from fleetlearn_coordinator.rounds.engine import Command, Engine, Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -25,7 +25,7 @@ class SimulatedCoordinator:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
-        self.engine = Engine(settings_of(self.plan)._replace(stall=inf), prefix="s-")
+        self.engine = Engine(self.plan.engine_settings()._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
         self.optimizer = self.plan.optimizer(bundle.manifest)
@@ -53,7 +53,7 @@ class SimulatedCoordinator:
         """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
         self.totals.add_up()
         before = self.model
-        mean = aggregator.mean(self.totals.sum)
+        mean = exact_mean.mean(self.totals.sum)
         self.optimizer_state, self.model = self.optimizer.apply(self.optimizer_state, mean, before)
         self.earlier, self.abandoned_in_a_row = before, 0
         return self._close("committed", number, dropped, change_norm(before, self.model), now, connected)

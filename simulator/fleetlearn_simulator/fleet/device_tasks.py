@@ -9,7 +9,7 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.engine import Assign, Command
+from fleetlearn_coordinator.rounds.engine import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 

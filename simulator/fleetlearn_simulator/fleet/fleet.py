@@ -11,8 +11,8 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened
-from fleetlearn_coordinator.run import deciding
+from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.rounds.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 

@@ -11,8 +11,8 @@ from operator import add, sub
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator import aggregator
-from fleetlearn_coordinator.run import UNBOUNDED, Bounds, limits
+from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation.round_summary import UNBOUNDED, Bounds, limits
 from fleetlearn_protocol.errors import Code
 from numpy.typing import NDArray
 
@@ -35,7 +35,7 @@ class RoundTotals:
         """Tier -> how many reports were accepted."""
         self.reports: list[tuple[NDArray[np.int64], TrainedDevices]] = []
         """The weights of the accepted reports, and the reports without their updates."""
-        self.sum = aggregator.init(size)
+        self.sum = exact_mean.init(size)
         self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]] = []
         """Weights, largest magnitudes and updates of the last reports, which are not in the sum yet."""
         self.bytes_waiting = 0
@@ -51,7 +51,7 @@ class RoundTotals:
     def refuse(self, found: TrainedDevices) -> tuple[int, str] | None:
         """Return the first row that the coordinator does not accept, and why. None: it accepts all rows."""
         weights, largest = np.minimum(found.examples, self.max_weight), found.largest
-        well = ~found.diverged & aggregator.fits(largest, weights)
+        well = ~found.diverged & exact_mean.fits(largest, weights)
         if well.all():
             return None
         row = int(well.argmin())
@@ -67,9 +67,9 @@ class RoundTotals:
         self.reports.append((weights, replace(found, updates=NO_DEVICES.updates)))
         # Added one after the other, as if they came alone. sum() rounds differently from Python 3.12 on.
         self.useful = reduce(add, map(sub, times, tasks.began[rows]), self.useful)
-        if found.updates.shape[1] >= aggregator.BLOCK:  # at once: to collect them would only cost memory
+        if found.updates.shape[1] >= exact_mean.BLOCK:  # at once: to collect them would only cost memory
             for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
-                aggregator.add(self.sum, update, weight, largest)
+                exact_mean.add(self.sum, update, weight, largest)
             return
         self.waiting.append((weights, found.largest, found.updates))
         self.bytes_waiting += found.updates.nbytes
@@ -80,7 +80,7 @@ class RoundTotals:
         """Add the waiting updates to the sum."""
         if self.waiting:
             weights, largest, updates = zip(*self.waiting, strict=True)
-            aggregator.add_many(self.sum, updates, np.concatenate(weights), np.concatenate(largest))
+            exact_mean.add_many(self.sum, updates, np.concatenate(weights), np.concatenate(largest))
         self.waiting, self.bytes_waiting = [], 0
 
     def complete(self) -> int:
@@ -89,7 +89,7 @@ class RoundTotals:
 
     def means(self, bounds: Bounds = UNBOUNDED) -> dict[str, float]:
         """Return the means of the accepted reports' losses and metrics, weighted like their updates. The same as
-        ``fleetlearn_coordinator.run.pooled``."""
+        ``fleetlearn_coordinator.service.run.pooled``."""
         if not self.reports:
             return {}
         weights = np.concatenate([weights for weights, _ in self.reports])

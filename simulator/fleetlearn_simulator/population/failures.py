@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from fleetlearn_device.session import UPLOAD_MARGIN
+from fleetlearn_device.session.session import UPLOAD_MARGIN
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
@@ -147,8 +147,8 @@ def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
 def _training(
     scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-    """Return the steps that a device does in the time it has, as ``fleetlearn_device.session`` and ``train`` decide;
-    the seconds that they take; and whether no time is left at all."""
+    """Return the steps that a device does in the time it has, as ``fleetlearn_device``'s session and
+    training decide; the seconds that they take; and whether no time is left at all."""
     compute, local = scenario.compute, scenario.plan.local
     if isinstance(compute.step_seconds, str):
         raise SimulatorError(

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fleetlearn_coordinator.plan import Plan
-from fleetlearn_coordinator.tables import Section, explain, near
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.toml_errors import Section, explain, near
 
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fleetlearn_coordinator.plan import Plan, PlanError
-from fleetlearn_coordinator.tables import Section, explain, refuse_unknown
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.toml_errors import Section, explain, refuse_unknown
 from fleetlearn_protocol.messages import Identifier
 
 from fleetlearn_simulator.errors import SimulatorError

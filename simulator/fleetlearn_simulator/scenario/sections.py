@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fleetlearn_coordinator.tables import Section
+from fleetlearn_coordinator.plan.toml_errors import Section
 from msgspec import Meta
 
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -16,10 +16,10 @@ from math import fsum
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from fleetlearn_coordinator.plan import Plan
-from fleetlearn_device.data import as_data
-from fleetlearn_device.runtime import open_runtime
-from fleetlearn_device.train import DivergedError, evaluate_data, train
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.training.data import as_data
+from fleetlearn_device.training.train import DivergedError, evaluate_data, train
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite

@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from fleetlearn_coordinator.run import settings_of
 from fleetlearn_protocol import Bundle, open_bundle
 from threadpoolctl import threadpool_limits
 
@@ -122,7 +121,7 @@ def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
     """Return whether one call trains a whole round, judged by the first devices. Devices with other numbers of examples
     would be in other blocks."""
     many = bundle.manifest.many
-    if many is None or settings_of(scenario.plan).cohort > many.devices:
+    if many is None or scenario.plan.engine_settings().cohort > many.devices:
         return False
     return len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()}) == 1
 

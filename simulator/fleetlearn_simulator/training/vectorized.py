@@ -7,10 +7,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_device.checks import check_hyper
-from fleetlearn_device.orders import permutations
-from fleetlearn_device.runtime_onnx import make_session
-from fleetlearn_device.train import LARGEST, SEEDS
+from fleetlearn_device.runtimes.checks import check_hyper
+from fleetlearn_device.runtimes.runtime_onnx import make_session
+from fleetlearn_device.training.shuffling import permutations
+from fleetlearn_device.training.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from fleetlearn_protocol.vector import Vector, views

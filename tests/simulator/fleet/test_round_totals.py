@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import aggregator
-from fleetlearn_coordinator.run import pooled
+from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation.round_summary import pooled
 from fleetlearn_simulator.fleet import round_totals
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -30,7 +30,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
         (2**28, 5, [3, 4], 0),
     ):
         monkeypatch.setattr(round_totals, "MAX_BYTES_WAITING", look_ahead)
-        monkeypatch.setattr(aggregator, "BLOCK", block)
+        monkeypatch.setattr(exact_mean, "BLOCK", block)
         totals = RoundTotals(5, 8, 0.0)
         held, done = [], 0
         for count in parts:
@@ -41,7 +41,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
             done += count
         totals.add_up()
         totals.add_up()
-        sums.append(aggregator.mean(totals.sum).tobytes())
+        sums.append(exact_mean.mean(totals.sum).tobytes())
         assert (max(held), totals.sum.count, totals.useful, totals.bytes_waiting) == (most, 7, 14.0, 0)
     assert len({*sums}) == 1
     # Weights are the examples, 8 at most.
@@ -144,7 +144,7 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
         totals.add_up()
         total = totals.sum
         found.append(
-            (aggregator.mean(total).tobytes(), total.weight, total.count, totals.useful, totals.means(),
+            (exact_mean.mean(total).tobytes(), total.weight, total.count, totals.useful, totals.means(),
              totals.complete(), totals.devices, totals.summary())
         )  # fmt: skip
     assert found[0] == found[1] == found[2]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fleetlearn_device.runtime import open_runtime
-from fleetlearn_device.train import train
+from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.training.train import train
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, TaskFates, sample_task_fates
 from fleetlearn_simulator.scenario.scenario import Scenario

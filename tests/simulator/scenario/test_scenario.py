@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan import Plan
+from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import KEYS, SECTIONS, Scenario, expand, init_text
 from fleetlearn_simulator.scenario.sections import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fleetlearn_device.data import as_data
-from fleetlearn_device.runtime import open_runtime
-from fleetlearn_device.train import train
+from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.training.data import as_data
+from fleetlearn_device.training.train import train
 from fleetlearn_export import LocalStep, Many, export_bundle
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import Evaluation

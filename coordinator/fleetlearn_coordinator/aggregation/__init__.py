@@ -1,0 +1,1 @@
+"""What the updates of a round become: the mean, the next model, the round's summary."""

@@ -1,0 +1,1 @@
+"""What is said between a device and the coordinator."""

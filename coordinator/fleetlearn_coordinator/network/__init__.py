@@ -1,0 +1,1 @@
+"""Sockets: listening, reading and writing within bounds."""

@@ -1,0 +1,214 @@
+"""Where connections come in: accepted a few at a time, as many as there are places and descriptors for.
+
+websockets' own listener accepts without a bound, and asyncio's, at the process's limit of descriptors, logs 4,096
+errors at once and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+
+from fleetlearn_protocol.messages import PROTOCOL_NAME
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import WebSocketException
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from fleetlearn_coordinator.conversation.limits import (
+    ACCEPTS,
+    CHECK_IN_TIMEOUT,
+    LARGEST_MESSAGE,
+    LINGER,
+    MESSAGE_RATE,
+    NEWCOMERS,
+    SHORT_LIFE,
+    SHORT_LIFE_BURST,
+    SHORT_LIFE_RATE,
+    Bucket,
+)
+from fleetlearn_coordinator.network import process_settings
+from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
+
+RETRY = 1.0
+"""Seconds until connections are accepted again after the system had no descriptor or memory for one."""
+
+
+class Listener:
+    """Accepts connections on an address. ``converse`` serves each one after its handshake."""
+
+    def __init__(
+        self,
+        converse: Callable[[Connection], Awaitable[None]],
+        *,
+        origins: Collection[str] = (),
+        newcomers: int = NEWCOMERS,
+        speaking: Callable[[], int] = lambda: 0,
+        heartbeat: float = 86400.0,
+    ) -> None:
+        """``origins``: web pages that may connect; ``newcomers``: connections beside those that are ``speaking`` for a
+        device; ``heartbeat``: seconds between a device's signs of life."""
+        self._converse, self._origins = converse, frozenset(origins)
+        self._newcomers, self._speaking = newcomers, speaking
+        self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._accepting = False
+        self._open = False
+        self._sockets = 0
+        """Accepted and not closed."""
+        self._short_lives = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
+        self._retry: asyncio.TimerHandle | None = None
+        self._beginning: set[asyncio.Task[None]] = set()
+        self.connections: set[Connection] = set()
+        self.handler_tasks: set[asyncio.Task[None]] = set()
+        """Filled by websockets, for each connection one."""
+
+    async def listen(self, host: str, port: int) -> str:
+        """Begin; returns the address as host:port. Raises OSError."""
+        # asyncio looks up the name, makes the sockets, and has the better errors.
+        server = await self._loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        self._listening = [one.dup() for one in server.sockets]
+        server.close()
+        for one in self._listening:
+            process_settings.tune_listener(one)
+            one.listen(process_settings.BACKLOG)
+            one.setblocking(False)
+        self._open = True
+        self.check()
+        host, port = self._listening[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections, within LINGER seconds and a moment, whatever the peers do."""
+        self._open = False
+        self.check()
+        if self._retry is not None:
+            self._retry.cancel()
+        for one in self._listening:
+            one.close()
+        for connection in list(self.connections):
+            connection.end(1001, "the coordinator is stopping", reading=True)
+        if self.handler_tasks:
+            await asyncio.wait(self.handler_tasks, timeout=LINGER)
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self.handler_tasks:
+            await asyncio.wait(self.handler_tasks, timeout=LINGER / 2)
+        for task in list(self.handler_tasks):
+            task.cancel()
+
+    # Accepting
+
+    def check(self) -> None:
+        """Accept connections, or stop doing so, as there is room."""
+        wait = self._short_lives.wait(self._loop.time(), 8)
+        room = self._sockets - self._speaking() < self._newcomers
+        accepting = self._open and room and not wait and self._retry is None
+        if self._open and wait and self._retry is None:
+            self._pause(wait)
+        if accepting != self._accepting:
+            self._accepting = accepting
+            for one in self._listening:
+                if accepting:
+                    self._loop.add_reader(one, self._accept, one)
+                else:
+                    self._loop.remove_reader(one)
+
+    def _pause(self, seconds: float) -> None:
+        if self._retry is None:
+            self._retry = self._loop.call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._retry = None
+        self.check()
+
+    def _accept(self, listening: socket.socket) -> None:
+        room = self._newcomers - self._sockets + self._speaking()
+        for _ in range(min(room, ACCEPTS)):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError as error:  # no descriptor is left, or no memory
+                logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
+                self._pause(RETRY)
+                break
+            accepted.setblocking(False)
+            self._sockets += 1
+            task = self._loop.create_task(self._begin(accepted))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+        self.check()
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        protocol = ServerProtocol(
+            subprotocols=[Subprotocol(PROTOCOL_NAME)], max_size=LARGEST_MESSAGE, logger=websockets_logger
+        )
+        connection = Connection(protocol, self, self._message_rate)
+        self.connections.add(connection)
+        try:
+            await self._loop.connect_accepted_socket(lambda: connection, accepted)
+        except OSError:  # the peer has gone already
+            accepted.close()
+            self.lost(connection)
+
+    def lost(self, connection: Connection) -> None:
+        """Called by a connection when it is closed."""
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self._sockets -= 1
+        if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
+            self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
+        self.check()
+
+    # What websockets calls
+
+    def is_serving(self) -> bool:
+        """Whether handshakes may succeed."""
+        return self._open
+
+    async def handler(self, connection: ServerConnection) -> None:
+        """Serve a connection from the handshake to its end."""
+        assert isinstance(connection, Connection)
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(CHECK_IN_TIMEOUT):
+                await connection.handshake(self._check_origin, server_header=None)
+            if connection.protocol.state is State.OPEN:
+                await self._converse(connection)
+                await connection.close()
+        except (TimeoutError, WebSocketException, OSError) as error:
+            logger.info("a connection ended before its handshake: %s", str(error) or "too slow")
+        finally:
+            connection.transport.abort()
+            self.handler_tasks.discard(task)
+
+    def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Browsers name the page that opens a connection, and no page can leave that out; devices are no pages."""
+        for origin in request.headers.get_all("Origin"):
+            if origin not in self._origins:
+                logger.info("a web page of %.200s was refused; service.origins does not name it", origin)
+                return connection.respond(
+                    HTTPStatus.FORBIDDEN,
+                    f"The origin {origin[:200]} may not connect: web pages must be named in the coordinator's plan, "
+                    "in service.origins.\n",
+                )
+        return None

@@ -1,0 +1,80 @@
+"""Process settings that decide a coordinator's memory and stalls; each with what it was measured to do."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import socket
+import sys
+from typing import NamedTuple
+
+from fleetlearn_coordinator.conversation.limits import FILES, NEWCOMERS
+
+BACKLOG = 4096
+"""Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that connect at the same
+instant take a minute and some fail; with 4096 seconds."""
+SEND_BUFFER = 256 * 1024
+"""Bytes of kernel memory that a device which stopped reading can hold (4 MiB each where the kernel decides)."""
+USER_TIMEOUT_MS = 30_000
+"""Milliseconds of unacknowledged data after which the kernel ends a connection, where the system has the option."""
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def collect_garbage_rarely() -> None:
+    """Keep what exists now out of the cyclic collector and run it less often.
+
+    A connection is some 70 objects: with the default thresholds more than half of a handshake's CPU is collection,
+    and a full collection stops 10,000 connections for 0.4 s.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory instead of returning it to the kernel, which clears each page that comes back."""
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(_M_MMAP_THRESHOLD, 64 * 2**20)
+    mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
+    mallopt(_M_TOP_PAD, 2**20)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Places(NamedTuple):
+    """How many connections the process has descriptors for."""
+
+    limit: int
+    """Files and sockets that the process may open (RLIMIT_NOFILE)."""
+    devices: int
+    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1: not even one."""
+    newcomers: int
+    """Connections beside them: in the handshake, before the check-in, closing."""
+
+
+def places(devices: int, *, files: int) -> Places:
+    """Share the process's descriptors between its files, so many devices, and newcomers."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return Places(2**31, devices, NEWCOMERS)
+    newcomers = max(1, min(NEWCOMERS, limit // 8))
+    return Places(limit, min(devices, limit - newcomers - files - FILES), newcomers)
+
+
+def tune_listener(listener: socket.socket) -> None:
+    """Set what accepted connections inherit."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)

@@ -1,0 +1,1 @@
+"""The plan: what a training run is to do."""

@@ -1,0 +1,402 @@
+"""A plan: everything that one training run is, in a TOML file. examples/plan.toml shows every key."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
+from msgspec import Meta
+
+from fleetlearn_coordinator.aggregation import optimizers
+from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.toml_errors import Section, explain, near, refuse_unknown
+from fleetlearn_coordinator.rounds.engine import Settings
+
+Positive = Annotated[int, Meta(ge=1, le=10**6)]
+Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
+Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+Rate = Annotated[float, Meta(gt=0, lt=1e6)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class PlanError(FleetError):
+    """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
+
+
+class Local(Section, frozen=True, kw_only=True):
+    """[local]: what a device does with a task."""
+
+    epochs: Positive
+    """Passes over the device's data. Default: the recipe's."""
+    batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
+    """Examples per step; 0: all of the device's in one. Default: the recipe's."""
+    lr: Rate | None = None
+    """Learning rate of the local step. Default: the bundle's; an error where it has none."""
+    mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
+    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
+    for fedprox and moon, else 0."""
+    time_budget: Duration | None = None
+    """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
+    evaluate: bool = True
+    """Whether devices measure the round's model on their own data before training."""
+    hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
+    """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
+
+
+class Round(Section, frozen=True, kw_only=True):
+    """[round]: who takes part, and for how long."""
+
+    goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
+    """Reports wanted; the round commits as soon as it has them."""
+    over_selection: Annotated[float, Meta(ge=1, le=100)] = 1.3
+    """Tasks given for each report wanted, since some devices will vanish."""
+    minimum: Annotated[int, Meta(ge=1)] = 1
+    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up."""
+    deadline: Duration = 600.0
+    """Seconds from the round's start to its end."""
+    grace: Wait = 10.0
+    """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
+    device makes progress."""
+    stall: Duration | None = None
+    """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
+    upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
+    gather: Wait = 5.0
+    """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
+    max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
+    """Most examples that count as an update's weight, whatever a device claims to have."""
+
+    @property
+    def cohort(self) -> int:
+        """Tasks in a round: goal * over_selection, rounded up."""
+        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
+
+
+class Server(Section, frozen=True, kw_only=True):
+    """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
+
+    optimizer: str
+    lr: Rate | None = None
+    """Learning rate (the papers' eta)."""
+    momentum: Decay | None = None
+    """Of the optimizer momentum."""
+    beta1: Decay | None = None
+    """Decay of the mean update (adagrad, adam, yogi)."""
+    beta2: Decay | None = None
+    """Decay of its square (adam, yogi)."""
+    tau: Annotated[float, Meta(ge=1e-12, le=1e6)] | None = None
+    """Added to the square root of the second moment (adagrad, adam, yogi): larger is less adaptive."""
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """The hyper-parameters given to the optimizer."""
+        values = {key: getattr(self, key) for key in ("lr", "momentum", "beta1", "beta2", "tau")}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class Stop(Section, frozen=True, kw_only=True):
+    """[stop]: when training is over. Whichever comes first."""
+
+    rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
+    """Committed rounds."""
+    metric: Name | None = None
+    """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by examples."""
+    target: Number | None = None
+    """The metric's value at which to stop."""
+    direction: Literal["above", "below"] = "above"
+    """Whether to stop at or above the target, or at or below it. Default: below for the loss, else above."""
+    bounds: tuple[Number, Number] | None = None
+    """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
+    left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
+    than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
+    epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
+    """Stop when a round changes the model by less than this (L2 norm)."""
+
+
+class Service(Section, frozen=True, kw_only=True):
+    """[service]: the coordinator's process."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on; "0.0.0.0" for all of IPv4."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8765
+    """TCP port; 0: any that is free."""
+    heartbeat: Annotated[float, Meta(ge=0.01, le=86400)] = 15.0
+    """Seconds between a device's signs of life."""
+    uploads: Positive = 16
+    """Uploads granted at a time."""
+    downloads: Positive = 64
+    """Downloads served at a time."""
+    least_rate: Annotated[float, Meta(ge=0, le=1e9)] = 16384.0
+    """Bytes per second; an upload or a download that moves less loses its place while others wait. Lower it where all
+    devices are on slower links."""
+    max_connections: Positive = 20_000
+    """Devices connected at a time; more are told to come back."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
+    durable: Literal["process", "power"] = "process"
+    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
+
+
+class Plan(Section, frozen=True, kw_only=True):
+    """A checked plan with its recipe filled in. ``Plan.load`` reads one."""
+
+    name: Identifier
+    """Of the run: letters, digits, ``._-``."""
+    bundle: Path
+    """The training bundle, relative to the plan file."""
+    recipe: str = "fedavg"
+    """Where the defaults of [local] and [server] come from."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Makes the choice of devices and the order of their examples repeatable."""
+    data_dir: Path
+    """Where the run is kept, relative to the plan file. Default: ``<name>.run`` beside it."""
+    local: Local
+    round: Round
+    server: Server
+    stop: Stop
+    service: Service
+    file: str
+    """Where the plan came from, for messages. Not a key of the file."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file. Raises PlanError."""
+        path = Path(path).expanduser()
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {error}") from None
+        return cls.parse(text, path.absolute().parent, file=str(path))
+
+    @classmethod
+    def parse(cls, text: str, base: Path, *, file: str = "plan") -> Plan:
+        """Read a plan from text; ``base`` is what its paths are relative to. Raises PlanError."""
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: this is not TOML: {error}") from None
+        return cls.read(raw, base, file=file)
+
+    @classmethod
+    def read(cls, raw: dict[str, Any], base: Path, *, file: str = "plan") -> Plan:
+        """A plan from a plan file's tables, which are filled in on the way. Raises PlanError."""
+
+        def place(_: type, given: object) -> Path:
+            if not isinstance(given, str) or not given:
+                raise TypeError("Expected a path")
+            return (base / Path(given).expanduser()).absolute()
+
+        try:
+            refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
+            _fill(raw)
+            plan = msgspec.convert({**raw, "file": file}, cls, dec_hook=place)
+            for problem in _contradictions(plan):
+                raise ValueError(problem)
+        except msgspec.ValidationError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: {explain(error, raw, 'plan', Plan, SECTIONS)}") from None
+        except ValueError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
+        return plan
+
+    @property
+    def stall(self) -> float:
+        """Seconds that a task lives without progress. A slow device may take long to open a large model and to make
+        its first step, and tells of its steps with its heartbeats alone."""
+        if self.round.stall is not None:
+            return self.round.stall
+        return max(30.0, 4 * self.service.heartbeat, min(self.round.deadline / 5, 300.0))
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The metric that may stop the run -> the least and the greatest that a device's mean can be."""
+        stop = self.stop
+        if stop.metric is None:
+            return {}
+        # By default only on the side where one device's word would stop the run.
+        return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
+
+    def engine_settings(self) -> Settings:
+        """What the engine needs of this plan."""
+        return Settings(
+            goal=self.round.goal,
+            cohort=self.round.cohort,
+            minimum=self.round.minimum,
+            deadline=self.round.deadline,
+            grace=self.round.grace,
+            gather=self.round.gather,
+            seed=self.seed,
+            rounds=self.stop.rounds,
+            metric=self.stop.metric,
+            target=self.stop.target or 0.0,
+            below=self.stop.direction == "below",
+            epsilon=self.stop.epsilon or 0.0,
+            stall=self.stall,
+        )
+
+    def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
+        """Return the server optimizer with its hyper-parameters, for the bundle's model."""
+        return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
+
+    def hyper(self, manifest: Manifest) -> dict[str, float]:
+        """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.
+
+        mu weights the terms that only some recipes use; with the others it is 0. Raises PlanError where the two do
+        not fit.
+        """
+        named = {"lr": self.local.lr, "mu": self.local.mu}
+        given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
+        declared = {row.name: row.default for row in manifest.hyper}
+        needs = RECIPES[self.recipe].needs
+        terms = [term for term in TERMS if getattr(manifest.step, term)]
+        if needs is not None and needs not in terms:
+            raise self._misfit(f"recipe {self.recipe} needs a step with a {needs} term.", manifest)
+        if self.local.mu is not None and "mu" not in declared:
+            raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
+        for key in given:
+            if key not in declared:
+                where = f"local.{key}" if key in named else f"local.hyper.{key}"
+                raise self._misfit(
+                    f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
+                )
+        if terms and needs is None:
+            given.setdefault("mu", 0.0)
+        values = {key: given.get(key, default) for key, default in declared.items()}
+        for key, value in values.items():
+            if value is None:
+                where = f"local.{key}" if key in named else f"local.hyper.{key}"
+                raise self._misfit(f"{where} is missing: the step needs it, and the bundle has no default.", manifest)
+        return {key: value for key, value in values.items() if value is not None}
+
+    def remarks(self, manifest: Manifest) -> list[str]:
+        """What a bundle that fits has in vain with this plan, for the log."""
+        found = []
+        if manifest.step.correction:
+            found.append(
+                "the bundle's step adds a correction to the gradient (SCAFFOLD), and no recipe of this version sends "
+                "one: it is zeros"
+            )
+        if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
+            found.append(
+                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices work it out in vain. "
+                'Set recipe = "moon" and local.mu, or export without it'
+            )
+        return found
+
+    def check_against(self, manifest: Manifest) -> None:
+        """Raise PlanError where the plan and the bundle do not fit together."""
+        self.hyper(manifest)
+        known = ["loss", *manifest.metrics]
+        if self.stop.metric is not None and self.stop.metric not in known:
+            raise self._misfit(
+                f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
+            )
+
+    def _misfit(self, what: str, manifest: Manifest) -> PlanError:
+        terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
+        step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
+        takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
+        return PlanError(
+            Code.BAD_MESSAGE,
+            f"{self.file}: {what} Bundle {manifest.name}: its step is {step} and takes {takes}; "
+            f"its metrics are {', '.join(['loss', *manifest.metrics])}.",
+        )
+
+
+ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
+TERMS = ("proximal", "contrastive")
+"""Switches of the bundle's step whose weight is mu."""
+SECTIONS: Mapping[str, type[Section]] = {
+    "local": Local,
+    "round": Round,
+    "server": Server,
+    "stop": Stop,
+    "service": Service,
+}
+
+
+def _fill(raw: dict[str, Any]) -> None:
+    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
+    name = raw.get("recipe", "fedavg")
+    if name not in list(RECIPES):  # a list, since what was given may not be hashable
+        raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
+    recipe = RECIPES[name]
+    local, round_, server, stop, _ = (raw.setdefault(section, {}) for section in SECTIONS)
+    raw.setdefault("data_dir", f"{raw.get('name')}.run")
+    if isinstance(local, dict):
+        local.setdefault("epochs", recipe.epochs)
+        local.setdefault("batch_size", recipe.batch_size)
+    if isinstance(round_, dict) and isinstance(round_.get("goal"), int):
+        round_.setdefault("minimum", max(1, -(-round_["goal"] // 2)))
+    if isinstance(stop, dict):
+        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
+    if isinstance(server, dict):
+        chosen = server.setdefault("optimizer", recipe.optimizer)
+        if chosen not in list(optimizers.OPTIMIZERS):
+            hint = near(str(chosen), optimizers.OPTIMIZERS)
+            allowed = ", ".join(optimizers.OPTIMIZERS)
+            raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
+        values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
+        for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
+            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
+        raw["server"] = values | server
+
+
+def _contradictions(plan: Plan) -> Iterable[str]:
+    round_, stop = plan.round, plan.stop
+    if round_.minimum > round_.goal:
+        yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    if round_.cohort > MAX_UPDATES:
+        yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
+    if round_.cohort > plan.service.max_connections:
+        yield (
+            f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
+            "(round.goal * round.over_selection); no round could be full"
+        )
+    for origin in plan.service.origins:
+        if not re.fullmatch(ORIGIN, origin):
+            yield (
+                f"service.origins names {origin!r}; an origin is scheme://host or scheme://host:port in lower case, "
+                'without a path, as browsers send it: "https://example.org". Each page is named: there is no "*"'
+            )
+    if round_.stall is not None and round_.stall < 2 * plan.service.heartbeat:
+        yield (
+            f"round.stall = {round_.stall} s is less than two heartbeats (service.heartbeat = "
+            f"{plan.service.heartbeat} s), with which devices tell of their progress"
+        )
+    if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
+        yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"
+    if plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0):
+        yield (
+            f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
+            'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
+        )
+    for key in {"lr", "mu"} & set(plan.local.hyper):
+        yield f"local.hyper.{key} has its own key: local.{key}"
+    if stop.target is not None and stop.metric is None:
+        yield f'stop.target = {stop.target} needs stop.metric, the name of a metric of the bundle or "loss"'
+    if stop.metric is not None and stop.target is None:
+        yield f'stop.metric = "{stop.metric}" needs stop.target, the value to stop at'
+    if stop.bounds is not None and stop.metric is None:
+        yield f"stop.bounds = {list(stop.bounds)} needs stop.metric, the metric that can be no more and no less"
+    for low, high in plan.bounds.values():
+        if stop.target is None or (low < high and low <= stop.target <= high):
+            continue
+        if stop.bounds is not None:
+            yield f"stop.bounds = {list(stop.bounds)} takes the least and the greatest value, with the target between"
+        yield (
+            f"stop.target = {stop.target} needs stop.bounds = [least, greatest], what {stop.metric} can be for one "
+            "example: a device that reports more or less must not stop the run"
+        )
+    if stop.metric is not None and not plan.local.evaluate:
+        yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'

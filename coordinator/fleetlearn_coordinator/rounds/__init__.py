@@ -1,0 +1,1 @@
+"""Who has which task, and when a round ends: no I/O, no clock."""

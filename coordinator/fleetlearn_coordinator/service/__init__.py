@@ -1,0 +1,1 @@
+"""The running coordinator: a run, its server, and what people see of it."""

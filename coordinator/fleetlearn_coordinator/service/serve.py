@@ -1,0 +1,146 @@
+"""A coordinator as a process: its data directory, its listener, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.errors import Code
+
+from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.storage.store import Store, descriptors
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+ENOUGH_PLACES = 1000
+"""Devices at a time that are enough for whoever left ``service.max_connections`` at its default."""
+SWEEP = 1.0
+"""Seconds between looks at all connections, and between the records that ``status`` reads."""
+
+
+class Result(NamedTuple):
+    """How a run ended, for now or for good."""
+
+    reason: str
+    finished: bool
+    """False: it was stopped and can be started again."""
+    version: int
+    """Of the newest model: the number of committed rounds."""
+
+
+def serve(plan: Plan, *, stay: bool = False) -> Result:
+    """Run the plan's training until it is finished, or SIGTERM or SIGINT ends it. Blocks.
+
+    ``stay``: once finished, go on telling devices so until a signal comes.
+
+    Raises PlanError (also where the process may not open enough files for a round's devices), BundleError, StoreError
+    (the data directory is in use or another bundle's), OSError (the address cannot be listened on).
+    """
+    return asyncio.run(serve_async(plan, stay=stay))
+
+
+async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
+    """The same in a running event loop."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
+            loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
+    process_settings.keep_freed_memory()
+    process_settings.raise_file_limit()
+    async with running(plan) as coordinator:
+        process_settings.collect_garbage_rarely()
+        await asyncio.wait({coordinator.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stay and coordinator.done.done() and coordinator.done.exception() is None:
+            logger.info("finished; staying until a signal comes")
+            while not stopped.done() and not coordinator.ended:
+                await asyncio.wait({stopped}, timeout=SWEEP)
+        await coordinator.stop(stopped.result() if stopped.done() else "")
+        reason = coordinator.done.result()
+    run = coordinator.run
+    logger.info("%s; the newest model is version %d", reason, run.engine.version)
+    return Result(reason, run.finished is not None, run.engine.version)
+
+
+@asynccontextmanager
+async def running(plan: Plan) -> AsyncIterator[Coordinator]:
+    """A coordinator that listens, its data directory open, until the block is left."""
+    bundle = open_bundle(plan.bundle)
+    places = process_settings.places(plan.service.max_connections, files=descriptors(plan.service.uploads))
+    _check_places(plan, places)
+    store = Store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
+    try:
+        now = Clocks(asyncio.get_running_loop().time(), time.time())
+        coordinator = Coordinator(Run(plan, bundle, store, now), places.devices)
+        coordinator.start()
+        async with Listener(
+            coordinator.converse,
+            origins=plan.service.origins,
+            newcomers=places.newcomers,
+            speaking=lambda: len(coordinator.devices),
+            heartbeat=plan.service.heartbeat,
+        ) as listener:
+            coordinator.address = f"ws://{await listener.listen(plan.service.host, plan.service.port)}"
+            coordinator.changed = listener.check
+            store.put("address", coordinator.address)
+            logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
+            sweeper = coordinator.loop.create_task(_sweep(coordinator))
+            try:
+                yield coordinator
+            finally:
+                sweeper.cancel()
+                _record(coordinator, ended=True)
+                coordinator.ended = True  # an alarm may still be set, and devices still talk
+    finally:
+        store.close()
+
+
+def _check_places(plan: Plan, places: process_settings.Places) -> None:
+    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than the plan's."""
+    wanted = plan.service.max_connections
+    if places.devices >= wanted:
+        return
+    text = (
+        f"this process may open {places.limit} files (RLIMIT_NOFILE), which is enough for {max(0, places.devices)} "
+        f"devices at a time; service.max_connections = {wanted} needs {places.limit + wanted - places.devices}. "
+        "Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or lower service.max_connections"
+    )
+    if places.devices < plan.round.cohort:
+        raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
+    default = type(plan.service)().max_connections  # who asked for no number of devices need not be alarmed by ours
+    if wanted != default or places.devices < ENOUGH_PLACES:
+        logger.warning("%s", text)
+
+
+def _stop(stopped: asyncio.Future[str], reason: str) -> None:
+    if not stopped.done():
+        stopped.set_result(reason)
+
+
+async def _sweep(coordinator: Coordinator) -> None:
+    while True:
+        try:
+            coordinator.sweep()
+            peer_log.flush()
+            _record(coordinator)
+        except Exception as error:
+            coordinator.fail(error)
+            return
+        await asyncio.sleep(SWEEP)
+
+
+def _record(coordinator: Coordinator, *, ended: bool = False) -> None:
+    live = {**coordinator.live(), "pid": None if ended else os.getpid()}
+    coordinator.run.store.put("live", msgspec.json.encode(live).decode())

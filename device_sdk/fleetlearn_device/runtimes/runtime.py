@@ -1,0 +1,122 @@
+"""Training a bundle's model, one optimizer step at a time, on either of two runtimes."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, Protocol
+
+from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.manifest import EVAL, PARAMETERS, TRAIN, Manifest
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.runtimes.checks import Batch
+
+Kind = Literal["auto", "onnx", "ort-training"]
+KINDS = ("auto", "onnx", "ort-training")
+
+
+class Runtime(Protocol):
+    """A bundle's model in training. The first model is the bundle's own; ``load`` sets a round's."""
+
+    @property
+    def kind(self) -> str:
+        """``onnx`` or ``ort-training``."""
+
+    @property
+    def version(self) -> str:
+        """Of ONNX Runtime."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def parameters(self) -> Vector:
+        """What travels of the model now: float32, shape (P,), in manifest order. Read-only, and valid until the next
+        ``step`` or ``load``, which reuse its memory; copy it to keep it."""
+
+    @property
+    def local(self) -> Vector:
+        """The whole model now, float32, shape (local_size,): ``parameters``, then the personal ones. As above."""
+
+    @property
+    def state(self) -> Vector:
+        """What the last step hands to the next, float32, shape (state_size,), in the state table's order. As above."""
+
+    @property
+    def anchor(self) -> Vector:
+        """The round's global model, which the proximal term pulls towards: float32, shape (P,). Read-only."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean metrics of the last step's batch, measured before its update."""
+
+    def load(
+        self,
+        vector: Vector,
+        *,
+        anchor: Vector | None = None,
+        correction: Vector | None = None,
+        previous: Vector | None = None,
+        state: Vector | None = None,
+    ) -> None:
+        """Copy a model in, for training to begin from. All are float32.
+
+        vector: shape (P,), what travels, and the personal parameters stay as they are; or shape (local_size,), all.
+        anchor: shape (P,). The travelling part of ``vector`` unless given.
+        correction: shape (P,), added to the gradient (SCAFFOLD's c - c_k). Zeros unless given.
+        previous: shape (P,), the model with which this device's last task ended (MOON). The anchor unless given.
+        state: shape (state_size,). The bundle's initial state unless given; rows that are ``kept`` stay as they are.
+
+        Raises ValueError on another dtype or shape, or a reference that the step does not read; nothing has changed.
+        """
+
+    def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
+        """One optimizer step. Returns the batch's mean loss, before the update and without the proximal penalty.
+
+        The step is w <- optimizer(w, g + mu * (w - anchor) + ...) as the manifest's LocalStep says. With mu the
+        objective is loss + mu/2 * ||w - anchor||^2 (Li et al. 2020, "Federated Optimization in Heterogeneous
+        Networks", arXiv 1812.06127, equation 2: the factor 1/2 is the paper's). Hyper-parameters not given take the
+        manifest's defaults. A random bundle's draws (dropout) follow from ``seed`` (0 to 2^53 - 1) alone: give each
+        step another. Other bundles do not read it.
+
+        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError, MemoryError; then nothing
+        has changed.
+        """
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        """Examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
+
+
+def open_runtime(
+    bundle: str | os.PathLike[str] | Bundle, kind: Kind = "auto", threads: int = 1, *, model: Vector | None = None
+) -> Runtime:
+    """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
+
+    ``onnx`` runs graphs/train.onnx on any ONNX Runtime; ``ort-training`` runs ort_training/ on
+    onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
+    measures metrics in the step itself, and gives the same numbers.
+
+    ``model`` (float32, shape (P,) or (local_size,)) is loaded in place of the bundle's own parameters. These are not
+    read then and may be missing, unless the personal ones are needed of them.
+
+    Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError,
+    MemoryError.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")
+    if threads < 1:
+        raise ValueError(f"{threads} threads; expected at least 1")
+    own = [PARAMETERS] if model is None else []
+    # A module for each kind, so that opening one imports nothing for the other.
+    if kind == "ort-training":
+        from fleetlearn_device.runtimes.runtime_ort_training import OrtTrainingRuntime
+
+        if not isinstance(bundle, Bundle):
+            bundle = open_bundle(bundle, files=[EVAL, *own])
+        return OrtTrainingRuntime(bundle, threads, model)
+    from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
+
+    if not isinstance(bundle, Bundle):
+        bundle = open_bundle(bundle, files=[TRAIN, EVAL, *own])
+    return OnnxRuntime(bundle, threads, model)

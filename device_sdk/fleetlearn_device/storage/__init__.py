@@ -1,0 +1,1 @@
+"""What survives the device's death."""

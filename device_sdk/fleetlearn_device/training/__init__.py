@@ -1,0 +1,1 @@
+"""Training one task on the device's own data."""

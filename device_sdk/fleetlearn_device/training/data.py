@@ -1,0 +1,153 @@
+"""A device's own data as batches: arrays in memory, a file of them, or whatever the user iterates over."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from fleetlearn_protocol.manifest import Input, Manifest
+from numpy.typing import NDArray
+
+from fleetlearn_device.runtimes.checks import Arrays, Batch, DataError, check_batch, check_ranges
+from fleetlearn_device.training.shuffling import permutation
+
+
+@runtime_checkable
+class Data(Protocol):
+    """What training needs of data: how many examples there are, and passes over them."""
+
+    @property
+    def examples(self) -> int:
+        """n_k, the device's weight in the average."""
+
+    def fit(self, inputs: Sequence[Input]) -> Data:
+        """The data in the manifest's order and dtypes. Raises DataError where they do not fit."""
+
+    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
+        """One pass. Seed None: in the order in which they stand."""
+
+
+class ArrayData:
+    """Arrays whose first axes are the examples': in the manifest's order, or by the manifest's names."""
+
+    def __init__(self, arrays: Batch) -> None:
+        named = isinstance(arrays, Mapping)
+        columns = {str(name): np.asarray(array) for name, array in (arrays.items() if named else enumerate(arrays))}  # type: ignore[union-attr]
+        lengths = {name: array.shape[0] if array.ndim else None for name, array in columns.items()}
+        if not lengths or len(set(lengths.values())) > 1 or not all(lengths.values()):
+            raise DataError(
+                f"arrays with these numbers of examples were given: {lengths}; expected at least one array, "
+                "all with the same number of examples along their first axes, at least 1"
+            )
+        self._arrays: Batch = columns if named else tuple(columns.values())
+        self.examples: int = next(iter(columns.values())).shape[0]
+
+    def fit(self, inputs: Sequence[Input]) -> ArrayData:
+        arrays = check_batch(self._arrays, inputs)
+        check_ranges(arrays, inputs)
+        return ArrayData(arrays)
+
+    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
+        """One pass in an order that (seed, epoch) decide; batch_size 0 is all in one batch; the last may be smaller."""
+        if batch_size < 0:
+            raise ValueError(f"batch_size is {batch_size}; expected at least 1, or 0 for all examples in one batch")
+        size = batch_size or self.examples
+        order = None if seed is None else permutation(self.examples, seed, epoch)
+        for start in range(0, self.examples, size):
+            part = slice(start, start + size) if order is None else order[start : start + size]
+            if isinstance(self._arrays, Mapping):
+                yield {name: np.asarray(array)[part] for name, array in self._arrays.items()}
+            else:
+                yield tuple(np.asarray(array)[part] for array in self._arrays)
+
+
+class BatchData:
+    """The user's own batches: each pass iterates anew over ``source``, which decides sizes and order itself.
+
+    ``source`` yields batches (tuples of arrays in the manifest's order, or dicts by its names; what numpy makes an
+    array of will do, such as the tensors of a PyTorch DataLoader), ``examples`` examples or fewer in a pass.
+    """
+
+    def __init__(self, source: Iterable[Batch], examples: int) -> None:
+        if not isinstance(source, Iterable) or isinstance(source, Iterator):
+            raise DataError(
+                f"a {type(source).__name__} was given; training passes over the data several times, so expected "
+                "arrays, or an object whose __iter__ begins anew each time (a list, a DataLoader), not an iterator"
+            )
+        if examples < 1:
+            raise DataError(f"examples={examples}; expected how many examples a pass yields, at least 1")
+        self._source, self.examples = source, examples
+        self._inputs: Sequence[Input] | None = None
+
+    def fit(self, inputs: Sequence[Input]) -> BatchData:
+        """The same; each batch is checked when it comes."""
+        fitting = BatchData(self._source, self.examples)
+        fitting._inputs = inputs
+        return fitting
+
+    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
+        """One pass; all three arguments have no say in it."""
+        if self._inputs is None:
+            yield from self._source
+            return
+        for number, batch in enumerate(self._source):
+            arrays = check_batch(batch, self._inputs)
+            check_ranges(arrays, self._inputs, f" of batch {number} of a pass")
+            yield arrays
+
+
+def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None) -> Data:
+    """Data of arrays (a tuple or list of them, or a dict), or of the user's own batches with ``examples`` given.
+
+    Raises DataError.
+    """
+    if isinstance(source, Data):
+        return source
+    if isinstance(source, Mapping) or (
+        isinstance(source, tuple | list) and all(hasattr(item, "__array__") for item in source)
+    ):
+        data = ArrayData(source)
+        if examples not in (None, data.examples):
+            raise DataError(f"examples={examples} was given; the arrays have {data.examples}")
+        return data
+    if isinstance(source, np.ndarray):
+        raise DataError(f"an array of shape {source.shape} was given; expected a tuple of arrays, such as (x, y)")
+    if examples is None:
+        raise DataError(
+            f"a {type(source).__name__} was given without examples=; say how many examples one pass over it yields"
+        )
+    return BatchData(source, examples)  # type: ignore[arg-type]
+
+
+def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a NumPy .npz file, by name; checked against the bundle's batch signature where it is given.
+
+    Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays, lengths that
+    differ, wrong dtype or shape, integers that name no class.
+    """
+    path = Path(path).expanduser()
+    try:
+        # Read through a file of our own: np.load leaves the file open when the content is damaged.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; expected an .npz file") from None
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not an .npz file of plain arrays: {error}") from None
+    if arrays is None:
+        raise DataError(f"{path} is a single array; expected an .npz file: numpy.savez(path, x=..., y=...)")
+    try:
+        if manifest is None:
+            ArrayData(arrays)
+            return arrays
+        fitting: Arrays = check_batch(arrays, manifest.batch)
+        check_ranges(fitting, manifest.batch)
+        return dict(zip((row.name for row in manifest.batch), fitting, strict=True))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None

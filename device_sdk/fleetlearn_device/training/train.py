@@ -1,0 +1,244 @@
+"""A task's training on the device: E epochs of steps within a time budget, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import Evaluation, FailureCode
+from fleetlearn_protocol.vector import Vector, check_finite
+
+from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
+from fleetlearn_device.runtimes.runtime import Runtime
+from fleetlearn_device.training.data import Data, as_data
+from fleetlearn_device.training.kept_state import collect
+
+SEEDS = 2**53
+"""Seeds of a random step: 0 to 2^53 - 1."""
+LARGEST = 1e30
+"""The largest magnitude of a number in the protocol."""
+EVALUATION_BATCH = 256
+"""Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding."""
+
+
+class TrainingError(Exception):
+    """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
+
+    code: FailureCode = "runtime-error"
+
+
+class DivergedError(TrainingError):
+    """The loss or the model is no longer finite."""
+
+    code: FailureCode = "diverged"
+
+
+class BadValuesError(DivergedError, DataError):
+    """The loss or the model is no longer finite, and so is a value in the data."""
+
+    code = "bad-data"
+
+
+class OutOfTimeError(TrainingError):
+    """The time budget was used up before the first step."""
+
+    code = "out-of-time"
+
+
+class StoppedError(TrainingError):
+    """``should_stop`` said so; what was done is dropped."""
+
+    code = "stopping"
+
+
+class Outcome(NamedTuple):
+    """What training came to. Partial work is reported as what it is: ``complete`` is False, the counts are true."""
+
+    update: Vector
+    """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    kept: Vector
+    """What the device keeps of its own for its next task (kept.py): float32, shape (kept_size,)."""
+    examples: int
+    """n_k: how many examples the device has."""
+    steps: int
+    epochs: float
+    """Passes done; a fraction where the last was cut short."""
+    seen: int
+    """Examples visited, each as often as it was."""
+    complete: bool
+    loss: float
+    """Mean over the examples of all steps, each measured before its step."""
+    metrics: dict[str, float]
+    """Means over the same examples; one that is not finite on some batch is left out."""
+    seconds: float
+    """Wall-clock time, evaluation included."""
+    evaluation: Evaluation | None
+    """Of the model before training, on all data."""
+
+
+def train(
+    runtime: Runtime,
+    data: Data | Batch | Iterable[Batch],
+    *,
+    hyper: Mapping[str, float],
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    time_budget: float | None = None,
+    evaluate: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    on_step: Callable[[int, float], None] | None = None,
+    on_evaluated: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
+
+    Args:
+        data: Arrays, or Data (``as_data`` makes them of other things).
+        hyper: Values by name, such as lr and mu; the manifest's defaults stand in for others.
+        batch_size: Examples in a step; 0 is all in one. Batches of the user's own keep their sizes.
+        seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
+        time_budget: Seconds from the call on. A step is begun only where one as long as the mean so far would still
+            fit; the first is always begun. None: no limit.
+        evaluate: Measure the loaded model on all data first.
+        should_stop: Asked before each step.
+        clock: Seconds, rising.
+        on_step: Called after each step with the number of steps done and the step's loss.
+        on_evaluated: Called after each batch of the evaluation.
+
+    Data are looked through for NaN and infinity only where training diverges, as a model may know what to do with them.
+
+    Raises TrainingError (diverged, out of time, stopped), DataError (also diverged: the data hold what is not finite),
+    ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    """
+    start = clock()
+    manifest = runtime.manifest
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}; expected at least 1")
+    if time_budget is not None and not time_budget > 0:
+        raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
+    values = check_hyper(hyper, manifest.hyper)
+    data = as_data(data).fit(manifest.batch)
+
+    def diverged(text: str) -> DivergedError:
+        found = _first_nonfinite(data, manifest, should_stop)
+        return DivergedError(text) if found is None else BadValuesError(f"{found}. With it, {text}")
+
+    evaluation = None
+    if evaluate:
+        try:
+            evaluation = evaluate_data(
+                runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated
+            )
+        except DivergedError as error:
+            raise diverged(str(error)) from None
+    steps = seen = passes = seen_in_pass = 0
+    loss_sum = 0.0
+    metric_sums: dict[str, float] = {}
+    complete = True
+    now = began = clock()
+    for epoch, batch, count in _passes(data, epochs, batch_size, seed, runtime):
+        if should_stop():
+            raise StoppedError(f"training was stopped after step {steps}")
+        if steps and time_budget is not None and now - start + (now - began) / steps > time_budget:
+            complete = False
+            break
+        if epoch > passes:
+            passes, seen_in_pass = epoch, 0
+        loss = runtime.step(batch, seed=(seed + steps) % SEEDS, **values)
+        steps, seen, seen_in_pass = steps + 1, seen + count, seen_in_pass + count
+        if not abs(loss) <= LARGEST:
+            raise diverged(f"step {steps}'s loss is {loss}: a smaller lr may help")
+        loss_sum += loss * count
+        for name, value in runtime.metrics.items():
+            metric_sums[name] = metric_sums.get(name, 0.0) + value * count
+        now = clock()
+        if on_step is not None:
+            on_step(steps, loss)
+    update: Vector = runtime.parameters - runtime.anchor
+    kept = collect(runtime)
+    for what, vector in (("update", update), ("device's own part", kept)):
+        try:
+            check_finite(vector)
+        except ProtocolError as error:
+            raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
+    return Outcome(
+        update=update,
+        kept=kept,
+        examples=data.examples,
+        steps=steps,
+        epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),
+        seen=seen,
+        complete=complete,
+        loss=loss_sum / seen,
+        metrics={name: value / seen for name, value in _measured(metric_sums).items()},
+        seconds=clock() - start,
+        evaluation=evaluation,
+    )
+
+
+def evaluate_data(
+    runtime: Runtime,
+    data: Data | Batch | Iterable[Batch],
+    *,
+    batch_size: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
+
+    A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not finite), DataError,
+    StepError.
+    """
+    data = as_data(data).fit(runtime.manifest.batch)
+    examples, loss_sum = 0, 0.0
+    metric_sums = dict.fromkeys(runtime.manifest.metrics, 0.0)
+    for batch in data.batches(min(batch_size or EVALUATION_BATCH, EVALUATION_BATCH), None):
+        if should_stop():
+            raise StoppedError("evaluation was stopped")
+        part = runtime.evaluate(batch)
+        examples, loss_sum = examples + part.examples, loss_sum + part.loss_sum
+        for name, value in part.metric_sums.items():
+            metric_sums[name] += value
+        on_batch()
+    if not examples:
+        raise DataError("a pass over the data gave no batch; expected at least one")
+    if not abs(loss_sum) <= LARGEST:
+        raise DivergedError(f"before training, the model's summed loss on these data is {loss_sum}")
+    return Evaluation(examples, loss_sum, _measured(metric_sums))
+
+
+def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], bool]) -> str | None:
+    """Which value of a pass over the data is not finite; None where all are, or the pass was stopped."""
+    seen = 0
+    for batch in data.batches(EVALUATION_BATCH, None):
+        if should_stop():
+            return None
+        arrays = check_batch(batch, manifest.batch)
+        found = find_nonfinite(arrays, manifest.batch, seen)
+        if found is not None:
+            return found
+        seen += len(arrays[0])
+    return None
+
+
+def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without those that these data do not define (0/0): that is no reason to drop the training."""
+    return {name: value for name, value in metrics.items() if abs(value) <= LARGEST}
+
+
+def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
+    """(epoch from 0, batch, its examples) for each step. Raises DataError where a pass yields nothing, or too much."""
+    for epoch in range(epochs):
+        seen = 0
+        for batch in data.batches(batch_size, seed, epoch):
+            arrays = check_batch(batch, runtime.manifest.batch)
+            seen += len(arrays[0])
+            if seen > data.examples:
+                raise DataError(f"a pass over the data gives more than the {data.examples} examples it is said to have")
+            yield epoch, arrays, len(arrays[0])
+        if not seen:
+            raise DataError(f"pass {epoch + 1} over the data gave no batch; expected {data.examples} examples")

@@ -1,0 +1,446 @@
+"""The plan: what it reads, what it fills in, and what it says about each mistake."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fleetlearn_coordinator.aggregation.optimizers import make
+from fleetlearn_coordinator.plan.plan import SECTIONS, Plan, PlanError
+from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    FORMAT,
+    FORMAT_VERSION,
+    INFER,
+    PARAMETERS,
+    TRAIN,
+    File,
+    Hyper,
+    Input,
+    LocalStep,
+    Manifest,
+    Parameter,
+    read_manifest,
+    write_manifest,
+)
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "plan.toml"
+SMALL = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 4\n'
+
+
+def parse(text: str) -> Plan:
+    return Plan.parse(text, Path("/base"), file="my.toml")
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(PlanError) as refused:
+        parse(text)
+    assert refused.value.code is Code.BAD_MESSAGE
+    assert refused.value.text.startswith("my.toml: ")
+    return refused.value.text
+
+
+def manifest(
+    *,
+    proximal: bool = True,
+    step: LocalStep | None = None,
+    hyper: tuple[Hyper, ...] = (Hyper("lr"), Hyper("mu")),
+    metrics: tuple[str, ...] = ("accuracy",),
+) -> Manifest:
+    """Through its bytes, so that it is one that a bundle may have."""
+    made = Manifest(
+        format=FORMAT,
+        version=FORMAT_VERSION,
+        name="digits",
+        parameters=(Parameter("w", (2, 3), 0),),
+        batch=(Input("x", "float32", (2,)),),
+        outputs=(Input("scores", "float32", (3,)),),
+        hyper=hyper,
+        step=step or LocalStep("sgd", proximal=proximal),
+        references=("anchor", "correction", "previous") if step else ("anchor",) if proximal else (),
+        metrics=metrics,
+        files={path: File("0" * 64, 1) for path in (TRAIN, EVAL, INFER, PARAMETERS)},
+    )
+    return read_manifest(write_manifest(made))
+
+
+def test_the_example_has_every_key_and_fits_a_proximal_bundle() -> None:
+    plan = Plan.load(EXAMPLE)
+    folder = EXAMPLE.parent
+    assert (plan.name, plan.recipe, plan.seed, plan.file) == ("digits", "fedprox", 7, str(EXAMPLE))
+    assert (plan.bundle, plan.data_dir) == (folder / "digits.bundle", folder / "digits.run")
+    assert (plan.local.epochs, plan.local.batch_size, plan.local.time_budget) == (2, 20, 60.0)
+    assert (plan.round.goal, plan.round.cohort, plan.round.minimum, plan.round.deadline) == (8, 11, 4, 120.0)
+    assert plan.server.hyper == {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
+    assert plan.optimizer(manifest()).name == "adam"
+    assert (plan.stop.rounds, plan.stop.metric, plan.stop.target, plan.stop.epsilon) == (30, "accuracy", 0.99, 1e-6)
+    assert plan.hyper(manifest()) == {"lr": 0.1, "mu": 0.01}
+    plan.check_against(manifest())
+
+    text = EXAMPLE.read_text("utf-8")
+    for section in SECTIONS.values():
+        for key in section.__struct_fields__:
+            assert re.search(rf"^(# )?\[?(local\.)?{key}\b", text, re.MULTILINE), f"{key} is not in the example"
+
+
+def test_the_defaults_that_the_example_states_are_the_defaults() -> None:
+    stated = {
+        match["key"]: match["default"]
+        for match in re.finditer(
+            r"^(?P<key>\w+) = .*#.*\bdefault (?P<default>[\d.]+|true|power|process)\b",
+            EXAMPLE.read_text("utf-8"),
+            re.MULTILINE,
+        )
+    }
+    plan = parse(SMALL)
+    values: dict[str, Any] = msgspec.structs.asdict(plan)
+    for section in SECTIONS:
+        values |= msgspec.structs.asdict(values[section])
+    assert len(stated) >= 14
+    for key, default in stated.items():
+        assert str(values[key]).lower().removesuffix(".0") == default, key
+
+
+def test_the_smallest_plan_is_fedavg() -> None:
+    plan = parse(SMALL)
+    assert (plan.recipe, plan.seed, plan.bundle, plan.data_dir) == (
+        "fedavg",
+        0,
+        Path("/base/a.bundle"),
+        Path("/base/a.run"),
+    )
+    assert (plan.local.epochs, plan.local.batch_size, plan.local.lr, plan.local.mu) == (1, 20, None, None)
+    assert (plan.round.cohort, plan.round.minimum) == (6, 2)
+    assert plan.server.hyper == {"lr": 1.0}
+    assert (plan.stop.rounds, plan.stop.metric, plan.stop.epsilon) == (100, None, None)
+
+
+def test_paths_may_be_absolute_or_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    plan = parse('name = "a"\nbundle = "/models/a.bundle"\ndata_dir = "~/runs"\n[round]\ngoal = 1')
+    assert (plan.bundle, plan.data_dir) == (Path("/models/a.bundle"), Path("/home/me/runs"))
+
+
+def test_a_relative_plan_file_gives_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.toml").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    assert Plan.load("p.toml").bundle == tmp_path / "a.bundle"
+
+
+@pytest.mark.parametrize(
+    ("goal", "over_selection", "cohort"),
+    [(100, "1.1", 110), (10, "1.3", 13), (3, "1.0", 3), (7, "1.3", 10), (1, "1.0001", 2)],
+)
+def test_the_cohort_is_rounded_up_from_the_number_as_written(goal: int, over_selection: str, cohort: int) -> None:
+    plan = parse(f'name = "a"\nbundle = "b"\n[round]\ngoal = {goal}\nover_selection = {over_selection}')
+    assert plan.round.cohort == cohort
+
+
+@pytest.mark.parametrize(("goal", "minimum"), [(1, 1), (2, 1), (3, 2), (9, 5), (10, 5)])
+def test_half_of_the_goal_is_the_least(goal: int, minimum: int) -> None:
+    assert parse(f'name = "a"\nbundle = "b"\n[round]\ngoal = {goal}').round.minimum == minimum
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_fills_in_the_plan(name: str) -> None:
+    recipe = RECIPES[name]
+    plan = parse(f'recipe = "{name}"\n{SMALL}')
+    assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
+    assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
+    assert plan.optimizer(manifest()).name == recipe.optimizer
+
+
+def test_the_server_section_overrides_the_recipe() -> None:
+    plan = parse(f'recipe = "fedadam"\n{SMALL}[server]\nlr = 0.5')
+    assert (plan.server.optimizer, plan.server.hyper) == ("adam", {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3})
+    plan = parse(f'recipe = "fedadam"\n{SMALL}[server]\noptimizer = "momentum"\nmomentum = 0.5')
+    assert (plan.server.optimizer, plan.server.hyper) == ("momentum", {"lr": 1.0, "momentum": 0.5})
+
+
+def test_the_optimizer_has_the_plans_values() -> None:
+    params, delta = np.zeros(3, np.float32), np.array([1.0, -2.0, 3.0])
+    plan = parse(f'{SMALL}[server]\noptimizer = "yogi"\nlr = 0.25\ntau = 0.5\nbeta1 = 0.5')
+    ours, reference = plan.optimizer(manifest()), make("yogi", lr=0.25, tau=0.5, beta1=0.5, beta2=0.99)
+    moved, expected = (
+        ours.apply(ours.init(params), delta, params),
+        reference.apply(reference.init(params), delta, params),
+    )
+    assert np.array_equal(moved[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("stop", "bounds"),
+    [
+        ('metric = "accuracy"\ntarget = 0.9', {"accuracy": (-math.inf, 1.0)}),
+        ('metric = "loss"\ntarget = 0.1', {"loss": (0.0, math.inf)}),
+        ('metric = "psnr"\ntarget = 30\nbounds = [0, 100]', {"psnr": (0.0, 100.0)}),
+        ('metric = "loss"\ntarget = -3.0\nbounds = [-50, 50.0]', {"loss": (-50.0, 50.0)}),
+        ("rounds = 3", {}),
+    ],
+)
+def test_what_the_metric_that_stops_can_be(stop: str, bounds: dict[str, tuple[float, float]]) -> None:
+    """By default one device cannot be so good that its word stops the run."""
+    assert parse(f"{SMALL}[stop]\n{stop}").bounds == bounds
+
+
+@pytest.mark.parametrize(("metric", "direction"), [("loss", "below"), ("accuracy", "above")])
+def test_a_target_has_a_direction(metric: str, direction: str) -> None:
+    assert parse(f'{SMALL}[stop]\nmetric = "{metric}"\ntarget = 0.5').stop.direction == direction
+    given = parse(f'{SMALL}[stop]\nmetric = "{metric}"\ntarget = 0.5\ndirection = "above"')
+    assert given.stop.direction == "above"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name = ", ["this is not TOML", "Invalid value"]),
+        ('bundle = "b"\n[round]\ngoal = 1', ["name is missing"]),
+        ('name = "a"\n[round]\ngoal = 1', ["bundle is missing"]),
+        ('name = "a"\nbundle = "b"', ["round.goal is missing"]),
+        ('name = "a/b"\nbundle = "b"\n[round]\ngoal = 1', ["name = 'a/b'", "matching"]),
+        ('name = "a"\nbundle = 3\n[round]\ngoal = 1', ["bundle = 3", "expected a path"]),
+        ('name = "a"\nbundle = ""\n[round]\ngoal = 1', ["bundle = ''", "expected a path"]),
+        (f"sed = 3\n{SMALL}", ["sed is not a key", "did you mean seed?", "Allowed here: name, bundle, recipe"]),
+        (
+            f"{SMALL}gaol = 3",
+            ["round.gaol is not a key", "did you mean round.goal?", "Allowed here: goal, over_selection"],
+        ),
+        (f"{SMALL}zzz = 3", ["round.zzz is not a key of a plan. Allowed here: goal"]),
+        (f"lr = 0.1\n{SMALL}", ["lr is not a key", "did you mean local.lr or server.lr?"]),
+        (f"{SMALL}epochs = 2", ["round.epochs is not a key", "did you mean local.epochs?"]),
+        (f'file = "x"\n{SMALL}', ["file is not a key"]),
+        (f"{SMALL}[rounds]\ngoal = 1", ["rounds is not a key", "stop.rounds"]),
+        (f'recipe = "fedprix"\n{SMALL}', ["recipe = 'fedprix'", "did you mean fedprox?", *RECIPES]),
+        (f"recipe = 5\n{SMALL}", ["recipe = 5", *RECIPES]),
+        (f"recipe = []\n{SMALL}", ["recipe = []"]),
+        (f"{SMALL}[server]\noptimizer = []", ["server.optimizer = []"]),
+        (f"seed = -1\n{SMALL}", ["seed = -1", "it takes an integer, at least 0 and at most"]),
+        ('round = 5\nname = "a"\nbundle = "b"', ["round = 5", "expected a table, got `int`"]),
+        (f"local = 5\n{SMALL}", ["local = 5"]),
+        (f"server = 5\n{SMALL}", ["server = 5"]),
+        (f"stop = 5\n{SMALL}", ["stop = 5"]),
+        (f"service = 5\n{SMALL}", ["service = 5"]),
+        ('name = "a"\nbundle = "b"\n[round]\ngoal = 0', ["round.goal = 0", "at least 1 and at most 131072"]),
+        (
+            'name = "a"\nbundle = "b"\n[round]\ngoal = "4"',
+            ["round.goal = '4'", "an integer, at least 1 and at most 131072"],
+        ),
+        ('name = "a"\nbundle = "b"\n[round]\ngoal = 200000', ["round.goal = 200000", "at most 131072"]),
+        ('name = "a"\nbundle = "b"\n[round]\ngoal = true', ["round.goal = True", "it takes an integer"]),
+        (f"{SMALL}minimum = 5", ["round.minimum = 5", "round.goal = 4"]),
+        (f"{SMALL}minimum = 0", ["round.minimum = 0", "at least 1"]),
+        (f"{SMALL}over_selection = 0.9", ["round.over_selection = 0.9", "a number, at least 1 and at most 100"]),
+        (f"{SMALL}over_selection = nan", ["round.over_selection = nan"]),
+        (f"{SMALL}deadline = inf", ["round.deadline = inf"]),
+        (f"{SMALL}deadline = 0", ["round.deadline = 0"]),
+        (f"{SMALL}max_weight = 1073741824", ["round.max_weight = 1073741824", "at most 536870911"]),
+        ('name = "a"\nbundle = "b"\n[round]\ngoal = 131072', ["a cohort of 170394", "the limit is 131072"]),
+        (f"{SMALL}[service]\nmax_connections = 5", ["service.max_connections = 5", "cohort of 6"]),
+        (f"{SMALL}[service]\nport = 70000", ["service.port = 70000", "at least 0 and at most 65535"]),
+        (f'{SMALL}[service]\ndurable = "disk"', ["service.durable = 'disk'", '"process"', '"power"']),
+        (f"{SMALL}[service]\nheartbeat = 0", ["service.heartbeat = 0"]),
+        (f'{SMALL}[service]\norigins = "https://a.example"', ["service.origins = 'https://a.example'"]),
+        (f"{SMALL}[service]\norigins = [5]", ["service.origins[0] = 5"]),
+        (f'{SMALL}[service]\norigins = ["https://a.example/"]', ["'https://a.example/'", "scheme://host", "without"]),
+        (f'{SMALL}[service]\norigins = ["HTTPS://A.example"]', ["'HTTPS://A.example'", "lower case"]),
+        (f'{SMALL}[service]\norigins = ["*"]', ["service.origins names '*'", 'there is no "*"']),
+        (f'{SMALL}[service]\norigins = ["null"]', ["service.origins names 'null'"]),
+        (f"{SMALL}[local]\nepochs = 0", ["local.epochs = 0", "at least 1"]),
+        (f"{SMALL}[local]\nbatch_size = -1", ["local.batch_size = -1", "at least 0"]),
+        (f"{SMALL}[local]\nlr = 0", ["local.lr = 0", "a number, above 0"]),
+        (f"{SMALL}[local]\nmu = -0.1", ["local.mu = -0.1", "at least 0"]),
+        (f"{SMALL}stall = 29.9", ["round.stall = 29.9 s", "two heartbeats", "service.heartbeat = 15.0 s"]),
+        (f"{SMALL}[local]\ntime_budget = 700", ["local.time_budget = 700.0 s", "round.deadline = 600.0 s"]),
+        (f"{SMALL}[local.hyper]\nlr = 0.1", ["local.hyper.lr has its own key: local.lr"]),
+        (f'{SMALL}[local.hyper]\nalpha = "x"', ["local.hyper", "'alpha': 'x'", "expected `float`, got `str`"]),
+        (f'{SMALL}[local.hyper]\n"a b" = 1', ["local.hyper", "'a b': 1", "matching"]),
+        (f'recipe = "fedsgd"\n{SMALL}[local]\nepochs = 2', ["local.epochs = 2", "recipe fedsgd", 'recipe = "fedavg"']),
+        (f'recipe = "fedsgd"\n{SMALL}[local]\nbatch_size = 8', ["local.batch_size = 8", "recipe fedsgd"]),
+        (f'{SMALL}[server]\noptimizer = "adamw"', ["server.optimizer = 'adamw'", "did you mean adam?", "yogi"]),
+        (f"{SMALL}[server]\noptimizer = 5", ["server.optimizer = 5"]),
+        (
+            f'{SMALL}[server]\noptimizer = "adam"\nmomentum = 0.9',
+            ["server.momentum = 0.9", "adam takes lr, beta1, beta2, tau"],
+        ),
+        (f"{SMALL}[server]\ntau = 0.1", ["server.tau = 0.1", "sgd takes lr"]),
+        (f"{SMALL}[server]\nlr = -1", ["server.lr = -1", "above 0"]),
+        (f'{SMALL}[server]\noptimizer = "adam"\nbeta1 = 1.0', ["server.beta1 = 1.0", "below 1"]),
+        (f'{SMALL}[server]\noptimizer = "adam"\ntau = 0', ["server.tau = 0", "at least 1e-12"]),
+        (f"{SMALL}[stop]\nrounds = 0", ["stop.rounds = 0", "at least 1"]),
+        (f"{SMALL}[stop]\ntarget = 0.9", ["stop.target = 0.9 needs stop.metric"]),
+        (f'{SMALL}[stop]\nmetric = "loss"', ['stop.metric = "loss" needs stop.target']),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30', ["stop.target = 30.0 needs stop.bounds = [least, greatest]"]),
+        (f'{SMALL}[stop]\nmetric = "loss"\ntarget = -1', ["stop.target = -1.0 needs stop.bounds"]),
+        (
+            f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0, 10]',
+            ["stop.bounds = [0.0, 10.0] takes the least and the greatest value, with the target between"],
+        ),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [90, 10]', ["stop.bounds = [90.0, 10.0]"]),
+        (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0]', ["stop.bounds = [0]"]),
+        (f"{SMALL}[stop]\nbounds = [0, 1]", ["stop.bounds = [0.0, 1.0] needs stop.metric"]),
+        (f"{SMALL}[stop]\nepsilon = 0", ["stop.epsilon = 0", "above 0"]),
+        (
+            f'{SMALL}[stop]\nmetric = "loss"\ntarget = 1\n[local]\nevaluate = false',
+            ["stop.metric", "local.evaluate = true"],
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_allowed(text: str, expected: list[str]) -> None:
+    said = refusal(text)
+    for part in expected:
+        assert part in said
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(PlanError, match=re.escape(f"{path}: the plan cannot be read")):
+            Plan.load(path)
+    (tmp_path / "latin.toml").write_bytes('name = "\xe9"'.encode("latin-1"))
+    with pytest.raises(PlanError, match=r"latin\.toml: the plan cannot be read"):
+        Plan.load(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "bundle", "expected"),
+    [
+        (f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1\nmu = 0.2', manifest(), {"lr": 0.1, "mu": 0.2}),
+        (f"{SMALL}[local]\nlr = 0.1", manifest(), {"lr": 0.1, "mu": 0.0}),
+        (f"{SMALL}[local]\nlr = 0.1", manifest(hyper=(Hyper("lr"), Hyper("mu", 0.3))), {"lr": 0.1, "mu": 0.0}),
+        (f'recipe = "fedadam"\n{SMALL}[local]\nlr = 0.1\nmu = 0.2', manifest(), {"lr": 0.1, "mu": 0.2}),
+        (f'recipe = "fedprox"\n{SMALL}', manifest(hyper=(Hyper("lr", 0.5), Hyper("mu", 0.3))), {"lr": 0.5, "mu": 0.3}),
+        (
+            f"{SMALL}[local.hyper]\nalpha = 2",
+            manifest(proximal=False, hyper=(Hyper("lr", 0.5), Hyper("alpha", 1.0))),
+            {"lr": 0.5, "alpha": 2.0},
+        ),
+    ],
+)
+def test_the_steps_values_come_from_the_plan_then_the_bundle(
+    text: str, bundle: Manifest, expected: dict[str, float]
+) -> None:
+    plan = parse(text)
+    assert plan.hyper(bundle) == expected
+    plan.check_against(bundle)
+
+
+MOON = manifest(
+    step=LocalStep("momentum", contrastive=True),
+    hyper=(Hyper("lr"), Hyper("momentum", 0.9), Hyper("mu"), Hyper("temperature", 0.5)),
+)
+SCAFFOLD = manifest(step=LocalStep("sgd", correction=True), hyper=(Hyper("lr"),))
+OWN = manifest(step=LocalStep("custom"), hyper=(Hyper("rate", 0.25), Hyper("mu", 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "bundle", "expected"),
+    [
+        (
+            f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1\nmu = 5\n[local.hyper]\ntemperature = 1',
+            MOON,
+            {"lr": 0.1, "momentum": 0.9, "mu": 5.0, "temperature": 1.0},
+        ),
+        (f"{SMALL}[local]\nlr = 0.1", MOON, {"lr": 0.1, "momentum": 0.9, "mu": 0.0, "temperature": 0.5}),
+        (f"{SMALL}[local]\nlr = 0.1", SCAFFOLD, {"lr": 0.1}),
+        (SMALL, OWN, {"rate": 0.25, "mu": 2.0}),  # a step of one's own means by mu what it likes
+        (f"{SMALL}[local]\nmu = 1\n[local.hyper]\nrate = 0.5", OWN, {"rate": 0.5, "mu": 1.0}),
+    ],
+)
+def test_any_step_s_values_can_be_given(text: str, bundle: Manifest, expected: dict[str, float]) -> None:
+    plan = parse(text)
+    plan.check_against(bundle)
+    assert plan.hyper(bundle) == expected
+
+
+def test_what_a_bundle_has_in_vain_is_said() -> None:
+    plan = parse(f"{SMALL}[local]\nlr = 0.1")
+    (said,) = plan.remarks(SCAFFOLD)
+    assert "adds a correction to the gradient (SCAFFOLD)" in said
+    (said,) = plan.remarks(MOON)
+    assert 'Set recipe = "moon" and local.mu' in said
+    assert parse(f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1\nmu = 5').remarks(MOON) == []
+    assert plan.remarks(manifest()) == plan.remarks(OWN) == []
+
+
+PLAIN = manifest(proximal=False, hyper=(Hyper("lr"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "bundle", "expected"),
+    [
+        (f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1', PLAIN, ["recipe fedprox needs a step with a proximal term"]),
+        (
+            f"{SMALL}[local]\nlr = 0.1\nmu = 0.1",
+            PLAIN,
+            ["local.mu = 0.1 needs a step with a proximal or contrastive term"],
+        ),
+        (f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1', manifest(), ["local.mu is missing"]),
+        (
+            f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1',
+            manifest(),
+            [
+                "recipe moon needs a step with a contrastive term",
+                "its step is sgd with a proximal term and takes lr, mu",
+            ],
+        ),
+        (
+            f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1\nmu = 1',
+            MOON,
+            ["recipe fedprox needs a step with a proximal term", "its step is momentum with a contrastive term and"],
+        ),
+        (f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1', MOON, ["local.mu is missing"]),
+        (SMALL, PLAIN, ["local.lr is missing", "its step is sgd and takes lr;"]),
+        (f"{SMALL}[local]\nlr = 1", manifest(proximal=False, hyper=()), ["local.lr = 1.0 is not", "takes nothing"]),
+        (
+            f"{SMALL}[local]\nlr = 1\n[local.hyper]\nalpah = 1",
+            manifest(proximal=False, hyper=(Hyper("lr"), Hyper("alpha", 1.0))),
+            ["local.hyper.alpah = 1.0 is not", "did you mean alpha?"],
+        ),
+        (
+            f"{SMALL}[local]\nlr = 1",
+            manifest(proximal=False, hyper=(Hyper("lr"), Hyper("alpha"))),
+            ["local.hyper.alpha is missing"],
+        ),
+        (
+            f'{SMALL}[local]\nlr = 1\n[stop]\nmetric = "acuracy"\ntarget = 1',
+            PLAIN,
+            ['stop.metric = "acuracy" is not measured', "did you mean accuracy?", "its metrics are loss, accuracy"],
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_bundle_says_so(text: str, bundle: Manifest, expected: list[str]) -> None:
+    plan = parse(text)
+    with pytest.raises(PlanError) as refused:
+        plan.check_against(bundle)
+    assert refused.value.text.startswith("my.toml: ")
+    for part in ["Bundle digits", *expected]:
+        assert part in refused.value.text
+
+
+def test_the_loss_is_always_measured() -> None:
+    plan = parse(f'{SMALL}[local]\nlr = 1\n[stop]\nmetric = "loss"\ntarget = 0.1')
+    plan.check_against(manifest(proximal=False, hyper=(Hyper("lr"),), metrics=()))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "heartbeat", "given", "stall"),
+    [
+        (600.0, 15.0, None, 120.0),
+        (120.0, 15.0, None, 60.0),
+        (120.0, 1.0, None, 30.0),
+        (86400.0, 15.0, None, 300.0),
+        (86400.0, 600.0, None, 2400.0),
+        (600.0, 15.0, 45.0, 45.0),
+    ],
+)
+def test_the_time_without_progress_leaves_slow_devices_enough(
+    tmp_path: Path, deadline: float, heartbeat: float, given: float | None, stall: float
+) -> None:
+    """By default a fifth of the deadline and at most 300 s, but at least 30 s and four heartbeats."""
+    own = "" if given is None else f"stall = {given}\n"
+    text = f"{SMALL}deadline = {deadline}\n{own}[service]\nheartbeat = {heartbeat}\n"
+    assert Plan.parse(text, tmp_path).stall == stall

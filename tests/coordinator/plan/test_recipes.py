@@ -1,0 +1,64 @@
+"""Recipes: what they name exists, and FedSGD is what it is said to be."""
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation.optimizers import defaults, make
+from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+FEATURES, CLASSES, ROUNDS, RATE = 12, 5, 20, 0.5
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_makes_its_optimizer(name: str) -> None:
+    recipe = RECIPES[name]
+    assert make(recipe.optimizer, **recipe.hyper).name == recipe.optimizer
+    assert set(recipe.hyper) == set(defaults(recipe.optimizer))
+    assert "arXiv" in recipe.source
+
+
+def test_the_table_has_the_names_that_users_type() -> None:
+    assert list(RECIPES) == ["fedsgd", "fedavg", "fedprox", "moon", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+    needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs is not None}
+    assert needs == {"fedprox": "proximal", "moon": "contrastive"}
+
+
+def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of the mean cross-entropy of softmax regression, as one vector: weights, then biases."""
+    weights, bias = params[: FEATURES * CLASSES].reshape(FEATURES, CLASSES), params[FEATURES * CLASSES :]
+    scores = x @ weights + bias
+    probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    probabilities[np.arange(len(y)), y] -= 1
+    return np.concatenate([(x.T @ probabilities).ravel(), probabilities.sum(axis=0)]) / len(y)
+
+
+def test_fedsgd_with_all_devices_is_centralised_large_batch_sgd() -> None:
+    """McMahan et al., section 2: one full-batch step on each device, averaged by examples, is one on all the data."""
+    recipe = RECIPES["fedsgd"]
+    assert (recipe.epochs, recipe.batch_size, recipe.optimizer) == (1, 0, "sgd")
+    optimizer = make(recipe.optimizer, **recipe.hyper)
+    random = np.random.default_rng(11)
+    sizes = [1, 2, 3, 7, 20, 55, 140, 400]
+    y = random.integers(0, CLASSES, sum(sizes))
+    x = random.standard_normal((len(y), FEATURES)) + np.eye(CLASSES, FEATURES)[y] * 2
+    order = np.argsort(y, kind="stable")  # each device has few classes: their gradients differ much
+    shards = [(x[part], y[part]) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+    start = (random.standard_normal(FEATURES * CLASSES + CLASSES) * 0.1).astype(np.float32)
+    central: NDArray[np.float64] = start.astype(np.float64)
+    model: Vector = start
+    state = optimizer.init(model)
+    for _ in range(ROUNDS):
+        total = exact_mean.init(len(model))
+        for features, labels in shards:
+            trained = (model - RATE * gradient(model, features, labels)).astype(np.float32)
+            exact_mean.add(total, trained - model, len(labels))
+        state, model = optimizer.apply(state, exact_mean.mean(total), model)
+        central = central - RATE * gradient(central, x, y)
+        assert np.abs(model - central).max() < 1e-6
+    assert np.abs(central - start).max() > 0.5
+    unweighted = np.mean([gradient(start, features, labels) for features, labels in shards], axis=0)
+    assert np.abs(unweighted - gradient(start, x, y)).max() > 0.01  # the weights matter here

@@ -1,0 +1,742 @@
+"""The engine: rounds worked by hand, then any order of events under Hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import chain
+
+import pytest
+from fleetlearn_coordinator.rounds import engine as engine_module
+from fleetlearn_coordinator.rounds import waiting_devices
+from fleetlearn_coordinator.rounds.engine import (
+    LATE,
+    LOST,
+    RESTART_GRACE,
+    STOPPED,
+    SURPLUS,
+    Abandon,
+    Assign,
+    Cancel,
+    Command,
+    Commit,
+    Ended,
+    Engine,
+    Finish,
+    Opened,
+    Phase,
+    Settings,
+)
+from fleetlearn_protocol import Code, ProtocolError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
+
+
+def started(devices: Iterable[str] = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, Assign]]:
+    """An engine whose first round is open with these devices; device -> its task."""
+    engine = Engine(rules)
+    commands = [command for device in devices for command in engine.check_in(device, None, 0.0)]
+    commands += engine.tick(rules.gather)
+    return engine, {command.device: command for command in commands if isinstance(command, Assign)}
+
+
+def of_type(commands: list[Command], kind: type) -> list[Command]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_a_round_opens_with_goal_devices_and_later_ones_fill_the_cohort() -> None:
+    engine = Engine(SETTINGS)
+    assert engine.check_in("a", None, 1.0) == []
+    commands = engine.check_in("b", None, 2.0)
+    assert commands[0] == Opened(1)
+    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == ["a", "b"]
+    assert engine.deadline == 62.0
+    (late,) = engine.check_in("c", None, 3.0)
+    assert isinstance(late, Assign)
+    assert late.device == "c"
+    assert engine.check_in("d", None, 4.0) == []  # the cohort is full
+
+
+def test_a_smaller_round_opens_when_gathering_took_long_enough() -> None:
+    engine = Engine(SETTINGS)
+    engine.check_in("a", None, 1.0)
+    assert engine.wake_at() == 5.0
+    assert engine.tick(4.9) == []
+    assert engine.tick(5.0)[0] == Opened(1)
+
+
+def test_gathering_starts_again_when_too_few_are_left() -> None:
+    engine = Engine(SETTINGS)
+    engine.check_in("a", None, 1.0)
+    engine.disconnect("a", 2.0)
+    assert engine.wake_at() is None
+    engine.check_in("b", None, 9.0)
+    assert engine.wake_at() == 13.0
+
+
+def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    commands = engine.accept("b", tasks["b"].task, 11.0)
+    assert commands == [
+        Ended("c", tasks["c"].task, 1, SURPLUS),
+        Cancel("c", tasks["c"].task, Code.ROUND_OVER, "round 1 is over: it has its 2 reports"),
+        Commit(1, {SURPLUS: 1}),
+    ]
+    assert engine.phase is Phase.COMMITTING
+    after = engine.committed(11.0, change=1.0, metrics={})
+    assert after[0] == Opened(2)
+    assert len(of_type(after, Assign)) == 3
+    assert engine.version == 1
+
+
+def test_the_deadline_commits_what_is_there() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    engine.disconnect("b", 58.0)
+    commands = engine.tick(60.0)
+    assert {(command.device, command.cause) for command in commands if isinstance(command, Ended)} == {
+        ("b", LOST),
+        ("c", LATE),
+    }
+    assert commands[-1] == Commit(1, {LOST: 1, LATE: 1})
+
+
+def test_below_the_minimum_the_round_is_abandoned_and_the_next_opens() -> None:
+    engine, _ = started(rules=SETTINGS._replace(minimum=2))
+    commands = engine.tick(60.0)
+    assert of_type(commands, Abandon) == [Abandon(1, {LATE: 3}, "0 reports at the deadline, 2 are the minimum")]
+    assert engine.version == 0
+    assert engine.round == 2
+    assert engine.phase is Phase.OPEN
+
+
+def test_a_lost_device_gives_its_slot_to_another() -> None:
+    engine, _ = started("abcd")
+    spare = next(iter(engine.idle))
+    lost = next(iter(engine.leases))
+    task = engine.leases[lost]
+    engine.disconnect(lost, 10.0)
+    assert engine.tick(14.9) == []
+    ended, assign = engine.tick(15.0)
+    assert ended == Ended(lost, task, 1, LOST)
+    assert isinstance(assign, Assign)
+    assert assign.device == spare
+
+
+def test_a_device_that_returns_in_time_keeps_its_task() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    (again,) = engine.check_in("a", None, 12.0)
+    assert again == tasks["a"]._replace(again=True)
+    engine.tick(16.0)
+    assert "a" in engine.leases
+    engine.disconnect("a", 17.0)
+    assert engine.check_in("a", tasks["a"].task, 18.0) == []  # it has its work and reports it now
+
+
+def test_grace_counts_from_the_last_disconnection() -> None:
+    engine, _ = started()
+    engine.disconnect("a", 10.0)
+    engine.check_in("a", None, 12.0)
+    engine.disconnect("a", 13.0)
+    assert engine.tick(15.0) == []
+    assert of_type(engine.tick(18.0), Ended)
+
+
+def test_a_lost_device_with_its_work_done_gets_a_free_slot_back() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    assert engine.causes() == {LOST: 1}
+    assert engine.check_in("a", tasks["a"].task, 20.0) == []
+    assert engine.announce("a", tasks["a"].task, 1)
+    engine.accept("a", tasks["a"].task, 21.0)
+    assert engine.causes() == {}
+
+
+def test_a_device_whose_new_connection_replaces_the_old_one_is_in_one_place() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    engine.check_in("a", None, 16.0)
+    assert engine.check_in("a", tasks["a"].task, 17.0) == []
+    assert "a" in engine.leases
+    assert "a" not in engine.resting
+
+
+def test_a_lost_device_that_trains_on_gets_a_free_slot_back_when_it_reports() -> None:
+    engine, tasks = started()
+    engine.disconnect("a", 10.0)
+    engine.tick(15.0)
+    assert engine.check_in("a", None, 20.0) == []
+    assert engine.announce("a", tasks["a"].task, 1)
+    assert engine.causes() == {}
+    engine.accept("a", tasks["a"].task, 21.0)
+    assert engine.accepted == {tasks["a"].task: "a"}
+
+
+def test_a_lost_device_is_not_wanted_once_its_slot_is_taken() -> None:
+    engine, tasks = started("abcd")
+    lost = next(iter(engine.leases))
+    engine.disconnect(lost, 10.0)
+    engine.tick(15.0)
+    engine.check_in(lost, tasks[lost].task, 20.0)
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce(lost, tasks[lost].task, 1)
+    assert caught.value.code is Code.NOT_WANTED
+
+
+def test_a_device_has_one_turn_in_a_round() -> None:
+    engine, tasks = started()
+    engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
+    assert "a" not in engine.leases
+    assert "a" in engine.resting
+    engine.disconnect("a", 11.0)
+    assert engine.check_in("a", None, 12.0) == []
+    assert engine.causes() == {"failed: diverged": 1}
+
+
+def test_the_round_closes_when_nobody_is_left_to_wait_for() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    engine.end("b", tasks["b"].task, "failed: bad-data", 10.0)
+    commands = engine.end("c", tasks["c"].task, "failed: bad-data", 10.0)
+    assert commands[-1] == Commit(1, {"failed: bad-data": 2})
+
+
+@pytest.mark.parametrize(
+    ("device", "task", "round", "code"),
+    [
+        ("a", "t1-99", 1, Code.UNKNOWN_TASK),
+        ("x", "t1-1", 1, Code.UNKNOWN_TASK),
+        ("a", "t0-1", 0, Code.STALE_ROUND),
+        ("a", "t9-1", 9, Code.STALE_ROUND),
+    ],
+)
+def test_reports_that_are_refused(device: str, task: str, round: int, code: Code) -> None:
+    engine, _ = started()
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce(device, task, round)
+    assert caught.value.code is code
+
+
+def test_a_report_counts_once() -> None:
+    engine, tasks = started()
+    engine.accept("a", tasks["a"].task, 10.0)
+    assert engine.announce("a", tasks["a"].task, 1) is False
+    assert not engine.wanted("a", tasks["a"].task)
+    with pytest.raises(ValueError, match="not wanted"):
+        engine.accept("a", tasks["a"].task, 11.0)
+
+
+def together(engine: Engine, reports: Iterable[tuple[str, str]], now: float) -> list[Command]:
+    """The reports, (device, task), in one call."""
+    devices, tasks = zip(*reports, strict=True)
+    return engine.accept_many(devices, tasks, now)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataObject) -> None:
+    """With devices that are idle, gone, or failed meanwhile; some close the round, by its goal or by its end."""
+    devices = [f"d{number}" for number in range(data.draw(st.integers(2, 8)))]
+    goal = data.draw(st.integers(1, len(devices)))
+    cohort = data.draw(st.integers(goal, len(devices)))
+    minimum = data.draw(st.integers(1, goal))
+    engine, tasks = started(devices, SETTINGS._replace(goal=goal, cohort=cohort, minimum=minimum, rounds=3))
+    for device in data.draw(st.lists(st.sampled_from(sorted(tasks)), unique=True)):
+        if data.draw(st.booleans()):
+            engine.disconnect(device, 5.0)
+        elif len(engine.leases) > 1:
+            more = engine.end(device, tasks[device].task, "failed: diverged", 6.0)
+            tasks |= {command.device: command for command in more if isinstance(command, Assign)}
+    wanted = [(device, tasks[device].task) for device in engine.leases]
+    if not wanted:
+        return
+    room = goal - len(engine.accepted)
+    reports = data.draw(st.permutations(wanted))[: data.draw(st.integers(1, min(room, len(wanted))))]
+    one, many = deepcopy(engine), deepcopy(engine)
+    said = [one.accept(*report, 10.0 + place) for place, report in enumerate(reports)]
+    assert not any(said[:-1])
+    assert together(many, reports, 9.0 + len(reports)) == said[-1]
+    assert many == one
+    if one.phase is Phase.COMMITTING:
+        assert many.committed(20.0, change=1.0, metrics={}) == one.committed(20.0, change=1.0, metrics={})
+    assert many.tick(200.0) == one.tick(200.0)
+    assert many == one
+
+
+def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
+    engine, tasks = started("abcd", SETTINGS._replace(goal=3, cohort=4, minimum=3))
+    engine.disconnect("b", 5.0)
+    assert together(engine, [("c", tasks["c"].task)], 10.0) == []
+    assert together(engine, [("a", tasks["a"].task), ("b", tasks["b"].task)], 11.0) == [
+        Ended("d", tasks["d"].task, 1, SURPLUS),
+        Cancel("d", tasks["d"].task, Code.ROUND_OVER, "round 1 is over: it has its 3 reports"),
+        Commit(1, {SURPLUS: 1}),
+    ]
+    assert list(engine.accepted.values()) == ["c", "a", "b"]
+    assert engine.resting == {"a", "c", "d"}, "not who is gone"
+
+
+@pytest.mark.parametrize(
+    ("devices", "refused"),
+    [("ax", "x"), ("aa", "a"), ("aba", "a"), ("abc", "c"), ("x", "x"), ("d", "d")],
+    ids=["unknown", "twice", "twice-and-more-than-the-goal", "more-than-the-goal", "unknown-alone", "idle"],
+)
+def test_reports_that_are_not_wanted_are_refused_together_as_alone(devices: str, refused: str) -> None:
+    engine, tasks = started("abcd", SETTINGS._replace(goal=2, cohort=3, minimum=2))
+    leased = sorted(tasks)  # whoever they are: a, b, c stand for them, d for the one that is idle
+    (resting,) = engine.idle
+    names = dict(zip("abcdx", [*leased, resting, "x"], strict=True))
+    reports = [(names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices]
+    with pytest.raises(ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"):
+        together(engine, reports, 10.0)
+
+
+def test_a_report_is_of_the_devices_own_task() -> None:
+    engine, tasks = started()
+    for other in ("t0-1", tasks["b"].task):
+        for reports in ([("a", other)], [("c", tasks["c"].task), ("a", other)]):
+            with pytest.raises(ValueError, match=f"task {other} of a is not wanted in round 1"):
+                together(deepcopy(engine), reports, 10.0)
+
+
+def test_no_report_is_wanted_of_a_round_that_is_closed() -> None:
+    engine, tasks = started()
+    together(engine, [(device, tasks[device].task) for device in "ab"], 10.0)
+    with pytest.raises(ValueError, match=r"not wanted in round 1 \(committing\)"):
+        together(engine, [("c", tasks["c"].task)], 11.0)
+
+
+@pytest.mark.parametrize("connected", [40, 400])
+def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, connected: int
+) -> None:
+    """From a list that is short, or long, for how many are taken from it, or come back to it."""
+    devices = [f"d{number:03}" for number in range(connected)]
+    rules = SETTINGS._replace(goal=20, cohort=25, minimum=20, rounds=None)
+
+    def told(short: int, few: int) -> tuple[list[Command], Engine]:
+        monkeypatch.setattr(waiting_devices, "SHORT", short)
+        monkeypatch.setattr(waiting_devices, "FEW", few)
+        engine, said = Engine(rules), []
+        for device in devices:
+            said += engine.check_in(device, None, 0.0)
+        for number in range(6):
+            now = 10.0 * number + 5
+            gone, *failed = sorted(engine.leases)[:3]
+            said += engine.disconnect(gone, now)
+            said += engine.tick(now := now + rules.grace)
+            for device in failed:  # its slot is another's
+                said += engine.end(device, engine.leases[device], "failed: diverged", now)
+            assert len(engine.leases) == rules.cohort
+            reports = list(engine.leases.items())[: rules.goal]
+            said += together(engine, reports, now)
+            before = sorted([*engine.idle, *engine.resting])
+            said += engine.committed(now, change=1.0, metrics={})
+            assert sorted([*engine.idle, *engine.leases]) == before, "nobody is lost on the way"
+            assert list(engine.idle) == sorted(engine.idle)
+        return said, engine
+
+    expected = told(0, 10**9)
+    assert len(of_type(expected[0], Commit)) == 6
+    for short, few in (
+        (10**9, 10**9),
+        (0, 0),
+        (10**9, 0),
+        (10**9, 1),
+        (100, 3),
+        (waiting_devices.SHORT, waiting_devices.FEW),
+    ):
+        said, engine = told(short, few)
+        assert said == expected[0]
+        assert engine == expected[1]
+        # It goes on as a sorted list.
+        for device in devices[::7]:
+            engine.disconnect(device, 100.0)
+            assert device not in engine.idle
+            engine.check_in(device, None, 100.0)
+        assert list(engine.idle) == sorted(engine.idle)
+
+
+def test_picks_do_not_depend_on_how_many_are_made_at_a_time() -> None:
+    """One device after the other takes the place that it would have had of several; each is another's draw."""
+    alone = [engine_module._picks(7, 3, serial, 1)[0] for serial in range(1, 60)]
+    assert len({*alone}) == 59
+    for first, count in ((1, 59), (1, 7), (7, 1), (8, 8), (7, 10), (16, 16), (9, 0)):
+        assert [*engine_module._picks(7, 3, first, count)] == alone[first - 1 : first - 1 + count]
+    assert all(0 <= number < 2**64 for number in alone)
+    assert not {*alone} & {*engine_module._picks(7, 4, 1, 59)}
+    assert not {*alone} & {*engine_module._picks(8, 3, 1, 59)}
+
+
+def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:
+    def cohort(devices: str, seed: int) -> list[tuple[str, int]]:
+        """Everybody waits before the round opens, so that all of them are candidates."""
+        engine = Engine(SETTINGS._replace(goal=len(devices), minimum=len(devices)))
+        for device in devices[:-1]:
+            engine.check_in(device, None, 0.0)
+        engine.settings = SETTINGS._replace(seed=seed)
+        return [(c.device, c.seed) for c in engine.check_in(devices[-1], None, 0.0) if isinstance(c, Assign)]
+
+    assert cohort("abcdefgh", 1) == cohort("hgfedcba", 1)
+    assert len({tuple(cohort("abcdefgh", seed)) for seed in range(20)}) > 10
+    assert all(0 <= seed < 2**53 for _, seed in cohort("abcdefgh", 1))
+
+
+def test_every_device_is_selected_about_equally_often() -> None:
+    """Chi-square with 9 degrees of freedom: 27.9 is its 99.9 % point."""
+    counts = dict.fromkeys("abcdefghij", 0)
+    engine = Engine(SETTINGS._replace(goal=3, cohort=3, minimum=3))
+    commands = [command for device in counts for command in engine.check_in(device, None, 0.0)]
+    for _ in range(1000):
+        chosen = [(command.device, command.task) for command in commands if isinstance(command, Assign)]
+        for device, task in chosen:
+            counts[device] += 1
+            engine.accept(device, task, 0.0)
+        commands = engine.committed(0.0, change=1.0, metrics={})
+    assert sum((count - 300) ** 2 / 300 for count in counts.values()) < 27.9
+
+
+@pytest.mark.parametrize(
+    ("rules", "change", "metrics", "reason"),
+    [
+        (SETTINGS._replace(rounds=1), 1.0, {}, "1 rounds done"),
+        (SETTINGS._replace(epsilon=0.5), 0.25, {}, "the model's change, 0.25, is below 0.5"),
+        (
+            SETTINGS._replace(metric="accuracy", target=0.9),
+            1.0,
+            {"accuracy": 0.9},
+            "accuracy is 0.9; the target is 0.9",
+        ),
+        (
+            SETTINGS._replace(metric="loss", target=0.2, below=True),
+            1.0,
+            {"loss": 0.1},
+            "loss is 0.1; the target is 0.2",
+        ),
+        (SETTINGS._replace(metric="loss", target=0.2, below=True), 1.0, {"loss": 0.3}, None),
+        (SETTINGS._replace(metric="accuracy", target=0.9), 1.0, {"loss": 0.9}, None),
+    ],
+)
+def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], reason: str | None) -> None:
+    engine, tasks = started(rules=rules)
+    engine.accept("a", tasks["a"].task, 1.0)
+    engine.accept("b", tasks["b"].task, 1.0)
+    commands = engine.committed(1.0, change=change, metrics=metrics)
+    assert [command.reason for command in commands if isinstance(command, Finish)] == ([reason] if reason else [])
+    if reason:
+        assert engine.check_in("z", None, 2.0) == []
+        assert engine.wake_at() is None
+
+
+def test_an_update_of_another_run_is_not_taken_for_one_of_this() -> None:
+    old, tasks = started("ab", SETTINGS)
+    assert old.round == 1
+    engine = Engine(SETTINGS, prefix="other-")
+    engine.check_in("a", tasks["a"].task, 0.0)
+    engine.check_in("b", None, 0.0)
+    assert engine.leases["a"].startswith("other-1-")
+    with pytest.raises(ProtocolError) as caught:
+        engine.announce("a", tasks["a"].task, 1)
+    assert caught.value.code is Code.UNKNOWN_TASK
+
+
+def test_a_restart_goes_on_with_the_round() -> None:
+    engine = Engine(SETTINGS, version=4, round=5)
+    commands = engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [("t5-3", "c")], [("t5-4", "d", LOST)], now=1000.0)
+    assert commands == []
+    assert engine.deadline == 1060.0
+    assert engine.check_in("a", "t5-1", 1001.0) == []
+    (again,) = engine.check_in("b", None, 1002.0)
+    assert isinstance(again, Assign)
+    assert again.task == "t5-2"
+    assert engine.announce("c", "t5-3", 5) is False  # accepted before the restart
+    assert engine.check_in("d", None, 1003.0) == []  # it had its turn
+    assert engine.accept("a", "t5-1", 1004.0)[-1] == Commit(5, {LOST: 1, SURPLUS: 1})
+
+
+def test_a_restart_gives_devices_time_to_return() -> None:
+    engine = Engine(SETTINGS._replace(deadline=600.0), round=5)
+    engine.restore(5, [("t5-1", "a")], [], [], now=0.0)
+    assert engine.tick(RESTART_GRACE - 1) == []
+    assert engine.tick(RESTART_GRACE) == [Ended("a", "t5-1", 5, LOST)]
+
+
+def test_a_restart_with_the_goal_reached_commits_at_once() -> None:
+    engine = Engine(SETTINGS, round=5)
+    assert engine.restore(5, [], [("t5-1", "a"), ("t5-2", "b")], [], now=0.0) == [Commit(5, {})]
+
+
+DEVICES = st.sampled_from([f"d{number}" for number in range(7)])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Devices, losses, duplicates, time and restarts in any order, against a record made of the commands alone."""
+
+    tasks = Bundle("tasks")
+    """(device, task, round) of every lease ever given, for late and repeated reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = Settings(goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0)
+        self.engine = Engine(self.rules)
+        self.now = 0.0
+        self.connected: set[str] = set()
+        self.open: int | None = None
+        self.running: dict[str, str] = {}
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.counted: dict[str, str] = {}
+        self.given: list[tuple[str, str, int]] = []
+        self.versions = 0
+
+    def do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Opened(number):
+                    assert self.open is None, "two rounds are open"
+                    assert not self.running
+                    self.open, self.counted, self.ended = number, {}, {}
+                case Assign(device, task, number, again=again):
+                    assert device in self.connected
+                    assert number == self.open
+                    assert (self.running.get(task) == device) if again else (task not in self.running)
+                    self.running[task] = device
+                    self.given.append((device, task, number))
+                case Ended(device, task, number, cause):
+                    assert number == self.open
+                    assert self.running.pop(task) == device
+                    self.ended[task] = (device, cause)
+                case Cancel(device, task):
+                    assert device in self.connected
+                    assert task in self.ended
+                case Commit(number):
+                    assert number == self.open
+                    assert not self.running, "a lease outlived its round"
+                    assert len(self.counted) >= self.rules.minimum
+                    self.open, self.counted = None, {}
+                    self.versions += 1
+                    self.do(self.engine.committed(self.now, change=1.0, metrics={}))
+                case Abandon(number):
+                    assert number == self.open
+                    assert not self.running
+                    assert len(self.counted) < self.rules.minimum
+                    self.open, self.counted = None, {}
+
+    @rule(device=DEVICES)
+    def check_in(self, device: str) -> None:
+        self.connected.add(device)
+        self.do(self.engine.check_in(device, None, self.now))
+
+    @rule(target=tasks, data=st.data())
+    @precondition(lambda self: self.given)
+    def remember(self, data: st.DataObject) -> tuple[str, str, int]:
+        return data.draw(st.sampled_from(self.given[-12:]))
+
+    @rule(given=tasks)
+    def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
+        device, task, _ = given
+        self.connected.add(device)
+        revived = task in self.ended
+        self.do(self.engine.check_in(device, task, self.now))
+        if revived and device in self.engine.leases and self.engine.leases[device] == task:
+            assert self.ended.pop(task) == (device, LOST)
+            self.running[task] = device
+
+    @rule(device=DEVICES)
+    def disconnect(self, device: str) -> None:
+        self.connected.discard(device)
+        self.do(self.engine.disconnect(device, self.now))
+
+    @rule(given=tasks)
+    def report(self, given: tuple[str, str, int]) -> None:
+        """Announced and uploaded, by a device that is connected: wanted, refused or counted already."""
+        device, task, number = given
+        if device not in self.connected:
+            return
+        try:
+            wanted = self.engine.announce(device, task, number)
+        except ProtocolError:
+            assert task not in self.running
+            assert task not in self.counted
+            return
+        if not wanted:
+            assert self.counted[task] == device
+            return
+        if task in self.ended:
+            assert self.ended.pop(task) == (device, LOST)
+        else:
+            assert self.running.pop(task) == device
+        assert task not in self.counted, "a report counted twice"
+        self.counted[task] = device
+        self.do(self.engine.accept(device, task, self.now))
+
+    @rule(given=consumes(tasks))
+    def fail(self, given: tuple[str, str, int]) -> None:
+        self.do(self.engine.end(given[0], given[1], "failed: diverged", self.now))
+
+    @rule(given=tasks, what=st.sampled_from(["steps", "model", "upload"]), amount=st.integers(0, 3))
+    def progress(self, given: tuple[str, str, int], what: str, amount: int) -> None:
+        """Of a task that runs, or of one that is over: then it is nothing."""
+        device, task, _ = given
+        if device in self.connected:
+            self.engine.progress(device, task, what, amount, self.now)
+
+    @rule(device=DEVICES)
+    def wait(self, device: str) -> None:
+        if device in self.connected:
+            self.engine.wait(device, self.now)
+
+    @rule(device=DEVICES)
+    def proceed(self, device: str) -> None:
+        if device in self.connected:
+            self.engine.proceed(device, self.now)
+
+    @rule(seconds=st.floats(0.0, 12.0))
+    def time_passes(self, seconds: float) -> None:
+        """As a driver would: waking at each moment that the engine names."""
+        until = self.now + seconds
+        while (wake := self.engine.wake_at()) is not None and wake <= until:
+            self.now = max(self.now, wake)
+            self.do(self.engine.tick(self.now))
+        self.now = until
+
+    @rule()
+    def restart(self) -> None:
+        """The process dies; another one knows what the commands said, and nobody is connected."""
+        version, number = self.versions, self.engine.round
+        self.engine = Engine(self.rules, version=version, round=number)
+        self.connected.clear()
+        if self.open is not None:
+            leases = [(task, device) for task, device in self.running.items()]
+            dropped = [(task, device, cause) for task, (device, cause) in self.ended.items()]
+            self.do(self.engine.restore(self.open, leases, list(self.counted.items()), dropped, self.now))
+
+    @invariant()
+    def leases_are_what_the_commands_said(self) -> None:
+        assert {task: device for device, task in self.engine.leases.items()} == self.running
+        assert self.engine.accepted == self.counted
+
+    @invariant()
+    def the_cohort_is_bounded(self) -> None:
+        assert len(self.running) + len(self.engine.accepted) <= self.rules.cohort
+        assert len(set(self.running.values())) == len(self.running), "a device with two leases"
+
+    @invariant()
+    def a_round_ends_by_its_deadline(self) -> None:
+        if self.open is not None:
+            assert self.engine.deadline <= self.now + self.rules.deadline
+            wake = self.engine.wake_at()
+            assert wake is not None
+            assert wake <= self.engine.deadline
+
+    @invariant()
+    def every_connected_device_is_in_one_place(self) -> None:
+        waiting = [*self.engine.idle, *chain.from_iterable(self.engine.doubted.values())]
+        idle, resting = set(waiting), self.engine.resting
+        assert len(idle) == len(waiting)
+        leased = {device for device in self.engine.leases if device not in self.engine.absent}
+        assert not idle & resting
+        assert not leased & (idle | resting)
+        assert idle | resting | leased == self.connected
+
+    @invariant()
+    def no_slot_is_free_while_a_device_waits(self) -> None:
+        doubted = any(self.engine.doubted.values()) and len(self.counted) < self.rules.minimum
+        if self.open is not None and (self.engine.idle or doubted):
+            assert len(self.running) + len(self.counted) == self.rules.cohort
+
+    @invariant()
+    def every_lease_is_watched_while_its_device_is_there(self) -> None:
+        """It may stall: nobody holds a slot in silence for longer than the rules say."""
+        looked_at = {task for _, _, task in self.engine._stalls}
+        for device, task in self.engine.leases.items():
+            watch = self.engine._watches.get(device)
+            if device not in self.engine.absent:
+                assert watch is not None
+                assert watch.task == task
+                assert watch.gone is None
+                assert task in looked_at
+                assert watch.waits is not None or self.now - watch.moved <= self.rules.stall + 1e-9
+            elif watch is not None:
+                assert watch.task == task
+        assert self.engine._watches.keys() <= self.engine.leases.keys()
+
+    @invariant()
+    def a_grace_is_never_longer_than_the_rules_say(self) -> None:
+        for device, expires in self.engine.absent.items():
+            watch = self.engine._watches.get(device)
+            assert expires <= self.now + (self.rules.grace if watch is not None else RESTART_GRACE)
+
+    @invariant()
+    def versions_count_commits(self) -> None:
+        assert self.engine.version == self.versions
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestAnyOrder = AnyOrder.TestCase
+
+
+@pytest.mark.slow
+class TestAnyOrderForLong(AnyOrder.TestCase):
+    settings = settings(AnyOrder.TestCase.settings, max_examples=5000)
+
+
+def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_another_turn() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    ended, *rest = engine.end("a", tasks["a"].task, STOPPED, 10.0)
+    assert ended == Ended("a", tasks["a"].task, 1, STOPPED)
+    assert rest == []  # not while it is still connected
+    engine.disconnect("a", 10.1)
+    (again,) = engine.check_in("a", None, 12.0)
+    assert isinstance(again, Assign)
+    assert (again.device, again.round, again.seed) == ("a", 1, tasks["a"].seed)
+    assert again.task != tasks["a"].task
+    for device, task in (("b", tasks["b"].task), ("a", again.task)):
+        commands = engine.accept(device, task, 13.0)
+    assert of_type(commands, Commit)
+
+
+def test_the_slot_of_a_device_that_stopped_goes_to_one_that_waits() -> None:
+    engine, tasks = started("abcd")
+    waits = next(device for device in "abcd" if device not in tasks)
+    stops = next(iter(tasks))
+    _, given = engine.end(stops, tasks[stops].task, STOPPED, 10.0)
+    assert isinstance(given, Assign)
+    assert given.device == waits
+    engine.disconnect(stops, 10.1)
+    assert engine.check_in(stops, None, 12.0) == []  # all slots are taken
+
+
+def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_rounds_either() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.end("a", tasks["a"].task, STOPPED, 10.0)
+    later = tasks["b"].deadline
+    engine.tick(later)  # the round is abandoned
+    assigned = of_type(engine.check_in("c", None, later), Assign)
+    assert {command.device for command in assigned} == {"b", "c"}
+    engine.disconnect("a", later)
+    assert [command.device for command in of_type(engine.check_in("a", None, later), Assign)] == ["a"]
+
+
+def test_a_device_that_failed_has_had_its_turn() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
+    engine.disconnect("a", 10.1)
+    assert engine.check_in("a", None, 12.0) == []
+
+
+def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:
+    engine = Engine(SETTINGS)
+    engine.restore(3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")], 0.0)
+    (given,) = engine.check_in("a", None, 1.0)
+    assert isinstance(given, Assign)
+    assert given.task == "t3-4"
+    assert engine.check_in("c", None, 1.0) == []

@@ -1,0 +1,100 @@
+"""A coordinator as a function call, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+from fleetlearn_coordinator import Plan, Result, StoreError, read_status, serve, serve_async
+from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.serve import running
+from fleetlearn_coordinator.storage.store import DATABASE, Store
+from fleetlearn_protocol import BundleError, open_bundle
+from peers import Peer, PlanMaker, report_of, update_of
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+
+async def two_rounds(plan: Plan) -> None:
+    """A device that does two rounds, once there is a coordinator."""
+    while (address := address_of(plan)) is None:
+        await asyncio.sleep(0.01)
+    async with connect(address, subprotocols=[Subprotocol("fleetlearn.v1")], compression=None) as connection:
+        peer = Peer("a", connection)
+        await peer.check_in()
+        for _ in range(2):
+            await peer.do_round(update_of(1.0))
+
+
+def address_of(plan: Plan) -> str | None:
+    try:
+        return read_status(plan.data_dir).address
+    except StoreError:
+        return None
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["in this loop", "in another thread, where no signals arrive"])
+def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threaded: bool) -> None:
+    plan = make_plan(round__goal=1, stop__rounds=2)
+
+    async def both() -> Result:
+        async with asyncio.timeout(30):
+            serving = asyncio.to_thread(serve, plan) if threaded else serve_async(plan)
+            result, _ = await asyncio.gather(serving, two_rounds(plan))
+        return result
+
+    assert asyncio.run(both()) == Result("2 rounds done", True, 2)
+
+
+def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
+    """Killed between the last report and the last commit: the next start makes the model, and ends well."""
+    plan = make_plan(round__goal=1, stop__rounds=1)
+    bundle, now, update = open_bundle(plan.bundle), Clocks(0.0, 1000.0), update_of(1.0)
+    store = Store(plan.data_dir, bundle.sha256)
+    run = Run(plan, bundle, store, now)
+    (lease,) = run.carry_out(run.engine.check_in("a", None, 0.0), now)
+    slot = store.take_slot()
+    store.write_slot(slot, 0, update.tobytes())
+    run.accept(report_of(lease, update), slot, 1.0)  # type: ignore[arg-type]
+    store.close()
+    for _ in range(2):
+        assert serve(plan) == Result("1 rounds done", True, 1)
+
+
+def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:
+    plan = make_plan()
+    with pytest.raises(BundleError, match=r"nowhere\.bundle does not exist"):
+        serve(
+            type(plan)(**{name: getattr(plan, name) for name in plan.__struct_fields__} | {"bundle": "nowhere.bundle"})
+        )
+
+
+def test_a_client_of_another_protocol_is_turned_away(make_plan: PlanMaker) -> None:
+    async def test() -> None:
+        async with running(make_plan()) as coordinator:
+            with pytest.raises(InvalidStatus):
+                await connect(coordinator.address)
+
+    asyncio.run(test())
+
+
+def test_an_error_ends_a_coordinator_that_stays(make_plan: PlanMaker) -> None:
+    plan = make_plan(round__goal=1, stop__rounds=2)
+
+    async def break_it() -> None:
+        await two_rounds(plan)
+        while read_status(plan.data_dir).finished is None:
+            await asyncio.sleep(0.01)
+        with closing(sqlite3.connect(plan.data_dir / DATABASE, timeout=10.0)) as database:
+            database.execute("DROP TABLE meta")
+
+    async def both() -> None:
+        async with asyncio.timeout(10) as bound:
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                await asyncio.gather(serve_async(plan, stay=True), break_it())
+        assert not bound.expired()
+
+    asyncio.run(both())

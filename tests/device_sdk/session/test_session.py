@@ -1,0 +1,737 @@
+"""The device's session: each message in each state, then single rules worth reading one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from fleetlearn_device.session import session as session_module
+from fleetlearn_device.session.commands import (
+    Close,
+    Command,
+    Commands,
+    DropPending,
+    FinishContent,
+    Locate,
+    Note,
+    SavePending,
+    Send,
+    SendUpdate,
+    StartTraining,
+    StopTraining,
+    StopUpdate,
+    StoreChunk,
+    Wanted,
+)
+from fleetlearn_device.session.session import Link, Session, Work
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Cancel,
+    CheckIn,
+    ComeBack,
+    Content,
+    Failed,
+    Fetch,
+    FromCoordinator,
+    Grant,
+    Heartbeat,
+    Held,
+    Refused,
+    Report,
+    Task,
+    Uploaded,
+    Waiting,
+    Welcome,
+    encode,
+)
+
+MODEL = bytes(range(40))
+SHA = hashlib.sha256(MODEL).hexdigest()
+WANTED = Wanted(SHA, "the model", f"models/{SHA}", len(MODEL), len(MODEL))
+WELCOME = Welcome("test", 10.0, 8)
+
+
+def task(name: str = "A", *, deadline: float = 100.0, budget: float | None = None) -> Task:
+    return Task(name, 1, "b" * 64, SHA, len(MODEL), {"lr": 0.1}, 2, 8, 5, deadline, budget)
+
+
+def report(name: str = "A") -> Report:
+    return Report(name, 1, 12, 40, 7, 3, 2.0, True, 0.5)
+
+
+def tell(session: Session, message: FromCoordinator, now: float = 0.0) -> Commands:
+    return session.received(encode(message), now)
+
+
+def acts(commands: Commands) -> list[Command]:
+    return [command for command in commands if not isinstance(command, Note)]
+
+
+def brought_to(state: str, name: str = "A", *, until_finished: bool = False) -> Session:
+    """A session that is online, in this state of work with the task ``name``."""
+    session = Session("dev", 7, until_finished=until_finished)
+    session.connected(0.0)
+    tell(session, WELCOME)
+    steps: dict[str, Callable[[], object]] = {
+        "idle": lambda: None,
+        "locating": lambda: tell(session, task(name)),
+        "fetching": lambda: session.located(name, [WANTED], 0.0),
+        "receiving": lambda: tell(session, Content(3, SHA, len(MODEL), 0)),
+        "storing": lambda: session.received_chunk(pack_chunk(3, 0, MODEL), 0.0),
+        "training": lambda: (session.stored(SHA, True, 0.0), session.located(name, [], 0.0)),
+        "saving": lambda: session.trained(report(name)),
+        "holding": lambda: session.saved(name),
+        "uploading": lambda: tell(session, Grant(name, 9, 0)),
+        "uploaded": lambda: session.update_sent(9, 0.0),
+    }
+    for step, act in steps.items():
+        act()
+        if step == state:
+            break
+    assert session.work.value == ("fetching" if state == "receiving" else state)
+    return session
+
+
+STATES = [
+    "idle",
+    "locating",
+    "fetching",
+    "receiving",
+    "storing",
+    "training",
+    "saving",
+    "holding",
+    "uploading",
+    "uploaded",
+]
+
+# message -> state -> "commands > work"; "*" is every other state; "-": nothing but a note, and no change.
+FAULT = "Close > *"
+FORGOTTEN = {
+    "locating": "> idle",
+    "fetching": "> idle",
+    "receiving": "> idle",
+    "storing": "> idle",
+    "training": "StopTraining > idle",
+    "saving": "> idle",
+    "holding": "DropPending > idle",
+    "uploading": "DropPending > idle",
+    "uploaded": "DropPending > idle",
+}
+TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
+    "a second welcome": (WELCOME, {"*": "-"}),
+    "the task": (task("A"), {"idle": "Locate > locating", "*": "-"}),
+    "another task": (
+        task("B"),
+        {
+            "idle": "Locate > locating",
+            "locating": "Locate > locating",
+            "fetching": "Locate > locating",
+            "receiving": "Locate > locating",
+            "storing": "Locate > locating",
+            "training": "StopTraining Locate > locating",
+            "saving": "Locate > locating",
+            "holding": "DropPending Locate > locating",
+            "uploading": "DropPending Locate > locating",
+            "uploaded": "DropPending Locate > locating",
+        },
+    ),
+    "come back": (ComeBack(5.0, "no-task"), {"*": FAULT}),
+    "its content": (Content(3, SHA, len(MODEL), 0), {"fetching": "> fetching", "receiving": "> fetching", "*": "-"}),
+    "another content": (Content(4, "d" * 64, 8, 0), {"*": "-"}),
+    "content of another size": (
+        Content(3, SHA, 44, 0),
+        {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
+    ),
+    "content from elsewhere": (Content(3, SHA, len(MODEL), 8), {"*": "-"}),
+    "its first chunk": (pack_chunk(3, 0, MODEL[:8]), {"receiving": "StoreChunk > fetching", "*": "-"}),
+    "its only chunk": (pack_chunk(3, 0, MODEL), {"receiving": "StoreChunk FinishContent > storing", "*": "-"}),
+    "a chunk too far": (pack_chunk(3, 8, MODEL[8:]), {"receiving": FAULT, "*": "-"}),
+    "a chunk too long": (pack_chunk(3, 0, MODEL + b"...."), {"receiving": FAULT, "*": "-"}),
+    "another chunk": (pack_chunk(8, 0, MODEL), {"*": "-"}),
+    "its grant": (
+        Grant("A", 10, 8),
+        {
+            "idle": "-",
+            "holding": "SendUpdate > uploading",
+            "uploading": "SendUpdate > uploading",
+            "uploaded": "SendUpdate > uploading",
+            "*": FAULT,
+        },
+    ),
+    "its grant again": (
+        Grant("A", 9, 0),
+        {"idle": "-", "holding": "SendUpdate > uploading", "uploading": "-", "uploaded": "-", "*": FAULT},
+    ),
+    "a grant beyond the end": (Grant("A", 10, 44), {"idle": "-", "*": FAULT}),
+    "another grant": (Grant("B", 10, 0), {"*": "-"}),
+    "its acknowledgement": (
+        Accepted("A"),
+        {
+            "idle": "-",
+            "holding": "DropPending > idle",
+            "uploading": "DropPending > idle",
+            "uploaded": "DropPending > idle",
+            "*": FAULT,
+        },
+    ),
+    "another acknowledgement": (Accepted("B"), {"*": "-"}),
+    "its cancellation": (Cancel("A", Code.ROUND_OVER), {"idle": "-", **FORGOTTEN}),
+    "another cancellation": (Cancel("B", Code.ROUND_OVER), {"*": "-"}),
+    "its task refused": (Refused(Code.STALE_ROUND, "late", "A"), {"idle": "-", **FORGOTTEN}),
+    "another task refused": (Refused(Code.STALE_ROUND, "late", "B"), {"*": "-"}),
+    "its task refused as a duplicate": (Refused(Code.DUPLICATE, "twice", "A"), {"*": "-"}),
+    "its task refused as too much": (Refused(Code.BUSY, "full", "A"), {"idle": "-", "*": FAULT}),
+    "its bytes refused": (
+        Refused(Code.WRONG_HASH, "other bytes", "A"),
+        {
+            "idle": "-",
+            **FORGOTTEN,
+            "holding": "Send > holding",
+            "uploading": "Send > holding",
+            "uploaded": "Send > holding",
+        },
+    ),
+    "its bytes refused as out of order": (
+        Refused(Code.WRONG_OFFSET, "a gap", "A"),
+        {
+            "idle": "-",
+            **FORGOTTEN,
+            "holding": "StopUpdate > holding",
+            "uploading": "StopUpdate > holding",
+            "uploaded": "StopUpdate > holding",
+        },
+    ),
+    "its upload waits": (
+        Waiting(task="A"),
+        {"uploading": "StopUpdate Send > holding", "uploaded": "StopUpdate Send > holding", "*": "-"},
+    ),
+    "another upload waits": (Waiting(task="B"), {"*": "-"}),
+    "a fetch waits": (Waiting(sha256=SHA), {"*": "-"}),
+    "its content refused": (
+        Refused(Code.UNKNOWN_CONTENT, "no such", None, SHA),
+        {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
+    ),
+    "another content refused": (Refused(Code.UNKNOWN_CONTENT, "no such", None, "d" * 64), {"*": "-"}),
+    "something refused": (Refused(Code.BAD_MESSAGE, "what?"), {"*": FAULT}),
+    "another process": (
+        Refused(Code.REPLACED, "again"),
+        {
+            "locating": "Close > idle",
+            "fetching": "Close > idle",
+            "receiving": "Close > idle",
+            "storing": "Close > idle",
+            "training": "StopTraining Close > idle",
+            "*": FAULT,
+        },
+    ),
+    "no JSON": ("{", {"*": FAULT}),
+    "an unknown type": ('{"type":"hello"}', {"*": FAULT}),
+    "a number out of bounds": ('{"type":"come-back","after":-1,"reason":"no-task"}', {"*": FAULT}),
+    "no chunk": (b"12", {"*": FAULT}),
+}
+PARKED = {"fetching": "locating", "uploading": "holding", "uploaded": "holding"}
+
+
+def deliver(session: Session, message: FromCoordinator | bytes | str) -> Commands:
+    if isinstance(message, bytes):
+        return session.received_chunk(message, 1.0)
+    return session.received(message if isinstance(message, str) else encode(message), 1.0)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", TABLE)
+def test_each_message_in_each_state(name: str, state: str) -> None:
+    message, cells = TABLE[name]
+    session = brought_to(state)
+    before = session.work.value
+
+    commands = acts(deliver(session, message))
+
+    expected = cells.get(state, cells.get("*", ""))
+    assert expected, "the table has no cell for it"
+    if expected == "-":
+        assert (commands, session.work.value, session.link) == ([], before, Link.ONLINE)
+        return
+    names, _, work = expected.rpartition(">")
+    assert [type(command).__name__ for command in commands] == names.split()
+    assert session.work.value == (PARKED.get(before, before) if work.strip() == "*" else work.strip())
+    assert session.link is (Link.CLOSING if "Close" in names else Link.ONLINE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_nothing_is_heard_without_a_connection_or_while_it_closes(name: str) -> None:
+    message, _ = TABLE[name]
+    for state in STATES:
+        session = brought_to(state)
+        tell(session, ComeBack(1.0, "busy"))
+        before = session.work
+        assert deliver(session, message) == []
+        session.disconnected()
+        assert deliver(session, message) == []
+        assert session.work is before
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
+    message, _ = TABLE[name]
+    session = Session("dev", 7)
+    session.connected(0.0)
+    commands = deliver(session, message)
+    if isinstance(message, Welcome):
+        assert session.link is Link.ONLINE
+    else:
+        assert isinstance(commands[-1], Close)
+        assert session.faults == (0 if isinstance(message, ComeBack) or name == "another process" else 1)
+
+
+def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
+    session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
+    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None))]
+    assert acts(tell(session, WELCOME)) == []
+    assert acts(tell(session, task())) == [Locate(task())]
+    assert acts(session.located("A", [WANTED], 1.0)) == [Send(Fetch(SHA, 0))]
+    assert tell(session, Content(3, SHA, 40, 0)) == []
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:16])]
+    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 1.0) == [
+        StoreChunk(WANTED, 16, memoryview(MODEL)[16:]),
+        FinishContent(WANTED),
+    ]
+    assert session.stored(SHA, True, 1.0) == [Locate(task())]
+    assert session.located("A", [], 2.0) == [StartTraining(task(), 88.0)]  # 100 - 2 - a tenth for the upload
+    assert session.trained(report()) == [SavePending(report())]
+    assert session.saved("A") == [Send(report())]
+    assert acts(tell(session, Grant("A", 9, 16))) == [SendUpdate("A", 9, 16, 8)]
+    assert session.update_sent(9, 3.0) == [Send(Uploaded("A"))]
+    assert acts(tell(session, Accepted("A"))) == [DropPending("A")]
+    assert session.work is Work.IDLE
+
+
+def test_the_update_is_saved_before_it_is_reported() -> None:
+    session = brought_to("training")
+    assert session.trained(report()) == [SavePending(report())]
+    assert session.tick(50.0, 3) == [Send(Heartbeat("A", 3))]
+    assert session.saved("A") == [Send(report())]
+
+
+def test_a_held_update_is_checked_in_and_reported_again() -> None:
+    session = Session("dev", 7, held=report())
+    check_in = session.connected(0.0)
+    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1)))]
+    assert acts(tell(session, WELCOME)) == [Send(report())]
+    assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
+    assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
+
+
+@pytest.mark.parametrize("state", ["holding", "uploading", "uploaded"])
+def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
+    session = brought_to(state)
+    session.disconnected()
+    assert session.update_sent(9, 1.0) == []
+    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1)))]
+    assert acts(tell(session, WELCOME)) == [Send(report())]
+    assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
+
+
+def test_an_upload_that_lost_its_place_is_reported_again_and_goes_on_with_another_grant() -> None:
+    session = brought_to("uploading")
+    assert acts(tell(session, Waiting(task="A"))) == [StopUpdate(), Send(report())]
+    assert session.update_sent(9, 1.0) == []
+    assert acts(tell(session, Grant("A", 10, 24))) == [SendUpdate("A", 10, 24, 8)]
+    assert session.update_sent(10, 2.0) == [Send(Uploaded("A"))]
+    # All bytes were sent before the device heard that it was to wait, and they were enough.
+    assert acts(tell(session, Waiting(task="A"))) == [StopUpdate(), Send(report())]
+    assert acts(tell(session, Accepted("A"))) == [DropPending("A")]
+
+
+def test_a_gap_in_an_upload_is_followed_by_another_grant_however_often() -> None:
+    session = brought_to("uploading")
+    for transfer in range(10, 15):
+        assert acts(tell(session, Refused(Code.WRONG_OFFSET, "a gap", "A"))) == [StopUpdate()]
+        assert acts(tell(session, Grant("A", transfer, 8))) == [SendUpdate("A", transfer, 8, 8)]
+
+
+def test_a_fetch_that_is_told_to_wait_is_patient() -> None:
+    session = brought_to("fetching")
+    for now in (30.0, 60.0, 90.0):
+        assert acts(tell(session, Waiting(sha256=SHA), now)) == []
+    assert session.tick(99.0) == [Send(Heartbeat("A", 0))]  # patience was over at 60 s, had nothing come
+
+
+def test_a_repeated_task_does_not_disturb_a_held_update() -> None:
+    """It finished training after the check-in, which therefore named nothing: the coordinator gave the task again."""
+    session = brought_to("training")
+    session.disconnected()
+    session.connected(1.0)
+    session.trained(report())
+    session.saved("A")
+    assert acts(tell(session, WELCOME)) == [Send(report())]
+    assert acts(tell(session, task("A"))) == []
+    assert session.work is Work.HOLDING
+
+
+def test_another_task_than_the_held_one_replaces_it() -> None:
+    session = Session("dev", 7, held=report())
+    session.connected(0.0)
+    tell(session, WELCOME)
+    assert acts(tell(session, task("B"))) == [DropPending("A"), Locate(task("B"))]
+    assert acts(tell(session, Refused(Code.NOT_WANTED, "given back", "A"))) == []  # the answer to its report
+    assert session.current == "B"
+
+
+def test_a_broken_download_goes_on_where_the_directory_says() -> None:
+    session = brought_to("receiving")
+    session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
+    session.disconnected()
+    session.connected(2.0)
+    assert acts(tell(session, WELCOME)) == [Send(Heartbeat("A", 0)), Locate(task())]
+    partial = Wanted(SHA, "the model", WANTED.place, 40, 40, have=16)
+    assert acts(session.located("A", [partial], 2.0)) == [Send(Fetch(SHA, 16))]
+    assert tell(session, Content(5, SHA, 40, 16)) == []
+    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 2.0) == []  # of the connection before
+    assert acts(session.received_chunk(pack_chunk(5, 16, MODEL[16:]), 2.0))[1:] == [FinishContent(partial)]
+
+
+def test_training_goes_on_without_a_connection() -> None:
+    session = brought_to("training")
+    session.disconnected()
+    assert session.trained(report()) == [SavePending(report())]
+    assert session.saved("A") == []
+    session.connected(9.0)
+    assert acts(tell(session, WELCOME)) == [Send(report())]
+
+
+def test_a_fetch_that_was_not_begun_waits_for_the_connection() -> None:
+    session = brought_to("locating")
+    session.disconnected()
+    assert session.located("A", [WANTED], 1.0) == []
+    session.connected(1.0)
+    assert acts(tell(session, WELCOME))[-1] == Locate(task())
+
+
+def test_a_later_fetch_replaces_that_of_a_cancelled_task() -> None:
+    session = brought_to("receiving")
+    session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
+    assert acts(tell(session, Cancel("A", Code.ROUND_OVER))) == []
+    assert acts(tell(session, task("B"))) == [Locate(task("B"))]
+    partial = Wanted(SHA, "the model", WANTED.place, 40, 40, have=16)
+    assert acts(session.located("B", [partial], 1.0)) == [Send(Fetch(SHA, 16))]
+    # What was under way carries the same transfer number, which belongs to the content.
+    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:24]), 1.0) == []
+    assert acts(tell(session, Content(3, SHA, 40, 0))) == []
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == []
+    assert acts(tell(session, Content(3, SHA, 40, 16))) == []
+    last = session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 1.0)
+    assert last == [StoreChunk(partial, 16, memoryview(MODEL)[16:]), FinishContent(partial)]
+
+
+def test_a_content_announced_again_begins_again() -> None:
+    session = brought_to("receiving")
+    session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
+    assert tell(session, Content(3, SHA, 40, 0)) == []
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:8])]
+
+
+def test_broken_protocol_closes_with_its_own_code() -> None:
+    close = brought_to("idle").received("{", 0.0)[-1]
+    assert isinstance(close, Close)
+    assert close.code == 1002
+    assert "bad-message" in close.reason
+
+
+def test_a_content_is_fetched_twice_and_not_three_times() -> None:
+    session = brought_to("storing")
+    assert acts(session.stored(SHA, False, 1.0)) == [Send(Fetch(SHA, 0))]
+    tell(session, Content(4, SHA, 40, 0))
+    session.received_chunk(pack_chunk(4, 0, MODEL), 1.0)
+    failed, close = acts(session.stored(SHA, False, 1.0))
+    assert isinstance(failed, Send)
+    assert isinstance(failed.message, Failed)
+    assert failed.message.code == "bad-bundle"
+    assert isinstance(close, Close)
+    assert session.work is Work.IDLE
+
+
+def test_a_start_beyond_the_content_is_fetched_from_the_beginning() -> None:
+    session = brought_to("locating")
+    longer = Wanted(SHA, "manifest.json", "m", None, 1000, have=500)
+    session.located("A", [longer], 0.0)
+    assert acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA))) == [Send(Fetch(SHA, 0))]
+    assert isinstance(acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA)))[-1], Close)
+
+
+def test_a_content_above_its_limit_is_not_stored() -> None:
+    session = brought_to("locating")
+    session.located("A", [Wanted(SHA, "manifest.json", "m", None, 16)], 0.0)
+    failed = acts(tell(session, Content(3, SHA, 17, 0)))[0]
+    assert isinstance(failed, Send)
+    assert isinstance(failed.message, Failed)
+    assert "17 bytes; expected at most 16" in failed.message.text
+
+
+def test_an_empty_content_has_no_chunks() -> None:
+    session = brought_to("locating")
+    empty = Wanted(SHA, "graphs/eval.onnx", "m", 0, 0)
+    assert session.located("A", [empty], 0.0) == [FinishContent(empty)]
+
+
+def test_the_next_training_waits_until_the_one_before_has_ended() -> None:
+    session = brought_to("training")
+    assert acts(tell(session, task("B"))) == [StopTraining("A"), Locate(task("B"))]
+    assert session.located("B", [], 1.0) == []
+    assert session.ended("A") == [Locate(task("B"))]
+    assert acts(session.located("B", [], 2.0)) == [StartTraining(task("B"), 88.0)]
+
+
+def test_a_training_that_ends_in_spite_of_its_cancellation_is_not_saved() -> None:
+    session = brought_to("training")
+    tell(session, Cancel("A", Code.ROUND_OVER))
+    assert session.trained(report()) == []
+    assert session.running is None
+
+
+def test_an_update_whose_task_is_cancelled_while_it_is_saved_is_dropped() -> None:
+    session = brought_to("saving")
+    assert acts(tell(session, Cancel("A", Code.ROUND_OVER))) == []
+    assert session.saved("A") == [DropPending("A")]
+    assert session.work is Work.IDLE
+
+
+def test_bytes_are_reported_again_once_and_then_forgotten() -> None:
+    session = brought_to("uploaded")
+    wrong = Refused(Code.WRONG_HASH, "other bytes", "A")
+    assert acts(tell(session, wrong)) == [Send(report())]
+    assert acts(tell(session, Grant("A", 10, 0))) == [SendUpdate("A", 10, 0, 8)]
+    assert acts(tell(session, wrong)) == [DropPending("A")]
+
+
+@pytest.mark.parametrize("code", ["diverged", "out-of-time", "bad-bundle", "runtime-error"])
+def test_a_failed_training_gives_the_task_back_and_backs_off(code: session_module.FailureCode) -> None:
+    session = brought_to("training")
+    send, close = acts(session.ended("A", code, "why" * 500))
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Failed)
+    assert (send.message.task, send.message.code, len(send.message.text)) == ("A", code, 1000)
+    assert isinstance(close, Close)
+    assert (session.work, session.running, session.faults) == (Work.IDLE, None, 1)
+
+
+def test_a_failure_without_a_connection_is_told_on_the_next() -> None:
+    session = brought_to("training")
+    session.disconnected()
+    assert acts(session.ended("A", "diverged", "nan")) == []
+    session.connected(1.0)
+    assert acts(tell(session, WELCOME)) == [Send(Failed("A", "diverged", "nan"))]
+    assert acts(tell(session, task("A"))) == []  # given again before the coordinator knew
+
+
+def test_faults_end_with_an_accepted_update() -> None:
+    session = brought_to("uploaded")
+    session.faults = 3
+    tell(session, Accepted("A"))
+    assert session.faults == 0
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [(None, 90.0), (20.0, 20.0), (95.0, 90.0)])
+def test_the_time_budget_leaves_time_for_the_upload(budget: float | None, seconds: float) -> None:
+    session = brought_to("idle")
+    given = task(deadline=100.0, budget=budget)
+    tell(session, given)
+    assert session.located("A", [], 0.0) == [StartTraining(given, seconds)]
+
+
+def test_long_deadlines_keep_a_minute_for_the_upload() -> None:
+    session = brought_to("idle")
+    given = task(deadline=86400.0)
+    tell(session, given)
+    assert session.located("A", [], 0.0) == [StartTraining(given, 86340.0)]
+
+
+def test_a_model_that_comes_too_late_is_not_trained() -> None:
+    session = brought_to("locating")
+    failed = acts(session.located("A", [], 95.0))[0]
+    assert isinstance(failed, Send)
+    assert isinstance(failed.message, Failed)
+    assert failed.message.code == "out-of-time"
+
+
+@pytest.mark.parametrize("state", ["locating", "fetching", "receiving"])
+def test_the_deadline_ends_a_download(state: str) -> None:
+    session = brought_to(state)
+    due = session.due()
+    assert due is not None
+    assert due <= 100.0
+    failed = acts(session.tick(100.0))[0]
+    assert isinstance(failed, Send)
+    assert isinstance(failed.message, Failed)
+    assert failed.message.code == "out-of-time"
+
+
+def test_a_task_given_again_by_a_restarted_coordinator_has_its_new_deadline() -> None:
+    session = brought_to("fetching")
+    session.disconnected()
+    session.connected(90.0)
+    tell(session, WELCOME, 90.0)
+    tell(session, task("A"), 90.0)
+    assert acts(session.tick(100.0)) == [Send(Heartbeat("A", 0))]
+    assert session.work is Work.LOCATING
+
+
+def test_heartbeats_say_how_far_training_is() -> None:
+    session = brought_to("training")
+    assert session.due() == 8.0  # 0.8 of the 10 s that the welcome allows
+    assert session.tick(7.9, 3) == []
+    assert session.tick(8.0, 4) == [Send(Heartbeat("A", 4))]
+    assert session.due() == 16.0
+    assert brought_to("idle").tick(8.0, 4) == [Send(Heartbeat(None, 0))]
+
+
+@pytest.mark.parametrize("state", ["fetching", "receiving", "uploaded"])
+def test_a_coordinator_that_does_not_answer_is_left(state: str) -> None:
+    session = brought_to(state)
+    for second in range(60):
+        assert not [command for command in session.tick(float(second)) if isinstance(command, Close)]
+    assert acts(session.tick(60.0)) == [Close("no answer for 60 s")]
+
+
+def test_a_check_in_without_an_answer_is_left() -> None:
+    session = Session("dev", 7)
+    session.connected(5.0)
+    assert session.due() == 65.0
+    assert session.tick(65.0) == [Close("no answer for 60 s")]
+
+
+def test_waiting_for_a_grant_has_no_limit() -> None:
+    session = brought_to("holding")
+    assert acts(session.tick(10000.0)) == [Send(Heartbeat("A", 0))]
+
+
+def test_chunks_are_as_small_as_the_welcome_says() -> None:
+    session = Session("dev", 7, held=report())
+    session.connected(0.0)
+    tell(session, Welcome("test", 10.0, CHUNK_BYTES))
+    assert acts(tell(session, Grant("A", 9, 0))) == [SendUpdate("A", 9, 0, CHUNK_BYTES)]
+
+
+@pytest.mark.parametrize("code", [Code.BAD_VERSION, Code.BAD_MESSAGE])
+def test_a_refused_check_in_ends_the_device(code: Code) -> None:
+    session = Session("dev", 7)
+    session.connected(0.0)
+    assert isinstance(tell(session, Refused(code, "version 9 is spoken here"))[-1], Close)
+    session.disconnected()
+    assert session.over
+    assert isinstance(session.error, ProtocolError)
+    assert "version 9" in str(session.error)
+
+
+def test_a_check_in_refused_for_now_is_tried_again() -> None:
+    session = Session("dev", 7)
+    session.connected(0.0)
+    tell(session, Refused(Code.BUSY, "full"))
+    session.disconnected()
+    assert (session.over, session.error, session.faults) == (False, None, 1)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_stopping_gives_unfinished_work_back_and_keeps_finished(state: str) -> None:
+    session = brought_to(state)
+    commands = acts(session.stop())
+    assert commands[-1] == Close("stopping")
+    told = [command.message for command in commands if isinstance(command, Send)]
+    if state in ("locating", "fetching", "receiving", "storing", "training"):
+        assert told == [Failed("A", "stopping", "the device is stopping")]
+    else:
+        assert told == []
+    assert not [command for command in commands if isinstance(command, DropPending)]
+    session.disconnected()
+    if state == "training":
+        assert not session.over
+        session.ended("A")
+    if state == "saving":
+        assert not session.over
+        assert session.saved("A") == []
+    assert session.over
+
+
+def test_a_connection_that_opens_while_stopping_is_closed() -> None:
+    session = Session("dev", 7)
+    session.stop()
+    assert session.connected(0.0) == [Close("stopping")]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_device_that_was_replaced_ends_and_keeps_what_is_finished(state: str) -> None:
+    session = brought_to(state)
+    commands = acts(tell(session, Refused(Code.REPLACED, "again")))
+    assert not [command for command in commands if isinstance(command, Send | DropPending)]
+    session.disconnected()
+    if state == "training":
+        session.ended("A")
+    if state == "saving":
+        assert session.saved("A") == []
+    assert session.over
+    assert isinstance(session.error, ProtocolError)
+    assert session.error.code is Code.REPLACED
+    assert "delete identity.json in the copy" in session.error.text
+    finished = state in ("saving", "holding", "uploading", "uploaded")
+    assert session.work is (Work.HOLDING if finished else Work.IDLE)
+
+
+def test_finished_ends_a_device_that_waits_for_it_alone() -> None:
+    waits = brought_to("training", until_finished=True)
+    assert acts(tell(waits, ComeBack(3600.0, "finished"))) == [
+        StopTraining("A"),
+        Close("the training is finished", 3600.0),
+    ]
+    waits.disconnected()
+    waits.ended("A")
+    assert waits.over
+    assert waits.finished
+    stays = brought_to("idle")
+    tell(stays, ComeBack(3600.0, "finished"))
+    stays.disconnected()
+    assert not stays.over
+    busy = brought_to("idle", until_finished=True)
+    tell(busy, ComeBack(3600.0, "busy"))
+    busy.disconnected()
+    assert not busy.over
+
+
+def test_data_that_do_not_fit_are_told_and_end_the_device() -> None:
+    session = brought_to("training")
+    error = ValueError("array x has shape (7, 3)")
+    failed, stop, _ = acts(session.abandon(error, "bad-data"))
+    assert failed == Send(Failed("A", "bad-data", "array x has shape (7, 3)"))
+    assert stop == StopTraining("A")
+    session.ended("A")
+    session.disconnected()
+    assert session.over
+    assert session.error is error
+
+
+def test_a_full_disk_keeps_a_finished_update() -> None:
+    session = brought_to("uploading")
+    assert acts(session.abandon(OSError("full"), "runtime-error")) == [Close("full")]
+    assert session.work is Work.HOLDING
+
+
+def test_a_bundle_that_cannot_be_used_fails_its_task() -> None:
+    session = brought_to("locating")
+    failed = acts(session.unusable("A", "too new"))[0]
+    assert failed == Send(Failed("A", "bad-bundle", "too new"))
+    assert session.unusable("A", "too new") == []
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_answers_to_commands_of_another_task_change_nothing(state: str) -> None:
+    session = brought_to(state)
+    before = session.work
+    assert session.located("Z", [], 1.0) == []
+    assert session.located("Z", [WANTED], 1.0) == []
+    assert session.unusable("Z", "x") == []
+    assert session.stored("d" * 64, True, 1.0) == []
+    assert session.update_sent(77, 1.0) == []
+    assert session.work is before

@@ -1,0 +1,459 @@
+"""The session against a model of a coordinator that keeps to PROTOCOL.md, while connections, processes, contents and
+both sides' patience fail in any order. Nothing here takes time: every answer that a device's disk, thread or socket
+would give is a job that may be done at any later step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from fleetlearn_device.session.commands import (
+    Close,
+    Command,
+    Commands,
+    DropPending,
+    FinishContent,
+    Locate,
+    Note,
+    SavePending,
+    Send,
+    SendUpdate,
+    StartTraining,
+    StopTraining,
+    StoreChunk,
+    Wanted,
+)
+from fleetlearn_device.session.session import Link, Session, Work
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Cancel,
+    CheckIn,
+    ComeBack,
+    Content,
+    Failed,
+    Fetch,
+    FromCoordinator,
+    FromDevice,
+    Grant,
+    Heartbeat,
+    Refused,
+    Report,
+    Task,
+    Uploaded,
+    Welcome,
+    decode_from_device,
+    encode,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+SIZE, CHUNK = 40, 16
+CONTENTS = {hashlib.sha256(bytes([i]) * SIZE).hexdigest(): bytes([i]) * SIZE for i in range(2)}
+MODELS = sorted(CONTENTS)
+LUCK = st.integers(0, 4)
+"""What begins everything anew happens when it is 0, so that most runs come far."""
+
+
+class Coordinator:
+    """One device's coordinator: what it knows survives; what belongs to a connection does not."""
+
+    def __init__(self) -> None:
+        self.wire: deque[str | bytes] = deque()
+        self.checked_in = False
+        self.lease: Task | None = None
+        self.accepted: set[str] = set()
+        self.received: dict[str, int] = {}
+        self.waiting: Report | None = None
+        self.granted: tuple[str, int] | None = None
+        self.past: set[int] = set()
+        self.count = 0
+
+    def tell(self, message: FromCoordinator) -> None:
+        self.wire.append(encode(message))
+
+    def disconnected(self) -> None:
+        self.wire.clear()
+        self.checked_in, self.waiting, self.granted = False, None, None
+        self.past.clear()
+
+    def assign(self, model: str) -> None:
+        self.count += 1
+        self.lease = Task(f"t{self.count}", 1, "b" * 64, model, SIZE, {}, 1, 8, 0, 1000.0)
+        self.tell(self.lease)
+
+    def end_lease(self) -> None:
+        self.lease, self.waiting = None, None
+        if self.granted is not None:
+            self.past.add(self.granted[1])
+            self.granted = None
+
+    def grant(self) -> None:
+        assert self.waiting is not None
+        self.count += 1
+        self.granted = self.waiting.task, self.count
+        self.tell(Grant(self.waiting.task, self.count, self.received.setdefault(self.waiting.task, 0)))
+        self.waiting = None
+
+    def take(self, frame: str | bytes) -> None:
+        if isinstance(frame, bytes):
+            chunk = unpack_chunk(frame)
+            if self.granted is None or chunk.transfer != self.granted[1]:
+                assert chunk.transfer in self.past, "a chunk that was never granted on this connection"
+                return
+            assert chunk.offset == self.received[self.granted[0]], "a chunk out of order"
+            self.received[self.granted[0]] += len(chunk.payload)
+            return
+        message = decode_from_device(frame)
+        assert self.checked_in != isinstance(message, CheckIn)
+        match message:
+            case CheckIn(held=held):
+                self.checked_in = True
+                self.tell(Welcome("model", 10.0, CHUNK))
+                if self.lease is not None and (held is None or held.task != self.lease.task):
+                    self.tell(self.lease)
+            case Fetch(sha256=sha256, offset=offset):
+                # A later fetch replaces one that is being sent.
+                self.wire = deque(frame for frame in self.wire if isinstance(frame, str))
+                self.tell(Content(MODELS.index(sha256) + 1, sha256, SIZE, offset))
+                for start in range(offset, SIZE, CHUNK):
+                    part = CONTENTS[sha256][start : start + CHUNK]
+                    self.wire.append(pack_chunk(MODELS.index(sha256) + 1, start, part))
+            case Report(task=task):
+                if task in self.accepted:
+                    self.tell(Accepted(task))
+                elif self.lease is None or task != self.lease.task:
+                    self.tell(Refused(Code.STALE_ROUND, "over", task))
+                else:
+                    self.waiting = message
+            case Uploaded(task=task):
+                if self.granted is None or self.granted[0] != task:
+                    assert self.past
+                    return
+                assert self.received[task] == SIZE, "uploaded, but not all of it"
+                self.accepted.add(task)
+                self.end_lease()
+                self.tell(Accepted(task))
+            case Failed(task=task):
+                if self.lease is not None and task == self.lease.task:
+                    self.end_lease()
+
+
+class Model(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.coordinator = Coordinator()
+        self.now = 0.0
+        self.connected = False
+        self.up: deque[str | bytes] = deque()
+        # The device's disk: it survives the process.
+        self.complete: set[str] = set()
+        self.partial: dict[str, int] = {}
+        self.pending: Report | None = None
+        # What must hold.
+        self.saved: set[str] = set()
+        self.settled: set[str] = set()
+        self.acknowledged: set[str] = set()
+        self.boot()
+
+    def boot(self) -> None:
+        self.session = Session("dev", 7, held=self.pending)
+        self.jobs: list[Callable[[], None]] = []
+        self.training: Task | None = None
+        self.upload: SendUpdate | None = None
+        self.corrupt = False
+
+    # The device's owner
+
+    def perform(self, commands: Commands) -> None:
+        for command in commands:
+            self.do(command)
+
+    def do(self, command: Command) -> None:
+        match command:
+            case Note():
+                pass
+            case Send(message=message):
+                assert self.connected
+                self.check_said(message)
+                self.up.append(encode(message))
+            case Locate(task=task):
+                self.jobs.append(lambda: self.locate(task))
+            case StoreChunk(wanted=wanted, offset=offset, payload=payload):
+                assert offset == 0 or self.partial[wanted.sha256] >= offset
+                assert payload == CONTENTS[wanted.sha256][offset : offset + len(payload)]
+                self.partial[wanted.sha256] = offset + len(payload)
+            case FinishContent(wanted=wanted):
+                self.jobs.append(lambda: self.finish(wanted))
+            case StartTraining(task=task, seconds=seconds):
+                assert self.training is None, "two trainings at once"
+                assert task.model in self.complete
+                assert 0 < seconds <= task.deadline
+                self.training = task
+            case StopTraining(task=name):
+                assert self.training is not None
+                assert self.training.task == name
+            case SavePending(report=report):
+                self.jobs.append(lambda: self.save(report))
+            case DropPending(task=name):
+                self.upload = None
+                if self.pending is not None and self.pending.task == name:
+                    self.pending = None
+            case SendUpdate():
+                assert self.pending is not None
+                assert self.pending.task == command.task
+                assert command.task not in self.acknowledged
+                self.upload = command
+            case Close(code=code, reason=reason):
+                assert code == 1000, reason
+                self.upload = None
+                self.jobs.append(self.hang_up)
+
+    def check_said(self, message: FromDevice) -> None:
+        if isinstance(message, Report):
+            assert self.pending == message, "reported before it was saved"
+        if isinstance(message, Report | Uploaded):
+            assert message.task not in self.acknowledged, "said again after its acknowledgement"
+
+    def locate(self, task: Task) -> None:
+        have = self.partial.get(task.model, 0)
+        wanted = Wanted(task.model, "the model", f"models/{task.model}", SIZE, SIZE, have)
+        self.perform(self.session.located(task.task, [] if task.model in self.complete else [wanted], self.now))
+
+    def finish(self, wanted: Wanted) -> None:
+        good = self.partial.pop(wanted.sha256, 0) == SIZE and not self.corrupt
+        self.corrupt = False
+        if good:
+            self.complete.add(wanted.sha256)
+        self.perform(self.session.stored(wanted.sha256, good, self.now))
+
+    def save(self, report: Report) -> None:
+        self.training = None
+        self.pending = report
+        self.saved.add(report.task)
+        self.perform(self.session.saved(report.task))
+
+    def hang_up(self) -> None:
+        if self.connected and self.session.link is Link.CLOSING:
+            while self.up:  # what was sent before goes out first
+                self.coordinator.take(self.up.popleft())
+            self.cut()
+
+    # Anything, in any order
+
+    @precondition(lambda self: not self.connected)
+    @rule()
+    def connect(self) -> None:
+        self.connected = True
+        self.perform(self.session.connected(self.now))
+
+    @precondition(lambda self: self.connected)
+    @rule(luck=LUCK)
+    def cable_breaks(self, luck: int) -> None:
+        if not luck:
+            self.cut()
+
+    def cut(self) -> None:
+        self.connected = False
+        self.up.clear()
+        self.upload = None
+        self.coordinator.disconnected()
+        self.perform(self.session.disconnected())
+
+    @rule(luck=LUCK)
+    def kill(self, luck: int) -> None:
+        if luck:
+            return
+        if self.connected:
+            self.connected = False
+            self.up.clear()
+            self.coordinator.disconnected()
+        self.boot()
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 100))
+    def job(self, which: int) -> None:
+        self.jobs.pop(which % len(self.jobs))()
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def deliver_up(self) -> None:
+        self.coordinator.take(self.up.popleft())
+
+    @precondition(lambda self: self.coordinator.wire)
+    @rule()
+    def deliver_down(self) -> None:
+        frame = self.coordinator.wire.popleft()
+        if isinstance(frame, bytes):
+            self.perform(self.session.received_chunk(frame, self.now))
+            return
+        if self.session.link is Link.ONLINE:
+            self.note(frame)
+        self.perform(self.session.received(frame, self.now))
+
+    def note(self, frame: str) -> None:
+        """Which updates this message allows the device to forget."""
+        from fleetlearn_protocol.messages import decode_from_coordinator
+
+        message = decode_from_coordinator(frame)
+        if isinstance(message, Task) and self.session.current not in (None, message.task):
+            self.settled.add(str(self.session.current))
+        if isinstance(message, Accepted):
+            self.acknowledged.add(message.task)
+        if isinstance(message, Accepted | Cancel | Refused) and message.task is not None:
+            self.settled.add(message.task)
+
+    @precondition(lambda self: self.coordinator.wire and isinstance(self.coordinator.wire[-1], str))
+    @rule()
+    def say_twice(self) -> None:
+        if '"type":"content"' not in self.coordinator.wire[-1]:
+            self.coordinator.wire.append(self.coordinator.wire[-1])
+
+    @precondition(lambda self: self.training is not None and self.session.work is not Work.SAVING)
+    @rule(how=st.sampled_from(["well", "well", "stopped", "diverged"]))
+    def training_ends(self, how: str) -> None:
+        assert self.training is not None
+        task = self.training
+        wanted = self.session.current == task.task and self.session.work is Work.TRAINING
+        if how == "stopped" and wanted:
+            return  # it stops only when told to
+        if how == "well":
+            crc32 = zlib.crc32(task.task.encode())
+            if not wanted:
+                self.training = None
+            self.perform(self.session.trained(Report(task.task, task.round, crc32, SIZE, 7, 3, 1.0, True, 0.5)))
+            return
+        self.training = None
+        self.perform(self.session.ended(task.task, "diverged" if how == "diverged" else None, "nan"))
+
+    @precondition(lambda self: self.upload is not None)
+    @rule()
+    def upload_a_chunk(self) -> None:
+        assert self.upload is not None
+        upload = self.upload
+        if upload.offset >= SIZE:
+            self.upload = None
+            self.perform(self.session.update_sent(upload.transfer, self.now))
+            return
+        payload = bytes(SIZE)[upload.offset : upload.offset + upload.chunk_bytes]
+        self.up.append(pack_chunk(upload.transfer, upload.offset, payload))
+        self.upload = replace(upload, offset=upload.offset + len(payload))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 70.0, 500.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        due = self.session.due()
+        if due is not None and due <= self.now:
+            self.perform(self.session.tick(self.now, 1))
+
+    @rule()
+    def corrupt_a_content(self) -> None:
+        self.corrupt = True
+
+    @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is None)
+    @rule(model=st.sampled_from(MODELS))
+    def assign(self, model: str) -> None:
+        self.coordinator.assign(model)
+
+    @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is not None)
+    @rule()
+    def cancel(self) -> None:
+        assert self.coordinator.lease is not None
+        self.coordinator.tell(Cancel(self.coordinator.lease.task, Code.ROUND_OVER))
+        self.coordinator.end_lease()
+
+    @precondition(lambda self: self.coordinator.waiting is not None)
+    @rule()
+    def grant(self) -> None:
+        self.coordinator.grant()
+
+    @precondition(lambda self: self.coordinator.checked_in)
+    @rule(luck=LUCK)
+    def come_back(self, luck: int) -> None:
+        if not luck:
+            self.coordinator.tell(ComeBack(1.0, "no-task"))
+
+    @rule(forgets=st.booleans(), luck=LUCK)
+    def coordinator_restarts(self, forgets: bool, luck: int) -> None:
+        if luck:
+            return
+        if self.connected:
+            self.cut()
+        self.coordinator.received.clear()
+        if forgets:
+            self.coordinator.lease = None
+
+    @rule(steps=st.integers(1, 20), model=st.sampled_from(MODELS), slow=st.booleans(), twice=st.booleans())
+    def all_is_well_for_a_while(self, steps: int, model: str, slow: bool, twice: bool) -> None:
+        """So that what goes wrong goes wrong everywhere, and not only at the beginning of a round."""
+        for _ in range(steps):
+            if twice and self.coordinator.wire and isinstance(self.coordinator.wire[-1], str):
+                self.say_twice()
+            if not self.next_step(slow) and self.coordinator.lease is None:
+                self.coordinator.assign(model)
+
+    def next_step(self, slow: bool = False) -> bool:
+        """What happens next if nothing goes wrong, training last where it is ``slow``. False: nothing does."""
+        trains = self.training is not None and self.session.work is not Work.SAVING
+        if trains and not slow:
+            self.train_to_the_end()
+        elif self.jobs:
+            self.job(0)
+        elif self.upload is not None:
+            self.upload_a_chunk()
+        elif self.up:
+            self.deliver_up()
+        elif self.coordinator.wire:
+            self.deliver_down()
+        elif self.coordinator.waiting is not None:
+            self.grant()
+        elif not self.connected:
+            self.connect()
+        elif trains:
+            self.train_to_the_end()
+        else:
+            return False
+        return True
+
+    def train_to_the_end(self) -> None:
+        assert self.training is not None
+        self.training_ends("well" if self.session.current == self.training.task else "stopped")
+
+    # What always holds
+
+    @invariant()
+    def no_update_is_lost(self) -> None:
+        for name in self.saved - self.settled:
+            assert self.pending is not None, f"the update of {name} is gone"
+            assert self.pending.task == name
+
+    @invariant()
+    def no_update_stays_that_nobody_will_send(self) -> None:
+        if self.session.running is None and self.session.current is None:
+            assert self.pending is None
+
+    @invariant()
+    def training_is_known(self) -> None:
+        assert (self.training.task if self.training else None) == self.session.running
+
+    def teardown(self) -> None:
+        """From wherever it stands, a coordinator that does its part brings the device to rest."""
+        self.corrupt = False
+        for _ in range(400):
+            if not self.next_step():
+                break
+        assert self.connected
+        assert self.session.link is Link.ONLINE
+        assert (self.session.work, self.session.running, self.pending) == (Work.IDLE, None, None)
+        assert self.coordinator.lease is None
+        assert self.session.tick(self.now + 10.0) == [Send(Heartbeat(None, 0))]
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

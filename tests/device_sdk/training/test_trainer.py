@@ -1,0 +1,308 @@
+"""Tasks of one bundle after each other on a real state directory: what stays on the device and what does not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_device.storage.state import State, StateError
+from fleetlearn_device.training.data import as_data
+from fleetlearn_device.training.train import StoppedError
+from fleetlearn_device.training.trainer import MAX_STARTS, KilledError, Trained, Trainer
+from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
+from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
+from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.vector import digest
+from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
+
+DATA = as_data(line_data(12))
+MODELS = [np.array(values, np.float32) for values in ([0, 0, 0, 0], [1, 1, 1, 5], [0.5, 2, -1, 9])]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("line") / "line.bundle"
+    return write_line_bundle(folder, personal=True, state=True, references=("anchor", "previous"), random=True)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[State]:
+    opened = State(tmp_path / "state")
+    yield opened
+    opened.close()
+
+
+def task(bundle: Bundle, number: int, **changes: Any) -> Task:
+    model = MODELS[number]
+    settings: dict[str, Any] = {
+        "round": number,
+        "hyper": {"lr": 0.05, "mu": 0.3},
+        "epochs": 2,
+        "batch_size": 5,
+        "seed": 100,
+        "deadline": 100.0,
+    } | changes
+    return Task(f"t{number}", bundle=bundle.sha256, model=digest(model), model_bytes=model.nbytes, **settings)
+
+
+def bring(state: State, bundle: Bundle, given: Task) -> list[str]:
+    """Fetch what the task lacks. Returns its names."""
+    contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
+    contents |= {bundle.sha256: bundle.read("manifest.json")} | {digest(model): model.tobytes() for model in MODELS}
+    names = []
+    while lacking := state.lacking(given, "onnx"):
+        for wanted in lacking:
+            names.append(wanted.name)
+            state.append(wanted, 0, contents[wanted.sha256])
+            assert state.finish(wanted)
+    return names
+
+
+def do(trainer: Trainer, state: State, bundle: Bundle, number: int, save: bool = True) -> Trained:
+    given = task(bundle, number)
+    bring(state, bundle, given)
+    trained = trainer.train(given, 100.0)
+    if save:
+        state.save_pending(trained.report, trained.update.tobytes(), trained.bundle, trained.kept)
+    return trained
+
+
+def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The task's steps in numpy: the whole model after it, and what is kept."""
+    kept = kept or {"h": INITIAL["h"], "t": INITIAL_STATE["t"], "previous": {"w": MODELS[number][:3]}}
+    now: dict[str, Any] = {"w": MODELS[number][:3], "seen": MODELS[number][3], "h": kept["h"]}
+    references = {"anchor": {"w": MODELS[number][:3]}, "previous": kept["previous"]}
+    steps: dict[str, Any] = {"m.w": INITIAL_STATE["m.w"], "t": kept["t"]}
+    batches = [batch for epoch in range(2) for batch in DATA.batches(5, 100, epoch)]
+    for number_of_step, batch in enumerate(batches):
+        now, steps, _ = line_step(now, steps, batch, 0.05, 0.3, 100 + number_of_step, **references)
+    return now, {"h": now["h"], "t": steps["t"], "previous": now}
+
+
+def test_what_a_task_needs_on_disk(state: State, full: Bundle) -> None:
+    names = bring(state, full, task(full, 0))
+    assert set(names) == {"manifest.json", "the model", TRAIN, EVAL, PARAMETERS, STATE}
+    assert bring(state, full, task(full, 1)) == ["the model"]
+
+
+def test_tasks_after_each_other(state: State, full: Bundle) -> None:
+    """Each begins with the personal parameter, the count and the previous model with which the one before it ended,
+    and a momentum that is the bundle's; its update is of what travels."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    kept = None
+    for number in range(3):
+        trained = do(trainer, state, full, number)
+        now, kept = by_hand(number, kept)
+        update = flat(now, full.manifest.travelling) - MODELS[number]
+        assert trained.update.shape == (4,)
+        np.testing.assert_allclose(trained.update, update, atol=2e-5)
+        own = state.load_kept(full.sha256, 6)
+        assert own is not None
+        np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
+        assert own[1] == INITIAL_STATE["t"] + 6 * (number + 1)
+
+
+def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle) -> None:
+    together = []
+    for folder, restarts in (("one", False), ("two", True)):
+        state = State(tmp_path / folder)
+        trainer = Trainer(state, DATA, "onnx", 1)
+        for number in range(3):
+            trained = do(trainer, state, full, number)
+            if restarts:
+                state.close()
+                state = State(tmp_path / folder)
+                trainer = Trainer(state, DATA, "onnx", 1)
+        state.close()
+        together.append((trained.update.tobytes(), trained.kept.tobytes()))
+    assert together[0] == together[1]
+
+
+def test_a_training_whose_update_was_not_saved_leaves_nothing(state: State, full: Bundle) -> None:
+    """It was cancelled, or the process died: trained again it is the same, on the same open runtime too."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    do(trainer, state, full, 0)
+    lost = do(trainer, state, full, 1, save=False)
+    again = do(trainer, state, full, 1)
+    assert again.update.tobytes() == lost.update.tobytes()
+    assert again.kept.tobytes() == lost.kept.tobytes()
+    assert do(trainer, state, full, 1, save=False).update.tobytes() != again.update.tobytes()
+
+
+def test_a_training_that_was_stopped_leaves_nothing(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    do(trainer, state, full, 0)
+    expected = do(trainer, state, full, 1, save=False)
+    trainer.halt.set()
+    with pytest.raises(StoppedError):
+        do(trainer, state, full, 1)
+    trainer.halt.clear()
+    assert do(trainer, state, full, 1).update.tobytes() == expected.update.tobytes()
+
+
+def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    first = do(trainer, state, full, 0)
+    state.drop_pending("t0")  # refused, or too late
+    own = state.load_kept(full.sha256, 6)
+    assert own is not None
+    np.testing.assert_array_equal(own, first.kept)
+    assert own[0] != INITIAL["h"]
+
+
+def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: State, full: Bundle, tmp_path: Path) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    do(trainer, state, full, 0)
+    expected = do(trainer, state, full, 1, save=False)
+    state.forget_bundle(full.sha256)
+    other = write_line_bundle(tmp_path / "other.bundle", personal=True)
+    begun = do(trainer, state, other, 1)
+    fresh = State(tmp_path / "fresh")
+    assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept.tobytes() == begun.kept.tobytes()
+    fresh.close()
+    assert do(trainer, state, full, 1).update.tobytes() == expected.update.tobytes()
+
+
+def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: State, tmp_path: Path) -> None:
+    plain = write_line_bundle(tmp_path / "plain.bundle", references=("anchor",))
+    zeros = np.zeros(5, np.float32)
+    given = Task("t0", 1, plain.sha256, digest(zeros), 20, {"lr": 0.1}, 1, 0, 0, 100.0)
+    contents = {entry.sha256: plain.read(path) for path, entry in plain.manifest.files.items()}
+    contents |= {plain.sha256: plain.read("manifest.json"), digest(zeros): zeros.tobytes()}
+    names = set()
+    while lacking := state.lacking(given, "onnx"):
+        for wanted in lacking:
+            names.add(wanted.name)
+            state.append(wanted, 0, contents[wanted.sha256])
+            assert state.finish(wanted)
+    assert names == {"manifest.json", "the model", TRAIN, EVAL}
+    trained = Trainer(state, DATA, "onnx", 1).train(given, 100.0)
+    assert trained.kept.shape == (0,)
+    state.save_pending(trained.report, trained.update.tobytes(), trained.bundle, trained.kept)
+    assert not list((state.path / "kept").iterdir())
+
+
+def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
+    state: State, full: Bundle, tmp_path: Path
+) -> None:
+    contents = {path: full.read(path) for path in full.manifest.files} | {TRAIN: b"no graph at all"}
+    broken = open_bundle(write_bundle(tmp_path / "broken.bundle", full.manifest, contents))
+    given = task(broken, 0)
+    trainer = Trainer(state, DATA, "onnx", 1)
+    own = do(trainer, state, full, 0).kept
+    bring(state, broken, given)
+    with pytest.raises(BundleError, match=r"cannot load graphs/train\.onnx"):
+        trainer.train(given, 100.0)
+    assert bring(state, broken, given) == []  # the same bytes would come
+    (state.bundle(broken.sha256) / TRAIN).write_bytes(b"no graph at ALL")
+    with pytest.raises(BundleError):
+        trainer.train(given, 100.0)
+    assert bring(state, broken, given) == [TRAIN]
+    after = do(trainer, state, full, 1, save=False)
+    assert after.update.any()
+    kept = state.load_kept(full.sha256, 6)
+    assert kept is not None
+    np.testing.assert_array_equal(kept, own)
+
+
+def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: State, full: Bundle) -> None:
+    """12 examples in batches of 5: three to evaluate, and three steps in each of two passes."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0, evaluate=True)
+    bring(state, full, given)
+    for _ in range(2):
+        trainer.train(given, 100.0)
+        assert (trainer.steps, trainer.batches) == (6, 9)
+
+
+def test_starts_are_counted_until_the_training_ends(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0)
+    bring(state, full, given)
+    for _ in range(MAX_STARTS):  # processes that were killed
+        state.begin_training("t0")
+    with pytest.raises(KilledError, match="killed the process 3 times") as caught:
+        trainer.train(given, 100.0)
+    assert caught.value.code == "killed"
+    assert state.starts("t0") == 3
+    assert state.starts("t1") == 0
+    do(trainer, state, full, 1)
+    assert state.starts("t0") == 0  # another task was trained
+    for code, halt in (("ended", False), ("stopped", True)):
+        state.begin_training("t2")
+        trainer.halt.set() if halt else trainer.halt.clear()
+        with suppress(StoppedError):
+            do(trainer, state, full, 2)
+        assert state.starts("t2") == 0, code
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given = task(full, 0)
+    bring(state, full, given)
+    with largest_file(1000), pytest.raises(StateError, match="there is no room for an update of 40 bytes") as caught:
+        trainer.train(given, 100.0)
+    assert caught.value.code == "disk-full"
+    assert trainer.steps == 0
+    assert not list((state.path / "pending").iterdir())
+    do(trainer, state, full, 0)
+
+
+def test_the_room_held_is_what_the_update_is_written_into(
+    state: State, full: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    trained = do(trainer, state, full, 0, save=False)
+    held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
+    assert {name: size for name, (_, size) in held.items()} == {
+        "update.reserved": trained.update.nbytes, "kept.reserved": trained.kept.nbytes + 4, "report.reserved": 2**16,
+    }  # fmt: skip
+    state.save_pending(trained.report, trained.update.tobytes(), trained.bundle, trained.kept)
+    pending = state.path / "pending"
+    (update,) = pending.glob("*.bin")
+    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.update.tobytes())
+    assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
+    assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
+    assert state.load_pending() == trained.report
+    assert {path.name for path in pending.iterdir()} == {update.name, "report.json"}
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_the_file_system_holds_no_room_it_is_written(
+    number: int, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int, start: int, size: int) -> None:
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+    state.reserve(3 * 2**20 + 5, 0)
+    sizes = {path.name: path.stat().st_size for path in (state.path / "pending").iterdir()}
+    assert sizes == {"update.reserved": 3 * 2**20 + 5, "kept.reserved": 0, "report.reserved": 2**16}
+    state.release()
+    assert not list((state.path / "pending").iterdir())
+
+
+def test_a_training_that_fails_holds_no_room(state: State, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    trainer.halt.set()
+    with pytest.raises(StoppedError):
+        do(trainer, state, full, 0)
+    assert not list((state.path / "pending").iterdir())
