@@ -188,6 +188,6 @@ def test_a_transfer_stalls_from_its_last_byte_on() -> None:
 
 
 def test_the_document_states_the_plans_least_rate() -> None:
-    text = (Path(describe.__file__).parents[2] / "PROTOCOL.md").read_text("utf-8")
+    text = (Path(describe.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
     rate = {field.name: field.default for field in fields(Service)}["least_rate"]
     assert f"(default {rate:,.0f} bytes per second), over some {WINDOW:.0f} s" in text

@@ -32,25 +32,25 @@ class Names(RuleBasedStateMachine):
     def come(self, name: str) -> None:
         assert (name in self.idle) == (name in self.plain)
         if name not in self.plain:
-            self.waiting_devices.add(name)
+            self.idle.add(name)
             self.plain = sorted([*self.plain, name])
 
     @rule(name=NAMES)
     def go(self, name: str) -> None:
-        self.waiting_devices.discard(name)
+        self.idle.discard(name)
         self.plain = [other for other in self.plain if other != name]
 
     @rule(names=st.sets(NAMES))
     def come_together(self, names: set[str]) -> None:
         new = names - {*self.plain}
-        self.waiting_devices.update(new)
+        self.idle.update(new)
         self.plain = sorted([*self.plain, *new])
 
     @precondition(lambda self: self.plain)
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
         drawn = data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=len(self.plain)))
-        assert self.waiting_devices.take(drawn) == [self.plain.pop(number % len(self.plain)) for number in drawn]
+        assert self.idle.take(drawn) == [self.plain.pop(number % len(self.plain)) for number in drawn]
 
     @invariant()
     def the_same(self) -> None:

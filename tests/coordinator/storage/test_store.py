@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation import exact_mean, store
+from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.service.status import read_model, read_status, read_tasks
+from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Report
