@@ -54,6 +54,8 @@ class Shared:
     contents: Contents
     uploads: Uploads
     downloads: Downloads
+    failed: Callable[[Exception], None]
+    """Called with an error that no device is to blame for."""
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, of those that checked in."""
     changed: Callable[[], None] = lambda: None
@@ -70,7 +72,7 @@ class Driver:
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.port, shared.uploads, self.perform, connection.since, self._arriving)
-        connection.flooded = self.conversation.flooded
+        connection.flooded, connection.take_chunk = self.conversation.flooded, self._take_chunk
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -80,29 +82,43 @@ class Driver:
 
     async def serve(self) -> None:
         """Hand messages to the conversation until the connection ends."""
-        connection, conversation, loop = self.connection, self.conversation, self._loop
         message: str | bytes | None
         try:
             while True:
-                message = await connection.recv()
+                message = await self.connection.recv()
                 if self._shared.ended:
                     break
-                conversation.received(message, loop.time())
+                self.conversation.received(message, self._loop.time())
                 message = None  # else a chunk stays in memory until the next message
         except ConnectionClosed:
             pass
+        except Exception as error:
+            self._shared.failed(error)
         finally:
             if self._log is not None:
-                self._log.end(conversation.device)
+                self._log.end(self.conversation.device)
             self._stop_download()
+
+    def _take_chunk(self, message: bytes) -> bool:
+        if self._shared.ended:
+            return False
+        try:
+            self.conversation.received(message, self._loop.time())
+        except Exception as error:
+            self._shared.failed(error)
+        return True
 
     def disconnected(self) -> None:
         """The connection has ended. Call once."""
         device = self.conversation.device
         if device is not None:
             del self._shared.devices[device]
-            if not self._shared.ended:
-                self.conversation.disconnected(self._loop.time())
+        if device is None or self._shared.ended:
+            return
+        try:
+            self.conversation.disconnected(self._loop.time())
+        except Exception as error:
+            self._shared.failed(error)
 
     def overdue(self, now: float, silence: float) -> str | None:
         """Why the connection should be ended: the conversation knows why, or the device does not read."""
@@ -184,11 +200,13 @@ class Driver:
             await self._take_turn(download)
             self.send(Content(content.transfer, start.sha256, start.size, start.offset))
             for frame in content.frames(start.offset):
-                await self._drain()
+                if connection.paused:
+                    await self._drain()
+                else:
+                    await asyncio.sleep(0)  # the others' turn, also while the kernel takes everything
                 conversation.seen = now = loop.time()  # who takes chunks in is not silent
                 if not download.turn.is_set():
                     await self._take_turn(download)
-                await asyncio.sleep(0)  # drain() does not yield while the buffer is low
                 if connection.state is not State.OPEN:
                     return
                 transport.write(frame)

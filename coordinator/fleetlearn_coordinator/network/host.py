@@ -36,12 +36,11 @@ class Host:
     ) -> None:
         """``failed``: called with an error that no device is to blame for. ``uploads``, ``downloads``: how many at a
         time; ``least_rate``: bytes per second below which one loses its place while others wait."""
-        self._failed = failed
         proven = Proven(most_devices)
         self.uploads = Uploads(spool, Places(uploads, least_rate, proven))
         self.downloads = Downloads(Places(downloads, least_rate, proven))
         self.contents = Contents(bundle)
-        self.shared = Shared(port, self.contents, self.uploads, self.downloads)
+        self.shared = Shared(port, self.contents, self.uploads, self.downloads, failed)
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
         self.connections: set[Driver] = set()
@@ -53,14 +52,9 @@ class Host:
         self.connections.add(driver)
         try:
             await driver.serve()
-        except Exception as error:
-            self._failed(error)
         finally:
             self.connections.discard(driver)
-            try:
-                driver.disconnected()
-            except Exception as error:
-                self._failed(error)
+            driver.disconnected()
 
     # What the coordinator says
 
