@@ -58,6 +58,7 @@ class Conversation:
     """What is said on one connection, and what is under way on it."""
 
     __slots__ = (
+        "_arriving",
         "_new",
         "_perform",
         "_port",
@@ -65,7 +66,6 @@ class Conversation:
         "_since",
         "_transfers",
         "_uploads",
-        "arriving",
         "device",
         "fetching",
         "over",
@@ -81,10 +81,10 @@ class Conversation:
         since: float,
         arriving: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``uploads``: of all conversations. ``since``: when the peer connected. ``arriving``: returns the bytes that
+        """``perform`` carries out an effect. ``since``: when the peer connected. ``arriving`` returns how many bytes
         are here of a message that is not complete."""
         self._port, self._uploads, self._perform, self._since = port, uploads, perform, since
-        self.arriving = arriving
+        self._arriving = arriving
         self.device: str | None = None
         """Whom it speaks for; None before the check-in, and after another connection took over."""
         self.seen = since
@@ -177,6 +177,10 @@ class Conversation:
     def must_wait(self, upload: Upload) -> None:
         """The upload lost its place."""
         self._perform(Send(Waiting(task=upload.report.task)))
+
+    def arriving(self) -> int:
+        """Return how many bytes are here of a chunk that is not complete."""
+        return self._arriving()
 
     # The end
 

@@ -7,7 +7,7 @@ files as there are places: where there are more, the upload that has brought lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,9 +24,8 @@ from fleetlearn_coordinator.conversation.port import Spool
 class Sender(Protocol):
     """Who brings an upload: the conversation with its device."""
 
-    @property
-    def arriving(self) -> Callable[[], int]:
-        """Returns the bytes that are here of a chunk that is not complete."""
+    def arriving(self) -> int:
+        """Return how many bytes are here of a chunk that is not complete."""
 
     def granted(self, upload: Upload, now: float) -> None:
         """The upload has a place."""
