@@ -51,6 +51,8 @@ def test_a_broken_wall_is_seen(tmp_path: Path) -> None:
         ("fleetlearn_protocol", ["torch", "onnx", "onnxruntime", "websockets", "asyncio"]),
         ("fleetlearn_device", ["torch", "onnx", "onnxscript", "typer", "rich", "fleetlearn_coordinator"]),
         ("fleetlearn_coordinator", ["torch", "onnx", "onnxruntime", "fleetlearn_device", "fleetlearn_export"]),
+        ("fleetlearn_coordinator.rounds.engine", ["asyncio", "websockets", "sqlite3", "fcntl", "resource"]),
+        ("fleetlearn_coordinator.conversation.conversation", ["asyncio", "websockets", "sqlite3", "fcntl", "resource"]),
     ],
 )
 def test_importing_a_room_loads_nothing_behind_its_walls(room: str, kept_out: list[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from dying import Point, die_at
 from fleetlearn_coordinator import Plan, serve
 from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.conversation import transfer
+from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.service import run, server
 from fleetlearn_coordinator.storage import store
 
@@ -22,8 +22,8 @@ POINTS = {
     "a round is decided but not recorded": Point(run.Run, "carry_out", False),
     "tasks are recorded but not sent": Point(server.Coordinator, "_assign", False),
     "a task was sent": Point(server.Coordinator, "_assign", True),
-    "an upload is granted": Point(transfer.Uploads, "renew", True),
-    "a chunk is spooled": Point(transfer.Upload, "take", True),
+    "an upload is granted": Point(uploads.Uploads, "renew", True),
+    "a chunk is spooled": Point(uploads.Upload, "take", True),
     "an update is complete but not recorded": Point(store.Store, "accept", False),
     "an update is recorded but not summed": Point(store.Store, "accept", True),
     "an update is summed but not acknowledged": Point(run.Run, "accept", True),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from websockets.asyncio.server import Server, ServerConnection
-from websockets.protocol import State
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Event, State
 from websockets.server import ServerProtocol
 
 from fleetlearn_coordinator.conversation.limits import (
@@ -27,16 +28,12 @@ from fleetlearn_coordinator.conversation.limits import (
     MESSAGE_BURST,
     MESSAGE_RATE,
     MESSAGES_BEFORE_CHECK_IN,
-    MESSAGES_OF_A_TASK,
     PATIENCE,
     RECEIVE,
     TURN,
     WRITE_PAUSE,
     Bucket,
 )
-
-if TYPE_CHECKING:
-    from fleetlearn_coordinator.network.listener import Listener
 
 _CONTINUATION, _BINARY = 0, 2
 
@@ -95,18 +92,25 @@ def _header_size(header: bytes) -> int:
     return 2 + (2 if length == 126 else 8 if length == 127 else 0) + (4 if header[1] & 128 else 0)
 
 
+class Owner(Protocol):
+    """The listener that accepted a connection, as the connection sees it; for websockets it is a ``Server``."""
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is closed."""
+
+
 class Connection(ServerConnection):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
-    def __init__(self, protocol: ServerProtocol, listener: Listener, message_rate: float = MESSAGE_RATE) -> None:
+    def __init__(self, protocol: ServerProtocol, owner: Owner, message_rate: float = MESSAGE_RATE) -> None:
         super().__init__(
             protocol,
-            cast(Server, listener),
+            cast(Server, owner),
             ping_interval=None,
             close_timeout=CLOSE_TIMEOUT,
             max_queue=(2, 0),
         )
-        self.listener = listener
+        self._owner = owner
         self.since = now = self.loop.time()
         """When it was accepted."""
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
@@ -114,6 +118,9 @@ class Connection(ServerConnection):
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
         self.flooded: Callable[[], None] | None = None
         """Called once, when the peer has waited for its budget for too long; the connection is ended then."""
+        self.take_chunk: Callable[[bytes], bool] | None = None
+        """Called with a binary message that came in one frame, unless others wait before it; False: ``recv`` is to
+        return it. To wake the task that waits in ``recv`` for each chunk costs a fifth of all reading."""
         self.stalled: float | None = None
         """Since when the peer is not read from because it does not read."""
         self.finished = False
@@ -134,17 +141,9 @@ class Connection(ServerConnection):
 
     # Budgets
 
-    def welcome(self, download: float, upload: float) -> None:
-        """The peer has checked in: allow a device's budget. ``download``, ``upload``: bytes that may be needed now."""
-        self.messages.raise_to(MESSAGE_BURST)
-        self._allow(download, upload)
-
-    def allow_task(self, download: float, upload: float) -> None:
-        """The device has a new task."""
-        self.messages.raise_to(MESSAGES_OF_A_TASK)
-        self._allow(download, upload)
-
-    def _allow(self, download: float, upload: float) -> None:
+    def allow(self, messages: int, download: int, upload: int) -> None:
+        """Let the peer have at least so many frames, and so many bytes to fetch and to send."""
+        self.messages.raise_to(messages)
         self.downloads.raise_to(download)
         self.incoming.raise_to(upload + BYTE_BURST)
 
@@ -183,6 +182,18 @@ class Connection(ServerConnection):
         self._at = 0
         self._hand_on()
 
+    def process_event(self, event: Event) -> None:
+        if (
+            self.take_chunk is not None
+            and isinstance(event, Frame)
+            and event.opcode is Opcode.BINARY
+            and event.fin
+            and not self.recv_messages.frames
+            and self.take_chunk(bytes(event.data))
+        ):
+            return
+        super().process_event(event)
+
     def resume_writing(self) -> None:
         super().resume_writing()
         self._go_on()
@@ -192,7 +203,7 @@ class Connection(ServerConnection):
         if self._next is not None:
             self._next.cancel()
         super().connection_lost(exc)
-        self.listener.lost(self)
+        self._owner.lost(self)
 
     # Reading
 

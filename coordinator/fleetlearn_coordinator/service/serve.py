@@ -86,14 +86,14 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
         coordinator = Coordinator(Run(plan, bundle, store, now), places.devices)
         coordinator.start()
         async with Listener(
-            coordinator.converse,
+            coordinator.host.converse,
             origins=plan.service.origins,
             newcomers=places.newcomers,
-            speaking=lambda: len(coordinator.devices),
+            speaking=lambda: len(coordinator.host.devices),
             heartbeat=plan.service.heartbeat,
         ) as listener:
             coordinator.address = f"ws://{await listener.listen(plan.service.host, plan.service.port)}"
-            coordinator.changed = listener.check
+            coordinator.host.shared.changed = listener.check
             store.put("address", coordinator.address)
             logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
             sweeper = coordinator.loop.create_task(_sweep(coordinator))
@@ -102,7 +102,7 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
             finally:
                 sweeper.cancel()
                 _record(coordinator, ended=True)
-                coordinator.ended = True  # an alarm may still be set, and devices still talk
+                coordinator.end()  # an alarm may still be set, and devices still talk
     finally:
         store.close()
 
@@ -132,7 +132,7 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
 async def _sweep(coordinator: Coordinator) -> None:
     while True:
         try:
-            coordinator.sweep()
+            coordinator.host.sweep(coordinator.service.heartbeat)
             peer_log.flush()
             _record(coordinator)
         except Exception as error:

@@ -1,9 +1,4 @@
-"""The coordinator's websocket server: a thin driver of the run and its engine.
-
-What decides its memory and its stalls: no compression (32 KiB a connection), uploads granted a few at a time, model
-frames made once and written with a yield after each, a bound on everything that waits for a peer, and ``abort()`` for
-one that stalls (a close handshake waits for ever behind a full write buffer).
-"""
+"""The coordinator of one run, as its connections see it: the engine's and the run's decisions behind the port."""
 
 from __future__ import annotations
 
@@ -11,54 +6,53 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any, Literal
 
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Refused, Task, Waiting
 from fleetlearn_protocol.messages import Cancel as CancelMessage
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Report, Task, Welcome
 
-from fleetlearn_coordinator.conversation.conversation import Conversation
-from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
-from fleetlearn_coordinator.conversation.places import Places, Proven
-from fleetlearn_coordinator.conversation.transfer import Contents, Download, Downloads, Uploads
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Finish, Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+SOFTWARE = f"fleetlearn {version('fleetlearn')}"
+"""What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
+
 
 class Coordinator:
-    """The server of one run, within a running event loop. ``service.running`` makes one that listens."""
+    """A run and the host of its connections, within a running event loop. ``serve.running`` makes one that listens."""
 
     def __init__(self, run: Run, places: int | None = None) -> None:
         """``places``: devices that may be connected, where that is fewer than the plan's."""
-        self.run, self.store, self.engine, self.service = run, run.store, run.engine, run.plan.service
-        self.contents = Contents(run.bundle)
-        proven = Proven(self.service.max_connections)
-        self.uploads = Uploads(run.store, Places(self.service.uploads, self.service.least_rate, proven))
-        self.downloads = Downloads(Places(self.service.downloads, self.service.least_rate, proven))
-        self.devices: dict[str, Conversation] = {}
-        """Device -> its connection, of those that checked in."""
-        self.connections: set[Conversation] = set()
-        self.places = self.service.max_connections if places is None else places
+        self.run, self.engine, self.service = run, run.engine, run.plan.service
+        service = self.service
+        self.host = Host(
+            self,
+            run.store,
+            run.bundle,
+            self.fail,
+            uploads=service.uploads,
+            downloads=service.downloads,
+            least_rate=service.least_rate,
+            most_devices=service.max_connections,
+        )
+        self.places = service.max_connections if places is None else places
         files = run.bundle.manifest.files.values()
-        self.bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
-        self.changed: Callable[[], None] = lambda: None
-        """Called when a device has checked in: its connection is no newcomer any more."""
+        self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
         self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
-        self.ended = False
-        """Nothing more may be done: the run is being closed, or memory may be ahead of the disk after an error."""
         self._alarm: asyncio.TimerHandle | None = None
         self._round = 0
-        self._spoilt: set[str] = set()
-        """Tasks of the round whose upload arrived wrong once."""
-        self._background: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
@@ -67,126 +61,92 @@ class Coordinator:
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
 
-    async def converse(self, connection: Connection) -> None:
-        """Serve one connection to its end."""
-        conversation = Conversation(self, connection)
-        self.connections.add(conversation)
-        try:
-            await conversation.serve()
-        except Exception as error:
-            self.fail(error)
-        finally:
-            self.connections.discard(conversation)
-            try:
-                self._part(conversation)
-            except Exception as error:
-                self.fail(error)
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more may be done: the run is being closed, or memory may be ahead of the disk."""
+        return self.host.shared.ended
+
+    def end(self) -> None:
+        """Do nothing more, whatever devices say and however late it is."""
+        self.host.shared.ended = True
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the process rather than go on half-done. Disk has the truth."""
-        self.ended = True
+        self.end()
         if not self.done.done():
             self.done.set_exception(error)
         else:
             logger.error("after the end: %s", error, exc_info=error)
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that nobody waits for."""
-        task = self.loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    # The port of the conversations: what devices do
 
-    # Devices
-
-    def turn_away(self, device: str) -> ComeBack | None:
-        """What to answer a device that cannot be welcome now; None if it can."""
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         if self.run.finished is not None:
             return ComeBack(_spread(3600.0), "finished")
         if self.done.done():
             return ComeBack(_spread(10.0), "stopping")
-        if device not in self.devices and len(self.devices) >= self.places:
+        devices = self.host.devices
+        if check_in.device not in devices and len(devices) >= self.places:
             return ComeBack(_spread(30.0), "busy")
-        return None
+        model = self.run.model.nbytes
+        return Admitted(Welcome(SOFTWARE, self.service.heartbeat, CHUNK_BYTES), self._bundle_bytes + model, 2 * model)
 
-    def join(self, conversation: Conversation, device: str, held: str | None) -> None:
-        """The device has checked in. An earlier connection of its is over."""
-        earlier = self.devices.get(device)
-        if earlier is not None:
-            earlier.send(Refused(Code.REPLACED, f"device {device} has connected again"))
-            earlier.leave()
-            earlier.close(1008, "replaced")
-        self.devices[device] = conversation
-        self.changed()
-        self._carry_out(self.engine.check_in(device, held, self.loop.time()))
-        self.grant()  # the place of an upload that the earlier connection left
+    def join(self, device: str, held: str | None, now: float) -> None:
+        self._carry_out(self.engine.check_in(device, held, now), now)
 
-    def _part(self, conversation: Conversation) -> None:
-        device = conversation.device
-        if device is None or self.devices.get(device) is not conversation:
-            return
-        del self.devices[device]
-        conversation.leave()
-        if not self.done.done() and not self.ended:  # else the leases stay as they are on disk, for the next process
-            self._carry_out(self.engine.disconnect(device, self.loop.time()))
-            self.grant()
+    def leave(self, device: str, now: float) -> None:
+        if not self.done.done():  # else the leases stay as they are on disk, for the next process
+            self._carry_out(self.engine.disconnect(device, now), now)
 
-    def tell(self, device: str, message: FromCoordinator) -> None:
-        """Send to a device, if it is connected."""
-        conversation = self.devices.get(device)
-        if conversation is not None:
-            conversation.send(message)
+    def announce(self, device: str, report: Report) -> bool:
+        if not self.engine.announce(device, report.task, report.round):
+            return False
+        size = self.run.model.nbytes
+        if report.size != size:
+            text = f"an update of {report.size} bytes was announced; the model has {size}"
+            raise ProtocolError(Code.WRONG_LENGTH, text)
+        return True
 
-    # Downloads and uploads
+    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+        if not self.engine.wanted(device, report.task):
+            raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
+        self.run.accept(report, spool, largest)
 
-    def ask_download(self, download: Download) -> None:
-        """A device wants to be sent something."""
-        self.downloads.ask(download, idle=download.device not in self.engine.leases)
-        self.downloads.go_on(self.loop.time())
+    def count_report(self, device: str, task: str, now: float) -> None:
+        self._carry_out(self.engine.accept(device, task, now), now)
 
-    def end_download(self, download: Download) -> None:
-        """It was sent, or nobody wants it now."""
-        self.downloads.leave(download)
-        self.downloads.go_on(self.loop.time())
+    def has_counted(self, device: str, task: str) -> bool:
+        return self.engine.accepted.get(task) == device
 
-    def _publish(self) -> None:
-        """Serve the newest model. Each download of an older one would keep that one's bytes in memory."""
-        old = self.contents.publish(self.run.model_digest, self.run.model)
-        if old is not None:
-            for conversation in self.devices.values():
-                conversation.stop_download(old)
+    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        self._carry_out(self.engine.end(device, task, cause, now), now)
 
-    def grant(self) -> None:
-        """Let uploads begin, as many as there is room for."""
-        for upload in self.uploads.grants(self.loop.time()):
-            if upload not in self.uploads.places.held:
-                self.tell(upload.device, Waiting(task=upload.report.task))
-            elif upload.device in self.devices:
-                self.engine.proceed(upload.device, self.loop.time())
-                self.devices[upload.device].grant(upload)
+    def progress(
+        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+    ) -> None:
+        if sent:
+            task = self.engine.leases.get(device)
+        self.engine.progress(device, task, what, amount, now)
+        self.run.bytes_up += received
+        self.run.bytes_down += sent
 
-    def first_spoilt(self, task: str) -> bool:
-        """Whether this is the first time that the task's upload arrived wrong. Remembers that it did."""
-        first = task not in self._spoilt
-        self._spoilt.add(task)
-        return first
+    def wait(self, device: str, now: float) -> bool:
+        self.engine.wait(device, now)
+        return device in self.engine.leases
 
-    def accept(self, device: str, task: str) -> None:
-        """The device's update was made safe."""
-        self._carry_out(self.engine.accept(device, task, self.loop.time()))
-        self.grant()
+    def proceed(self, device: str, now: float) -> None:
+        self.engine.proceed(device, now)
 
-    def end_task(self, device: str, task: str, cause: str) -> None:
-        """The device failed its task, or its update was rejected."""
-        self._carry_out(self.engine.end(device, task, cause, self.loop.time()))
-        self.grant()
+    def find(self, sha256: str, offset: int) -> int:
+        return self.host.contents.find(sha256, offset).size
 
     # The engine
 
     def _now(self) -> Clocks:
         return Clocks(self.loop.time(), time.time())
 
-    def _carry_out(self, commands: Iterable[Command]) -> None:
-        self._tell_all(self.run.carry_out(commands, self._now()))
+    def _carry_out(self, commands: Iterable[Command], now: float) -> None:
+        self._tell_all(self.run.carry_out(commands, Clocks(now, time.time())))
 
     def _tell_all(self, commands: Iterable[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
@@ -195,14 +155,11 @@ class Coordinator:
                 case Assign():
                     self._assign(command)
                 case Cancel(device, task, code, text):
-                    if device in self.devices:
-                        self.devices[device].stop_upload()
-                    self.tell(device, CancelMessage(task, code, text))
+                    self.host.tell(device, CancelMessage(task, code, text))
                 case Finish(reason):
                     self._finish(reason)
         if self.engine.round != self._round or self.engine.phase is not Phase.OPEN:
-            self.uploads.forget_all()
-            self._spoilt.clear()
+            self.host.uploads.forget_all()
             self._round = self.engine.round
         wake = self.engine.wake_at()
         if self._alarm is not None:
@@ -216,17 +173,16 @@ class Coordinator:
         if self.ended:
             return
         try:
-            self._carry_out(self.engine.tick(self.loop.time()))
-            self.grant()
+            now = self.loop.time()
+            self._carry_out(self.engine.tick(now), now)
+            self.host.grant()
         except Exception as error:
             self.fail(error)
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
-        if lease.device in self.devices:
-            self.devices[lease.device].connection.allow_task(run.model.nbytes, 2 * run.model.nbytes)
         self._publish()
-        self.tell(
+        self.host.tell(
             lease.device,
             Task(
                 task=lease.task,
@@ -244,26 +200,15 @@ class Coordinator:
             ),
         )
 
+    def _publish(self) -> None:
+        self.host.publish(self.run.model_digest, self.run.model)
+
     def _finish(self, reason: str) -> None:
-        for conversation in self.devices.values():
-            conversation.send(ComeBack(_spread(3600.0), "finished"))
+        self._send_away(3600.0, "finished")
         if not self.done.done():
             self.done.set_result(reason)
 
-    # Time and people
-
-    def sweep(self) -> None:
-        """End the connections that are overdue, and take places from those that hardly move while others wait."""
-        now, silence = self.loop.time(), SILENT_HEARTBEATS * self.service.heartbeat
-        self.uploads.places.measure(now)
-        self.downloads.places.measure(now)
-        self.grant()
-        self.downloads.go_on(now)
-        for conversation in self.connections:
-            why = conversation.overdue(now, silence)
-            if why is not None:
-                conversation.log(logging.INFO, "connection ended: %s", why)
-                conversation.connection.transport.abort()
+    # People
 
     def live(self) -> dict[str, Any]:
         """What ``status`` shows of a running coordinator."""
@@ -272,13 +217,13 @@ class Coordinator:
             "phase": self.engine.phase.value,
             "round": self.engine.round,
             "version": self.engine.version,
-            "connected": len(self.devices),
+            "connected": len(self.host.devices),
             "idle": len(self.engine.idle) + sum(map(len, self.engine.doubted.values())),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
-            "uploading": len(self.uploads.active),
-            "queued": len(self.uploads.waiting),
+            "uploading": len(self.host.uploads.active),
+            "queued": len(self.host.uploads.waiting),
         }
 
     async def stop(self, reason: str) -> None:
@@ -286,11 +231,12 @@ class Coordinator:
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
-            for conversation in self.devices.values():
-                conversation.send(ComeBack(_spread(10.0), "stopping"))
-        until = self.loop.time() + STOP_TIMEOUT
-        while self.connections and self.loop.time() < until:
-            await asyncio.sleep(0.05)
+            self._send_away(10.0, "stopping")
+        await self.host.empty()
+
+    def _send_away(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
+        for device in self.host.devices:
+            self.host.tell(device, ComeBack(_spread(longest), reason))
 
 
 def _spread(longest: float) -> float:

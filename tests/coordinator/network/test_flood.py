@@ -95,8 +95,8 @@ async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[Wi
     """A peer that has checked in, and the coordinator's end of it."""
     wire = await wire_to(coordinator.address)
     await wire.check_in(name)
-    await until(lambda: name in coordinator.devices)
-    return wire, coordinator.devices[name].connection
+    await until(lambda: name in coordinator.host.devices)
+    return wire, coordinator.host.devices[name].connection
 
 
 # Web pages
@@ -135,7 +135,7 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
     async with running(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        conversation = coordinator.devices["attacker"]
+        driver = coordinator.host.devices["attacker"]
         largest = 0
         while theirs.stalled is None:
             wire.writer.write(100 * frame(PING, bytes(125)))
@@ -143,9 +143,9 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
             largest = max(largest, theirs.transport.get_write_buffer_size())
         assert not theirs.transport.is_reading()
         assert largest <= limits.WRITE_PAUSE + limits.TURN * 127
-        assert conversation.overdue(theirs.stalled + 29.0, 1e9) is None
-        patch.setattr("fleetlearn_coordinator.conversation.conversation.SEND_TIMEOUT", -1.0)
-        await until(lambda: not coordinator.devices)
+        assert driver.overdue(theirs.stalled + 29.0, 1e9) is None
+        patch.setattr("fleetlearn_coordinator.network.driver.SEND_TIMEOUT", -1.0)
+        await until(lambda: not coordinator.host.devices)
 
 
 @run_async
@@ -174,7 +174,7 @@ async def test_a_message_has_a_bounded_number_of_fragments(make_plan: PlanMaker,
         await wire.send(frame(CONTINUATION, b"}"))
         assert isinstance(await hear(wire, Refused), Refused)  # "{}" is no message
         await wire.send(frame(TEXT, b"{", fin=False) + limits.MAX_FRAGMENTS * empty)
-        await until(lambda: not coordinator.devices)
+        await until(lambda: not coordinator.host.devices)
         assert theirs.protocol.close_sent is not None
         assert theirs.protocol.close_sent.code == 1009
 
@@ -295,7 +295,8 @@ async def test_bytes_beyond_the_budget_are_not_read(make_plan: PlanMaker, patch:
         for _ in range(100):
             wire.writer.write(chunk)
         await until(lambda: theirs.incoming.tokens < 1)
-        assert coordinator.devices["attacker"]._refusals <= 500_000 // 100_000 + limits.RECEIVE // 100_000 + 1
+        refusals = coordinator.host.devices["attacker"].conversation._refusals
+        assert refusals <= 500_000 // 100_000 + limits.RECEIVE // 100_000 + 1
         assert not theirs.transport.is_reading()
         wire.abort()
 
@@ -314,7 +315,7 @@ async def test_who_stays_over_the_budget_is_told_once_and_ended(
         opcode, payload = await wire.receive()
         assert (opcode, int.from_bytes(payload[:2], "big")) == (8, 1008)
         assert not theirs.transport.is_reading()
-        await until(lambda: not coordinator.connections)
+        await until(lambda: not coordinator.host.connections)
 
 
 @run_async
@@ -341,18 +342,18 @@ async def test_a_device_that_fetches_too_much_waits(make_plan: PlanMaker, patch:
     patch.setattr(connections, "DOWNLOAD_RATE", 1e-9)
     async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a")
-        size, budget = coordinator.run.model.nbytes, coordinator.devices["a"].connection.downloads.tokens
+        size, budget = coordinator.run.model.nbytes, coordinator.host.devices["a"].connection.downloads.tokens
         whole = int(budget // size)
         for _ in range(whole):
             await a.fetch(coordinator.run.model_digest)
-        await until(lambda: coordinator.devices["a"].download is None)
+        await until(lambda: coordinator.host.devices["a"].download is None)
         sent = coordinator.run.bytes_down
         await a.send(Fetch(coordinator.run.model_digest))
         await a.send("{}")
         await a.expect(Refused)  # the fetch was handled before, and has not begun
-        assert coordinator.devices["a"].download is not None
+        assert coordinator.host.devices["a"].download is not None
         assert coordinator.run.bytes_down == sent
-        coordinator.devices["a"].connection.allow_task(size, 2 * size)
+        coordinator.host.devices["a"].connection.allow(0, size, 2 * size)
 
 
 # The end of a connection
@@ -365,16 +366,16 @@ async def test_after_too_many_refusals_nothing_is_read_or_handled(
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     async with running(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
-        conversation = coordinator.devices["attacker"]
+        conversation = coordinator.host.devices["attacker"].conversation
         wire.writer.write(100 * frame(TEXT, b"{}"))
-        await until(lambda: conversation._over)
+        await until(lambda: conversation.over)
         assert conversation._refusals == MAX_REFUSALS + 1
         assert not theirs.transport.is_reading()
         for _ in range(MAX_REFUSALS + 1):
             await hear(wire, Refused)
         opcode, _ = await wire.receive()
         assert opcode == 8
-        await until(lambda: not coordinator.connections)
+        await until(lambda: not coordinator.host.connections)
         assert conversation._refusals == MAX_REFUSALS + 1
 
 
@@ -415,12 +416,12 @@ def test_a_connection_has_few_lines(make_plan: PlanMaker, caplog: pytest.LogCapt
     async def test() -> None:
         async with running(make_plan()) as coordinator:
             wire, theirs = await attacker(coordinator)
-            conversation = coordinator.devices["attacker"]
+            conversation = coordinator.host.devices["attacker"].conversation
             theirs.messages.tokens = 1e9
             wire.writer.write(500 * text(Failed("t1-1", "diverged", "x" * 1000)) + frame(TEXT, b"{}"))
             await until(lambda: conversation._refusals == 1)
             wire.abort()
-            await until(lambda: not coordinator.connections)
+            await until(lambda: not coordinator.host.connections)
 
     with caplog.at_level(logging.INFO, "fleetlearn"):
         asyncio.run(bounded(test()))
@@ -444,7 +445,7 @@ async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker
         for _ in range(50):
             await asyncio.sleep(0)
         assert not waiting.done()
-        assert len(coordinator.connections) == 10
+        assert len(coordinator.host.connections) == 10
         idle.pop().abort()
         idle.append(await waiting)
         for wire in idle:
@@ -457,7 +458,7 @@ async def test_who_does_not_check_in_in_time_is_ended(make_plan: PlanMaker, patc
     patch.setattr(listener, "CHECK_IN_TIMEOUT", 0.2)
     async with running(make_plan()) as coordinator:
         await wire_to(coordinator.address)
-        await until(lambda: not coordinator.connections)
+        await until(lambda: not coordinator.host.connections)
         assert await read_to_end((await knock(coordinator.address)).reader) == b""  # not even a request came
 
 
@@ -469,7 +470,7 @@ async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: p
         for _ in range(5):
             wire = await wire_to(coordinator.address)
             wire.abort()
-            await until(lambda: not coordinator.connections)
+            await until(lambda: not coordinator.host.connections)
         waiting = asyncio.ensure_future(wire_to(coordinator.address))
         for _ in range(50):
             await asyncio.sleep(0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_coordinator.conversation.conversation import Conversation
-from fleetlearn_coordinator.conversation.transfer import Download
+from fleetlearn_coordinator.network.downloads import Download
+from fleetlearn_coordinator.network.driver import Driver
 from fleetlearn_coordinator.rounds.engine import Phase
 from fleetlearn_coordinator.service.server import Coordinator
 from fleetlearn_protocol import Code
@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def fetch_until_blocked(coordinator: Coordinator, peer: Conversation, device: Peer, entry: File) -> int:
+async def fetch_until_blocked(coordinator: Coordinator, peer: Driver, device: Peer, entry: File) -> int:
     """Have a device that does not read fetch until the coordinator waits for it; how often it fetched.
 
     The kernel takes some megabytes before that.
@@ -76,8 +76,13 @@ async def fetch_until_blocked(coordinator: Coordinator, peer: Conversation, devi
 def take_the_place(coordinator: Coordinator) -> Download:
     """A download to nobody, which has the only place."""
     other = Download("nobody", "0" * 64, asyncio.WriteTransport())
-    coordinator.downloads.places.held[other] = None
+    coordinator.host.downloads.places.held[other] = None
     return other
+
+
+def end_download(coordinator: Coordinator, download: Download) -> None:
+    coordinator.host.downloads.leave(download)
+    coordinator.host.downloads.go_on(coordinator.loop.time())
 
 
 @run_async
@@ -132,9 +137,9 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
         a = await join("a", check_in=False)
         a.connection.transport.pause_reading()  # so that the first cannot be sent before the second comes
         await a.send(CheckIn(1, "a", 10))
-        await until(lambda: "a" in coordinator.devices)
+        await until(lambda: "a" in coordinator.host.devices)
         entry = coordinator.run.bundle.manifest.files[TRAIN]
-        peer = coordinator.devices["a"]
+        peer = coordinator.host.devices["a"]
         asked = await fetch_until_blocked(coordinator, peer, a, entry)
         stuck = peer.download
         await a.send(Fetch(coordinator.run.model_digest))
@@ -377,9 +382,9 @@ async def test_a_broken_upload_resumes_where_it_was(make_plan: PlanMaker) -> Non
         await a.send(report_of(task, update))
         grant = await a.expect(Grant)
         await a.send(pack_chunk(grant.transfer, 0, update.tobytes()[:CHUNK_BYTES]))
-        await until(lambda: bool(coordinator.uploads.active[task.task].offset))
+        await until(lambda: bool(coordinator.host.uploads.active[task.task].offset))
         a.connection.transport.abort()
-        await until(lambda: not coordinator.devices)
+        await until(lambda: not coordinator.host.devices)
         a = await join("a", held=Held(task.task, task.round))
         await a.send(report_of(task, update))
         grant = await a.expect(Grant)
@@ -398,7 +403,7 @@ async def test_a_device_that_trained_anew_uploads_anew(make_plan: PlanMaker) -> 
         await a.send(report_of(task, update_of(1.0)))
         grant = await a.expect(Grant)
         await a.send(pack_chunk(grant.transfer, 0, bytes(CHUNK_BYTES)))
-        await until(lambda: bool(coordinator.uploads.active[task.task].offset))
+        await until(lambda: bool(coordinator.host.uploads.active[task.task].offset))
         a.connection.transport.abort()
         a = await join("a")
         assert (await a.task()).task == task.task  # it came without its work
@@ -414,14 +419,14 @@ async def test_uploads_are_granted_a_few_at_a_time(make_plan: PlanMaker) -> None
         tasks = [await peer.task() for peer in peers]
         for peer, task in zip(peers, tasks, strict=True):
             await peer.send(report_of(task, update_of(1.0)))
-        await until(lambda: len(coordinator.uploads.waiting) == 2)
-        assert len(coordinator.uploads.active) == 2
-        granted = [peer for peer in peers if peer.name in {u.device for u in coordinator.uploads.active.values()}]
+        await until(lambda: len(coordinator.host.uploads.waiting) == 2)
+        assert len(coordinator.host.uploads.active) == 2
+        granted = [peer for peer in peers if peer.name in {u.device for u in coordinator.host.uploads.active.values()}]
         await granted[0].send_update(await granted[0].expect(Grant), update_of(1.0))
         await granted[0].expect(Accepted)
-        await until(lambda: len(coordinator.uploads.waiting) == 1)
+        await until(lambda: len(coordinator.host.uploads.waiting) == 1)
         granted[1].connection.transport.abort()  # a slot comes back this way too
-        await until(lambda: len(coordinator.uploads.waiting) == 0)
+        await until(lambda: len(coordinator.host.uploads.waiting) == 0)
 
 
 @run_async
@@ -480,7 +485,7 @@ async def test_a_vanished_device_is_lost_after_its_grace(make_plan: PlanMaker) -
 async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
     async with fleet(make_plan(service__heartbeat=0.02)) as (coordinator, join):
         a = await join("a")
-        await until(lambda: not coordinator.connections)
+        await until(lambda: not coordinator.host.connections)
         assert await a.closed() == 1006
         b = await join("b", check_in=False)  # nor may a connection stay that never checks in
         assert await b.closed() == 1006
@@ -489,15 +494,15 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
 @run_async
 async def test_a_device_that_stops_reading_is_ended(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.conversation.conversation.SEND_TIMEOUT", 0.1)
+        patch.setattr("fleetlearn_coordinator.network.driver.SEND_TIMEOUT", 0.1)
         async with fleet(make_plan()) as (coordinator, join):
             a = await join("a", check_in=False)
             a.connection.transport.pause_reading()
             await a.send(CheckIn(1, "a", 10))
-            await until(lambda: "a" in coordinator.devices)
+            await until(lambda: "a" in coordinator.host.devices)
             entry = coordinator.run.bundle.manifest.files[TRAIN]
-            await fetch_until_blocked(coordinator, coordinator.devices["a"], a, entry)
-            await until(lambda: not coordinator.connections)
+            await fetch_until_blocked(coordinator, coordinator.host.devices["a"], a, entry)
+            await until(lambda: not coordinator.host.connections)
 
 
 @run_async
@@ -627,7 +632,7 @@ async def test_an_upload_ends_with_its_task(make_plan: PlanMaker) -> None:
         await a.send(report_of(task, update_of(1.0), size=4))
         assert (await a.expect(Refused)).code is Code.WRONG_LENGTH
         await b.expect(Grant)
-        assert [upload.device for upload in coordinator.uploads.active.values()] == ["b"]
+        assert [upload.device for upload in coordinator.host.uploads.active.values()] == ["b"]
 
 
 @run_async
@@ -640,7 +645,7 @@ async def test_an_error_at_the_end_of_a_connection_ends_the_process_too(make_pla
         grant = await a.expect(Grant)
         await b.send(report_of(await b.task(), update_of(2.0)))
         await a.send(pack_chunk(grant.transfer, 0, bytes(CHUNK_BYTES)))
-        await until(lambda: coordinator.run.bytes_up > 0 and len(coordinator.uploads.waiting) == 1)
+        await until(lambda: coordinator.run.bytes_up > 0 and len(coordinator.host.uploads.waiting) == 1)
         a.connection.transport.abort()
         with pytest.raises(IsADirectoryError, match="slot-0001"):
             async with asyncio.timeout(5):
@@ -674,15 +679,15 @@ async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan:
 async def test_a_device_that_takes_chunks_in_is_not_silent(make_plan: PlanMaker) -> None:
     async with fleet(make_plan(service__downloads=1)) as (coordinator, join):
         a = await join("a")
-        conversation = coordinator.devices["a"]
+        driver = coordinator.host.devices["a"]
         other = take_the_place(coordinator)
         await a.send(Fetch(coordinator.run.model_digest))
         await a.expect(Waiting)
-        asked = conversation.seen
-        coordinator.end_download(other)
+        asked = driver.conversation.seen
+        end_download(coordinator, other)
         await a.expect(Content)
-        await until(lambda: conversation.download is None)
-        assert conversation.seen > asked
+        await until(lambda: driver.download is None)
+        assert driver.conversation.seen > asked
 
 
 @run_async
@@ -693,7 +698,7 @@ async def test_what_a_connection_ended_is_remembered_within_bounds(make_plan: Pl
         for number in range(3 * MAX_REFUSALS):
             await a.send(report_of(task, update_of(1.0), crc32=number))
             await a.expect(Grant)
-        assert len(coordinator.devices["a"]._transfers) <= MAX_REFUSALS
+        assert len(coordinator.host.devices["a"].conversation._transfers) <= MAX_REFUSALS
 
 
 @run_async

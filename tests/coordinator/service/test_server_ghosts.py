@@ -69,7 +69,7 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
         stop = asyncio.Event()
         async with asyncio.timeout(60), fleet(plan) as (coordinator, join):
             haunting = asyncio.create_task(attack(coordinator.address, stop))
-            while len(coordinator.devices) < GHOSTS:
+            while len(coordinator.host.devices) < GHOSTS:
                 await asyncio.sleep(0.01)
             devices = [asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)]
             while coordinator.engine.round < 60:
@@ -153,7 +153,7 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
     async with fleet(plan) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}
-        uploads, downloads = coordinator.uploads.places, coordinator.downloads.places
+        uploads, downloads = coordinator.host.uploads.places, coordinator.host.downloads.places
         uploads.limit = downloads.limit = 0
         await a.send(report_of(tasks["a"], update_of(1.0)))
         await b.send(Fetch(tasks["b"].model))
@@ -161,9 +161,9 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
         await asyncio.gather(*(beat(one, 1.2, lambda number: Heartbeat()) for one in (a, b)))
         assert coordinator.engine.leases == {name: task.task for name, task in tasks.items()}
         uploads.limit, downloads.limit = plan.service.uploads, plan.service.downloads
-        coordinator.grant()
+        coordinator.host.grant()
         await a.send_update(await a.expect(Grant), update_of(1.0))
         await a.expect(Accepted)
-        coordinator.downloads.go_on(coordinator.loop.time())
+        coordinator.host.downloads.go_on(coordinator.loop.time())
         await b.expect(Content)
         assert (await b.expect(Cancel)).code is Code.NOT_WANTED, "once it has what it fetched, it is its turn"

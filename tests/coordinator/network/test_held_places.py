@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.conversation.transfer import Download
+from fleetlearn_coordinator.network.downloads import Download
 from fleetlearn_coordinator.service.server import Coordinator
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk
@@ -129,7 +129,7 @@ async def test_an_upload_that_was_complete_when_it_lost_its_place_is_accepted(ma
         task, grant = await granted(a)
         await a.send(pack_chunk(grant.transfer, 0, update_of(1.0).tobytes()[:4]))
         await b.do_round(update_of(3.0))
-        await until(lambda: not coordinator.uploads.active)
+        await until(lambda: not coordinator.host.uploads.active)
         for chunk in pack_chunks(grant.transfer, update_of(1.0).tobytes(), 4):
             await a.send(chunk)
         await a.send(Uploaded(task.task))
@@ -143,7 +143,7 @@ async def test_a_crawling_upload_is_let_be_while_nobody_waits(make_plan: PlanMak
     async with fleet(make_plan(service__uploads=1, round__goal=1)) as (coordinator, join):
         a = await join("a")
         task, grant = await granted(a)
-        upload = coordinator.uploads.active[task.task]
+        upload = coordinator.host.uploads.active[task.task]
         await until(lambda: upload.slow)
         await a.send_update(grant, update_of(1.0))
         await a.expect(Accepted)
@@ -156,7 +156,7 @@ async def test_part_of_a_chunk_is_progress(make_plan: PlanMaker) -> None:
         a, b = await join("a"), await join("b")
         task, grant = await granted(a)
         await b.send(report_of(await b.task(), update_of(3.0)))
-        upload = coordinator.uploads.active[task.task]
+        upload = coordinator.host.uploads.active[task.task]
         chunk = pack_chunk(grant.transfer, 0, update_of(1.0).tobytes()[:CHUNK_BYTES])
         frame = b"\x82\xff" + len(chunk).to_bytes(8) + bytes(4) + chunk  # masked with zeros
         loop = asyncio.get_running_loop()
@@ -166,7 +166,7 @@ async def test_part_of_a_chunk_is_progress(make_plan: PlanMaker) -> None:
             await asyncio.sleep(WINDOW / 4)  # 160 kB/s
         assert loop.time() - begin > 3 * WINDOW
         assert (upload.offset, upload.slow) == (0, False)
-        assert upload in coordinator.uploads.places.held
+        assert upload in coordinator.host.uploads.places.held
 
 
 @run_async
@@ -183,7 +183,7 @@ async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_pla
                 tasks = [await ghost.task() for ghost in ghosts]
                 for ghost, task in zip(ghosts, tasks, strict=True):
                     await ghost.send(report_of(task, update_of(1.0)))
-                await until(lambda: len(coordinator.uploads.active) == 2)
+                await until(lambda: len(coordinator.host.uploads.active) == 2)
                 await honest.do_round(update_of(1.0))
                 for ghost in ghosts:
                     while (await ghost.receive()).__class__.__name__ != "Cancel":
@@ -233,10 +233,10 @@ async def stop_reading(coordinator: Coordinator, peer: Peer, sha256: str) -> Dow
     """Fetch and read nothing, until the coordinator can write no more; the download that is stuck."""
     peer.connection.transport.pause_reading()
     await peer.send(Fetch(sha256))
-    conversation = coordinator.devices[peer.name]
-    await until(lambda: conversation.blocked is not None and conversation.download is not None)
-    assert conversation.download is not None
-    return conversation.download
+    driver = coordinator.host.devices[peer.name]
+    await until(lambda: driver.blocked is not None and driver.download is not None)
+    assert driver.download is not None
+    return driver.download
 
 
 async def fetch(peer: Peer, sha256: str) -> bytes:
@@ -271,7 +271,7 @@ async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_lar
         for reader in readers:
             await reader.task()
         stuck = [await stop_reading(coordinator, reader, sha256) for reader in readers]
-        assert all(download in coordinator.downloads.places.held for download in stuck)
+        assert all(download in coordinator.host.downloads.places.held for download in stuck)
         c = await join("c")
         model = (await c.task()).model
         await c.send(Fetch(model))
@@ -302,23 +302,24 @@ async def test_a_device_without_a_task_waits_for_those_with_one(make_large_plan:
             task = await a.task()
             b = await join("b")
             stuck = await stop_reading(coordinator, b, task.model)
-            assert stuck in coordinator.downloads.places.held
+            assert stuck in coordinator.host.downloads.places.held
             assert len(await fetch(a, task.model)) == 4 * LARGE
 
 
 @run_async
 async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.conversation.conversation.WAITING_INTERVAL", 0.05)
+        patch.setattr("fleetlearn_coordinator.network.driver.WAITING_INTERVAL", 0.05)
         async with fleet(make_plan(service__downloads=1, service__least_rate=0)) as (coordinator, join):
             a = await join("a")
             other = Download("nobody", "0" * 64, asyncio.WriteTransport())
-            coordinator.downloads.places.held[other] = None
+            coordinator.host.downloads.places.held[other] = None
             sha256 = coordinator.run.model_digest
             await a.send(Fetch(sha256))
             for _ in range(4):
                 assert await a.expect(Waiting) == Waiting(sha256=sha256)
-            coordinator.end_download(other)
+            coordinator.host.downloads.leave(other)
+            coordinator.host.downloads.go_on(coordinator.loop.time())
             while isinstance(message := await a.receive(), Waiting):
                 pass
             assert isinstance(message, Content)
@@ -331,8 +332,8 @@ async def test_a_device_has_one_download_over_all_its_connections(make_large_pla
             a = await join("a")
             for _ in range(3):
                 await stop_reading(coordinator, a, coordinator.run.model_digest)
-        await until(lambda: len(coordinator.downloads.places.held) == 1)
-        assert not list(coordinator.downloads.places.waiting)
+        await until(lambda: len(coordinator.host.downloads.places.held) == 1)
+        assert not list(coordinator.host.downloads.places.waiting)
 
 
 @run_async
@@ -344,8 +345,8 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
         task = await x.task()
         stuck = await stop_reading(coordinator, x, task.model)
         await a.do_round(update_of(1.0, LARGE))
-        await until(lambda: coordinator.devices["x"].download is None)
-        assert stuck not in coordinator.downloads.places
+        await until(lambda: coordinator.host.devices["x"].download is None)
+        assert stuck not in coordinator.host.downloads.places
         x.connection.transport.resume_reading()
         await x.expect(Content)
         await x.expect(Cancel)
@@ -450,5 +451,5 @@ async def test_nothing_is_handled_after_the_refusal_that_closes(make_plan: PlanM
         for _ in range(MAX_REFUSALS + 1):
             await a.expect(Refused)
         assert await a.closed() == 1008
-        await until(lambda: not coordinator.connections)
+        await until(lambda: not coordinator.host.connections)
         assert coordinator.engine.causes() == {}

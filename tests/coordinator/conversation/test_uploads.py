@@ -1,29 +1,21 @@
-"""Contents and uploads without a network."""
+"""Uploads without a network."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Proven
-from fleetlearn_coordinator.conversation.transfer import (
-    STALLED_PER_PLACE,
-    Content,
-    Contents,
-    Download,
-    Downloads,
+from fleetlearn_coordinator.conversation.uploads import (
     Upload,
     Uploads,
 )
 from fleetlearn_coordinator.storage.store import Store
-from fleetlearn_protocol import Code, ProtocolError, open_bundle
+from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, checksum
-from websockets.frames import Frame, Opcode
-from websockets.protocol import Protocol, Side, State
 
 UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
@@ -35,35 +27,6 @@ def report_of(task: str, update: Vector = UPDATE) -> Report:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "run", "b" * 64)
-
-
-@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 7, 300_000, 300_001])
-def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
-    """Read back by the websockets library's own parser, as a client would."""
-    payload = np.random.default_rng(0).bytes(300_001)
-    parser = Protocol(Side.CLIENT, state=State.OPEN)
-    for frame in Content(9, payload).frames(offset):
-        parser.receive_data(frame)
-    received = bytearray()
-    for event in parser.events_received():
-        assert isinstance(event, Frame)
-        assert event.opcode is Opcode.BINARY
-        assert event.fin
-        chunk = unpack_chunk(bytes(event.data))
-        assert chunk.transfer == 9
-        assert chunk.offset == offset + len(received)
-        received += chunk.payload
-    assert received == payload[offset:]
-
-
-def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
-    contents = Contents(open_bundle(bundle_path))
-    contents.publish("1" * 64, UPDATE)
-    contents.publish("2" * 64, UPDATE)
-    assert contents.find("2" * 64, 0).size == UPDATE.nbytes
-    with pytest.raises(ProtocolError) as caught:
-        contents.find("1" * 64, 0)
-    assert caught.value.code is Code.UNKNOWN_CONTENT
 
 
 RATE = 1000.0
@@ -222,34 +185,3 @@ def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(store: Sto
     sent(again, store)
     uploads.keep(again, 500.1)
     assert "device" not in uploads.places.proven
-
-
-class Reader(asyncio.WriteTransport):
-    """A transport whose other side read some of what was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread, self.aborted = 0, False
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-def test_downloads_without_a_place_that_nobody_reads_are_bounded() -> None:
-    downloads = Downloads(Places(1, RATE, Proven(1)))
-    readers = [Download(f"d{number}", "0" * 64, Reader()) for number in range(3 + STALLED_PER_PLACE)]
-    for number, download in enumerate(readers):
-        downloads.ask(download, idle=False)
-        downloads.go_on(number)
-        download.sent += 200_000
-        download.transport.unread = 200_000  # type: ignore[attr-defined]
-        assert download.turn.is_set()
-        downloads.places.measure(number + WINDOW)
-        if number == 3:  # this one reads, if slowly, and waits for its turn again: nothing is held for it
-            readers[0].transport.unread = 0  # type: ignore[attr-defined]
-            downloads.ask(readers[0], idle=True)
-    aborted = [download.device for download in readers if download.transport.aborted]  # type: ignore[attr-defined]
-    assert aborted == ["d1"]

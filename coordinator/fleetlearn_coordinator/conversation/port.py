@@ -1,0 +1,96 @@
+"""What conversations ask of their coordinator, and of the files that arriving updates are written to.
+
+Only names, numbers, bytes and messages cross these ports, so the other side may be another process. Times are seconds
+on the engine's clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Report, Welcome
+
+
+class Admitted(NamedTuple):
+    """The device may stay."""
+
+    welcome: Welcome
+    download: int
+    """Bytes that it may have to fetch for its first task: the bundle and the model."""
+    upload: int
+    """Bytes that it may have to send for its first task: an update, twice."""
+
+
+class Port(Protocol):
+    """A coordinator, as conversations see it. What it decides about a device comes back through ``Conversation.tell``:
+    a task, a cancellation, the end of training. The same call may tell other devices something too."""
+
+    # The device
+
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        """Decide whether the device may stay. Nothing is remembered yet."""
+
+    def join(self, device: str, held: str | None, now: float) -> None:
+        """The device was welcomed. ``held``: the task whose finished update it still has."""
+
+    def leave(self, device: str, now: float) -> None:
+        """The device's connection is gone. Not called where the device has connected again before."""
+
+    # Its task
+
+    def announce(self, device: str, report: Report) -> bool:
+        """Say whether the update of this report is wanted: True, or False where it counted long ago.
+
+        Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-length, after
+        which the caller ends the task.
+        """
+
+    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+        """Make the complete update in this spool file durable, which from then on is the coordinator's.
+        ``largest``: the update's greatest magnitude. Raises ProtocolError: stale-round, out-of-range."""
+
+    def count_report(self, device: str, task: str, now: float) -> None:
+        """Count the report of the update that was just saved. The device has been told."""
+
+    def has_counted(self, device: str, task: str) -> bool:
+        """Whether the device's report of this task counts for the open round."""
+
+    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""
+
+    # What it does meanwhile
+
+    def progress(
+        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+    ) -> None:
+        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content (by its SHA-256).
+
+        ``received``, ``sent``: bytes that moved since the last call. What is sent is for the task that the device has.
+        """
+
+    def wait(self, device: str, now: float) -> bool:
+        """From now on it is the coordinator's turn to act: to grant an upload, or to send what the device fetches.
+        Returns whether the device has a task."""
+
+    def proceed(self, device: str, now: float) -> None:
+        """It is the device's turn again. Harmless where it was."""
+
+    # What it fetches
+
+    def find(self, sha256: str, offset: int) -> int:
+        """Return the size in bytes of the content with this hash. Raises ProtocolError: unknown-content,
+        wrong-offset (``offset`` is beyond the end)."""
+
+
+class Spool(Protocol):
+    """Files, by number, that the bytes of arriving updates are written to."""
+
+    def take_slot(self) -> int:
+        """Return a file that nobody uses. It may hold old bytes."""
+
+    def free_slot(self, slot: int) -> None:
+        """The file's bytes are not needed any more."""
+
+    def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
+        """Write these bytes into the file."""

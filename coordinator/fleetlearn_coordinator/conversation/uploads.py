@@ -1,0 +1,235 @@
+"""Updates on their way to the coordinator: a few at a time, checked as they arrive. places.py says whose turn it is.
+
+An upload without a place may still send what was on its way: those chunks count, or a slow device would lose all of
+them each time. What an upload has brought is in a spool file, and without a place there are at most as many of these
+files as there are places: where there are more, the upload that has brought least begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import Chunk
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.vector import check_finite, checksum
+
+from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Turn
+from fleetlearn_coordinator.conversation.port import Spool
+
+
+class Sender(Protocol):
+    """Who brings an upload: the conversation with its device."""
+
+    def arriving(self) -> int:
+        """Return how many bytes are here of a chunk that is not complete."""
+
+    def granted(self, upload: Upload, now: float) -> None:
+        """The upload has a place."""
+
+    def must_wait(self, upload: Upload) -> None:
+        """The upload lost its place."""
+
+
+@dataclass(slots=True, eq=False)
+class Upload(Turn):
+    """One update on its way: spooled to a file and checked as it arrives."""
+
+    report: Report
+    sender: Sender | None = None
+    """None after its connection broke."""
+    slot: int | None = None
+    """The number of its spool file."""
+    offset: int = 0
+    """Bytes received so far."""
+    largest: float = 0.0
+    """Greatest magnitude among them."""
+    transfer: int = 0
+    """The number that its chunks carry, while it has a place and for what is on its way afterwards. 0: none."""
+    restarted: bool = False
+    """A chunk was refused, and nothing has come under the new number yet."""
+    crc32: int = 0
+    """CRC-32 of the bytes received so far."""
+    began: float | None = None
+    """When it was first granted."""
+
+    def progress(self) -> int:
+        return self.offset + (self.sender.arriving() if self.sender is not None else 0)
+
+    def proves(self, now: float, least_rate: float) -> bool:
+        """Whether the complete upload was quick enough to prove its device."""
+        assert self.began is not None
+        return now - self.began <= max(WINDOW, self.offset / (PROOF * least_rate) if least_rate else 0.0)
+
+    def take(self, chunk: Chunk, spool: Spool) -> None:
+        """Spool one chunk. Raises ProtocolError (wrong-offset, wrong-length, not-finite) and takes nothing of it."""
+        assert self.slot is not None
+        size = len(chunk.payload)
+        if chunk.offset != self.offset:
+            raise ProtocolError(
+                Code.WRONG_OFFSET, f"a chunk begins at byte {chunk.offset}; {self.offset} bytes are here so far"
+            )
+        if self.offset + size > self.report.size or size % 4:
+            raise ProtocolError(
+                Code.WRONG_LENGTH,
+                f"a chunk of {size} bytes at {self.offset}; the update has {self.report.size} bytes of float32",
+            )
+        largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
+        self.crc32 = checksum(chunk.payload, self.crc32)
+        spool.write_slot(self.slot, self.offset, chunk.payload)
+        self.largest = max(self.largest, largest)
+        self.offset += size
+        self.restarted = False
+
+    def check_complete(self) -> None:
+        """Raises ProtocolError (wrong-length, wrong-hash)."""
+        if self.offset != self.report.size:
+            raise ProtocolError(
+                Code.WRONG_LENGTH, f"{self.offset} bytes were sent; the update was announced with {self.report.size}"
+            )
+        if self.crc32 != self.report.crc32:
+            raise ProtocolError(
+                Code.WRONG_HASH,
+                f"the update has CRC-32 {self.crc32:08x}; {self.report.crc32:08x} was announced. Send it again.",
+            )
+
+
+class Uploads:
+    """The uploads of all conversations: who may upload now."""
+
+    def __init__(self, spool: Spool, places: Places[Upload]) -> None:
+        self.spool, self.places = spool, places
+        self._count = 0
+        self._broken: dict[str, Upload] = {}
+        """Task -> upload whose connection broke; the device may go on with it."""
+        self._spare: dict[Upload, None] = {}
+        """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to wait."""
+        self._spoiled: set[str] = set()
+        """Tasks whose upload arrived wrong once."""
+
+    @property
+    def waiting(self) -> list[Upload]:
+        """Those that wait for a place."""
+        return list(self.places.waiting)
+
+    @property
+    def active(self) -> dict[str, Upload]:
+        """Task -> upload with a place."""
+        return {upload.report.task: upload for upload in self.places.held}
+
+    def offer(self, device: str, report: Report, sender: Sender | None = None) -> Upload:
+        """Queue an announced update, going on with what an earlier connection brought of the same bytes."""
+        self.forget(report.task, but=report)
+        upload = self._broken.pop(report.task, None) or Upload(device, report)
+        upload.report, upload.sender = report, sender
+        self.queue(upload)
+        return upload
+
+    def queue(self, upload: Upload) -> None:
+        """Let it wait for a place. Nothing of it is on its way."""
+        upload.transfer = 0
+        self.places.ask(upload)
+
+    def grant(self, now: float) -> None:
+        """Let uploads begin, as many as there is room for, and tell their senders."""
+        for upload in self.grants(now):
+            if upload.sender is None:
+                continue
+            if upload in self.places.held:
+                upload.sender.granted(upload, now)
+            else:
+                upload.sender.must_wait(upload)
+
+    def grants(self, now: float) -> Iterator[Upload]:
+        """The uploads that may begin now, each with a new transfer number, and those that lost their place to them
+        (which do not hold one now)."""
+        while (found := self.places.next(now)) is not None:
+            upload, loser = found
+            if loser is not None:
+                self._set_aside(loser)
+                yield loser
+            self._spare.pop(upload, None)
+            if upload.slot is None:
+                upload.slot = self.spool.take_slot()
+            if upload.began is None:
+                upload.began = now
+            self.renew(upload)
+            yield upload
+
+    def renew(self, upload: Upload) -> None:
+        """Another transfer number, so that chunks of the old one cannot be taken for the new one's."""
+        self._count = self._count % (2**32 - 1) + 1
+        upload.transfer, upload.restarted = self._count, False
+
+    def pause(self, upload: Upload) -> None:
+        """Its connection broke: keep what came, for a while."""
+        self._stop(upload)
+        upload.sender = None
+        if upload.offset:
+            self._broken[upload.report.task] = upload
+            self._keep(upload)
+        else:
+            self._begin_again(upload)
+
+    def drop(self, upload: Upload) -> None:
+        """Done with it, or refused: its spool file is free."""
+        self._stop(upload)
+        self._begin_again(upload)
+
+    def keep(self, upload: Upload, now: float) -> int:
+        """It was saved; returns the number of its spool file, which is not the upload's from now on."""
+        if upload in self.places.held and upload.proves(now, self.places.least_rate):
+            self.places.proven.add(upload.device)
+        self._stop(upload)
+        self._spare.pop(upload, None)
+        assert upload.slot is not None
+        slot, upload.slot = upload.slot, None
+        return slot
+
+    def forget(self, task: str, but: Report | None = None) -> None:
+        """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
+        broken = self._broken.get(task)
+        if broken is not None and (but is None or broken.report.crc32 != but.crc32):
+            self._begin_again(self._broken.pop(task))
+
+    def first_spoiled(self, task: str) -> bool:
+        """Whether this is the first time that the task's upload arrived wrong. Remembers that it did."""
+        first = task not in self._spoiled
+        self._spoiled.add(task)
+        return first
+
+    def forget_all(self) -> None:
+        """Drop what broken connections left, and what is remembered of tasks: the round is over."""
+        self._spoiled.clear()
+        for task in list(self._broken):
+            self.forget(task)
+
+    def _set_aside(self, upload: Upload) -> None:
+        """It lost its place; what is on its way still counts."""
+        if upload.progress():
+            self._keep(upload)
+        else:
+            self._begin_again(upload)
+
+    def _stop(self, upload: Upload) -> None:
+        upload.transfer = 0
+        self.places.leave(upload)
+
+    def _keep(self, upload: Upload) -> None:
+        self._spare[upload] = None
+        if len(self._spare) > self.places.limit:
+            least = min(self._spare, key=Upload.progress)
+            self._broken.pop(least.report.task, None)
+            self._begin_again(least)
+
+    def _begin_again(self, upload: Upload) -> None:
+        """Forget its bytes. If chunks of it are on their way, they come for nothing."""
+        self._spare.pop(upload, None)
+        upload.transfer = upload.offset = upload.crc32 = 0
+        upload.largest = 0.0
+        if upload.slot is not None:
+            self.spool.free_slot(upload.slot)
+            upload.slot = None

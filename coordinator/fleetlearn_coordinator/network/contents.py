@@ -1,0 +1,73 @@
+"""What devices fetch, by hash: as WebSocket frames that are made once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunks
+from fleetlearn_protocol.manifest import MANIFEST
+from fleetlearn_protocol.vector import Vector
+from websockets.frames import Frame, Opcode
+
+
+class Content:
+    """Bytes that are sent as the same frames to everybody, made once, when first asked for."""
+
+    def __init__(self, transfer: int, content: Buffer) -> None:
+        self.transfer, self.size = transfer, len(content)
+        self._content = content
+        self._frames: list[bytes] | None = None
+
+    def frames(self, offset: int) -> Iterator[bytes]:
+        """WebSocket frames, ready for the wire, of the content from ``offset`` on."""
+        if offset % CHUNK_BYTES:  # a device that kept half a chunk
+            return (wire(chunk) for chunk in pack_chunks(self.transfer, self._content, offset))
+        if self._frames is None:
+            self._frames = [wire(chunk) for chunk in pack_chunks(self.transfer, self._content)]
+        return iter(self._frames[offset // CHUNK_BYTES :])
+
+
+def wire(message: bytes) -> bytes:
+    """A binary message as the bytes of one server frame (servers do not mask, so one frame serves all)."""
+    return Frame(Opcode.BINARY, message).serialize(mask=False)
+
+
+class Contents:
+    """What can be fetched, by SHA-256: the bundle's files and the round's model."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
+        self._bundle = bundle
+        self._contents: dict[str, Content] = {}
+        self._model: str | None = None
+        self._count = 0
+
+    def publish(self, sha256: str, vector: Vector) -> str | None:
+        """Serve this model, and no longer the one before, whose hash is returned if it was another."""
+        before = self._model
+        if sha256 == before:  # its frames are kept
+            return None
+        if before is not None:
+            self._contents.pop(before, None)
+        self._model = sha256
+        self._add(sha256, vector.data.cast("B"))
+        return before
+
+    def find(self, sha256: str, offset: int) -> Content:
+        """Raises ProtocolError (unknown-content, wrong-offset)."""
+        if sha256 not in self._contents and sha256 in self._files:
+            self._add(sha256, self._bundle.read(self._files[sha256]))
+        content = self._contents.get(sha256)
+        if content is None:
+            raise ProtocolError(
+                Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served; it may be of an old round"
+            )
+        if offset > content.size:
+            raise ProtocolError(Code.WRONG_OFFSET, f"offset {offset} is beyond the content's {content.size} bytes")
+        return content
+
+    def _add(self, sha256: str, content: Buffer) -> None:
+        self._count += 1
+        self._contents[sha256] = Content(self._count, content)

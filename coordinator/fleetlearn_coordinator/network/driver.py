@@ -1,0 +1,252 @@
+"""The owner of one connection's conversation: reads messages for it, and carries out its effects on the WebSocket.
+
+What decides memory and stalls: frames of contents made once and written with a yield after each, a bound on
+everything that waits for a peer, and ``abort()`` for one that stalls (a close handshake waits for ever behind a full
+write buffer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+
+from fleetlearn_protocol.messages import ComeBack, Content, FromCoordinator, Waiting, encode
+from websockets.asyncio.server import broadcast
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
+
+from fleetlearn_coordinator.conversation.conversation import Conversation
+from fleetlearn_coordinator.conversation.effects import (
+    Allow,
+    CheckedIn,
+    Close,
+    Effect,
+    End,
+    Note,
+    Send,
+    StartDownload,
+    StopDownload,
+)
+from fleetlearn_coordinator.conversation.limits import BYTE_BURST, CLOSE_TIMEOUT, WRITE_LIMIT
+from fleetlearn_coordinator.conversation.port import Port
+from fleetlearn_coordinator.conversation.uploads import Uploads
+from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.contents import Content as Served
+from fleetlearn_coordinator.network.contents import Contents
+from fleetlearn_coordinator.network.downloads import Download, Downloads
+from fleetlearn_coordinator.network.peer_log import ConnectionLog
+
+SEND_TIMEOUT = 30.0
+"""Seconds that a write to a device may wait for it to read."""
+WAITING_INTERVAL = 20.0
+"""Seconds after which a fetch that waits is told so again: a third of a device's patience."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the drivers of one process have in common."""
+
+    port: Port
+    contents: Contents
+    uploads: Uploads
+    downloads: Downloads
+    failed: Callable[[Exception], None]
+    """Called with an error that no device is to blame for."""
+    devices: dict[str, Driver] = field(default_factory=dict)
+    """Device -> the driver of its connection, of those that checked in."""
+    changed: Callable[[], None] = lambda: None
+    """Called when a device has checked in: its connection is no newcomer any more."""
+    ended: bool = False
+    """Nothing more may be done: the run is being closed, or memory may be ahead of the disk after an error."""
+
+
+class Driver:
+    """One connection with its conversation and its download."""
+
+    __slots__ = ("_closing", "_log", "_loop", "_shared", "blocked", "connection", "conversation", "download")
+
+    def __init__(self, connection: Connection, shared: Shared) -> None:
+        self.connection, self._shared, self._loop = connection, shared, connection.loop
+        self.conversation = Conversation(shared.port, shared.uploads, self.perform, connection.since, self._arriving)
+        connection.flooded, connection.take_chunk = self.conversation.flooded, self._take_chunk
+        self.download: Download | None = None
+        self.blocked: float | None = None
+        """Since when a write has been waiting for the device to read."""
+        self._closing: asyncio.Task[None] | None = None
+        self._log: ConnectionLog | None = None
+        """Made for the first line."""
+
+    async def serve(self) -> None:
+        """Hand messages to the conversation until the connection ends."""
+        message: str | bytes | None
+        try:
+            while True:
+                message = await self.connection.recv()
+                if self._shared.ended:
+                    break
+                self.conversation.received(message, self._loop.time())
+                message = None  # else a chunk stays in memory until the next message
+        except ConnectionClosed:
+            pass
+        except Exception as error:
+            self._shared.failed(error)
+        finally:
+            if self._log is not None:
+                self._log.end(self.conversation.device)
+            self._stop_download()
+
+    def _take_chunk(self, message: bytes) -> bool:
+        if self._shared.ended:
+            return False
+        try:
+            self.conversation.received(message, self._loop.time())
+        except Exception as error:
+            self._shared.failed(error)
+        return True
+
+    def disconnected(self) -> None:
+        """The connection has ended. Call once."""
+        device = self.conversation.device
+        if device is not None:
+            del self._shared.devices[device]
+        if device is None or self._shared.ended:
+            return
+        try:
+            self.conversation.disconnected(self._loop.time())
+        except Exception as error:
+            self._shared.failed(error)
+
+    def overdue(self, now: float, silence: float) -> str | None:
+        """Why the connection should be ended: the conversation knows why, or the device does not read."""
+        unread = self.download.stalled(now) if self.download is not None else inf
+        blocked = min(unread, now - self.blocked) if self.blocked is not None else 0.0
+        if self.connection.stalled is not None:
+            blocked = max(blocked, now - self.connection.stalled)
+        if blocked > SEND_TIMEOUT:
+            return f"did not read for {SEND_TIMEOUT:.0f} s"
+        return self.conversation.overdue(now, silence)
+
+    # Effects
+
+    def perform(self, effect: Effect) -> None:
+        """Carry out what the conversation asks for."""
+        match effect:
+            case Send(message):
+                self.send(message)
+            case CheckedIn(device):
+                self._check_in(device)
+            case Allow(messages, download, upload):
+                self.connection.allow(messages, download, upload)
+            case StartDownload():
+                self._start_download(effect)
+            case StopDownload():
+                self._stop_download()
+            case Close(code, reason):
+                self._closing = self._loop.create_task(self.connection.close(code, reason))
+                self._loop.call_later(CLOSE_TIMEOUT, self.connection.transport.abort)
+            case End(reason):
+                self.connection.end(1008, reason)
+            case Note(text, warning):
+                self.log(text, logging.WARNING if warning else logging.INFO)
+
+    def send(self, message: FromCoordinator) -> None:
+        """Put a control message on its way. Control is small and mostly an answer; who lets it pile up is ended."""
+        if isinstance(message, ComeBack) and message.reason == "finished":
+            self.connection.finished = True
+        broadcast((self.connection,), encode(message))
+        if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:
+            self.connection.transport.abort()
+
+    def log(self, text: str, level: int = logging.INFO) -> None:
+        """Log a line about the device, or count it where there are many."""
+        now = self._loop.time()
+        self._log = self._log or ConnectionLog(now)
+        self._log.say(now, level, "device %s: %s", self.conversation.device or "(not checked in)", text)
+
+    def _check_in(self, device: str) -> None:
+        earlier = self._shared.devices.get(device)
+        if earlier is not None:
+            earlier.conversation.replaced()
+        self._shared.devices[device] = self
+        self._shared.changed()
+
+    def _arriving(self) -> int:
+        return len(self.connection.protocol.reader.buffer)
+
+    # Downloads
+
+    def _start_download(self, start: StartDownload) -> None:
+        device = self.conversation.device
+        assert device is not None
+        download = self.download = Download(device, start.sha256, self.connection.transport)
+        content = self._shared.contents.find(start.sha256, start.offset)
+        download.task = self._loop.create_task(self._send_content(download, content, start))
+
+    def _stop_download(self) -> None:
+        if self.download is not None:
+            assert self.download.task is not None
+            self.download.task.cancel()
+            self.download = None
+
+    async def _send_content(self, download: Download, content: Served, start: StartDownload) -> None:
+        connection, conversation, loop = self.connection, self.conversation, self._loop
+        progress, transport = self._shared.port.progress, connection.transport
+        try:
+            await self._wait_for_budget(download, start.size - start.offset)
+            await self._take_turn(download)
+            self.send(Content(content.transfer, start.sha256, start.size, start.offset))
+            for frame in content.frames(start.offset):
+                if connection.paused:
+                    await self._drain()
+                else:
+                    await asyncio.sleep(0)  # the others' turn, also while the kernel takes everything
+                conversation.seen = now = loop.time()  # who takes chunks in is not silent
+                if not download.turn.is_set():
+                    await self._take_turn(download)
+                if connection.state is not State.OPEN:
+                    return
+                transport.write(frame)
+                download.sent += len(frame)
+                progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
+                connection.downloads.tokens -= len(frame)
+        finally:
+            if self.download is download:
+                self.download = None
+                conversation.fetched()
+            self._shared.downloads.leave(download)
+            self._shared.downloads.go_on(loop.time())
+
+    async def _wait_for_budget(self, download: Download, size: int) -> None:
+        """Wait until the device, which has fetched more than its tasks need, may fetch again."""
+        budget, needed = self.connection.downloads, min(size, BYTE_BURST)
+        while wait := budget.wait(self._loop.time(), least=needed):
+            self.send(Waiting(sha256=download.sha256))
+            await asyncio.sleep(min(wait, WAITING_INTERVAL))
+
+    async def _take_turn(self, download: Download) -> None:
+        """Wait for a place, once the device has read what it was sent: until then it has no use for one."""
+        await self._drain()
+        port, downloads, now = self._shared.port, self._shared.downloads, self._loop.time()
+        has_task = port.wait(download.device, now)
+        try:
+            downloads.ask(download, idle=not has_task)
+            downloads.go_on(now)
+            while not download.turn.is_set():
+                self.send(Waiting(sha256=download.sha256))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WAITING_INTERVAL):
+                        await download.turn.wait()
+        finally:
+            port.proceed(download.device, self._loop.time())
+
+    async def _drain(self) -> None:
+        """Wait until the device has read most of what was written."""
+        self.blocked = self._loop.time()
+        try:
+            await self.connection.drain()
+        finally:
+            self.blocked = None

@@ -1,0 +1,628 @@
+"""The conversation without a socket: its port is a dictionary or two around a real engine, its files are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.conversation.conversation import UPLOAD_TIMEOUT, Conversation
+from fleetlearn_coordinator.conversation.effects import (
+    Allow,
+    CheckedIn,
+    Close,
+    Effect,
+    End,
+    Note,
+    Send,
+    StartDownload,
+    StopDownload,
+)
+from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK
+from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
+from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.uploads import Uploads
+from fleetlearn_coordinator.rounds.engine import STALLED, Assign, Cancel, Command, Commit, Engine, Finish, Settings
+from fleetlearn_protocol import Code, ProtocolError
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
+from fleetlearn_protocol.messages import (
+    MAX_REFUSALS,
+    Accepted,
+    CheckIn,
+    ComeBack,
+    Failed,
+    Fetch,
+    FromCoordinator,
+    FromDevice,
+    Grant,
+    Heartbeat,
+    Held,
+    Refused,
+    Report,
+    Task,
+    Uploaded,
+    Waiting,
+    Welcome,
+    encode,
+)
+from fleetlearn_protocol.messages import Cancel as CancelMessage
+from fleetlearn_protocol.vector import Vector
+from peers import report_of
+
+SIZE = 70_000
+"""Elements of the model: two full chunks and a part of one."""
+MODEL = "a" * 64
+WELCOME = Welcome("test", 60.0, CHUNK_BYTES)
+
+
+class Spool:
+    """Files in memory."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytearray] = {}
+        self.used = 0
+
+    def take_slot(self) -> int:
+        self.used += 1
+        self.files[self.used] = bytearray(4 * SIZE)
+        return self.used
+
+    def free_slot(self, slot: int) -> None:
+        del self.files[slot]
+
+    def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
+        self.files[slot][offset : offset + len(content)] = content
+
+
+class Room:
+    """A port around an engine, and the devices that speak through it."""
+
+    def __init__(self, *, uploads: int = 16, **settings: Any) -> None:
+        values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
+        self.engine = Engine(Settings(**(values | settings)))
+        self.spool = Spool()
+        self.uploads = Uploads(self.spool, Places(uploads, 1000.0, Proven(100)))
+        self.devices: dict[str, Device] = {}
+        self.contents = {MODEL: 4 * SIZE}
+        self.saved: dict[str, Vector] = {}
+        self.sent_away: ComeBack | None = None
+        self.now = 0.0
+        self.moved = 0
+
+    def tell(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Assign(device, task, round, seed):
+                    message: FromCoordinator = Task(task, round, "b" * 64, MODEL, 4 * SIZE, {}, 1, 10, seed, 600.0)
+                case Cancel(device, task, code, text):
+                    message = CancelMessage(task, code, text)
+                case Commit():
+                    self.uploads.forget_all()
+                    self.tell(self.engine.committed(self.now, change=1.0, metrics={}))
+                    continue
+                case Finish():
+                    for finished in self.devices.values():
+                        finished.conversation.tell(ComeBack(5.0, "finished"))
+                    continue
+                case _:
+                    continue
+            if device in self.devices:
+                self.devices[device].conversation.tell(message)
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.tell(self.engine.tick(now))
+        self.uploads.grant(now)
+
+    # The port
+
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        return self.sent_away or Admitted(WELCOME, 1000, 2000)
+
+    def join(self, device: str, held: str | None, now: float) -> None:
+        self.tell(self.engine.check_in(device, held, now))
+
+    def leave(self, device: str, now: float) -> None:
+        del self.devices[device]
+        self.tell(self.engine.disconnect(device, now))
+
+    def announce(self, device: str, report: Report) -> bool:
+        if not self.engine.announce(device, report.task, report.round):
+            return False
+        if report.size != 4 * SIZE:
+            raise ProtocolError(Code.WRONG_LENGTH, "another size")
+        return True
+
+    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+        if not self.engine.wanted(device, report.task):
+            raise ProtocolError(Code.STALE_ROUND, "too late")
+        self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
+        assert largest == np.abs(self.saved[report.task]).max()
+
+    def count_report(self, device: str, task: str, now: float) -> None:
+        self.tell(self.engine.accept(device, task, now))
+
+    def has_counted(self, device: str, task: str) -> bool:
+        return self.engine.accepted.get(task) == device
+
+    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        self.tell(self.engine.end(device, task, cause, now))
+
+    def progress(
+        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+    ) -> None:
+        self.engine.progress(device, task, what, amount, now)
+        self.moved += received
+
+    def wait(self, device: str, now: float) -> bool:
+        self.engine.wait(device, now)
+        return device in self.engine.leases
+
+    def proceed(self, device: str, now: float) -> None:
+        self.engine.proceed(device, now)
+
+    def find(self, sha256: str, offset: int) -> int:
+        if sha256 not in self.contents:
+            raise ProtocolError(Code.UNKNOWN_CONTENT, "not here")
+        return self.contents[sha256]
+
+
+class Device:
+    """One connection of a device, and the effects that its conversation asked for."""
+
+    def __init__(self, room: Room, name: str = "a") -> None:
+        self.room, self.name = room, name
+        self.effects: list[Effect] = []
+        self.conversation = Conversation(room, room.uploads, self.perform, room.now)
+
+    def perform(self, effect: Effect) -> None:
+        self.effects.append(effect)
+        if isinstance(effect, CheckedIn):
+            if effect.device in self.room.devices:
+                self.room.devices[effect.device].conversation.replaced()
+            self.room.devices[effect.device] = self
+
+    def say(self, *messages: FromDevice | str | bytes) -> list[FromCoordinator]:
+        """Say these, and return what is answered."""
+        self.did()
+        for message in messages:
+            frame = message if isinstance(message, str | bytes) else encode(message)
+            self.conversation.received(frame, self.room.now)
+        return self.heard()
+
+    def did(self) -> list[Effect]:
+        """The effects since the last look, without the log's."""
+        effects: list[Effect] = [effect for effect in self.effects if not isinstance(effect, Note)]
+        self.effects = []
+        return effects
+
+    def heard(self) -> list[FromCoordinator]:
+        """The messages since the last look."""
+        return [effect.message for effect in self.did() if isinstance(effect, Send)]
+
+    def check_in(self, held: Held | None = None) -> list[FromCoordinator]:
+        return self.say(CheckIn(1, self.name, 10, held=held))
+
+    def disconnect(self) -> None:
+        self.conversation.disconnected(self.room.now)
+
+    @property
+    def task(self) -> Task:
+        """The task that it was given last."""
+        (*_, task) = [effect.message for effect in self.effects if isinstance(effect, Send)]
+        assert isinstance(task, Task)
+        return task
+
+
+def begun(room: Room, *names: str) -> list[tuple[Device, Task]]:
+    """Devices that checked in and were given a task."""
+    devices = [Device(room, name) for name in names]
+    for device in devices:
+        device.conversation.received(encode(CheckIn(1, device.name, 10)), room.now)
+    room.tick(room.now)
+    found = [(device, device.task) for device in devices]
+    for device in devices:
+        device.did()
+    return found
+
+
+def one(messages: list[FromCoordinator], kind: type[Any]) -> Any:
+    (message,) = messages
+    assert isinstance(message, kind)
+    return message
+
+
+def chunks(grant: Grant, update: Vector) -> list[bytes]:
+    return list(pack_chunks(grant.transfer, update.tobytes(), grant.offset))
+
+
+def granted(device: Device, task: Task, update: Vector) -> Grant:
+    grant: Grant = one(device.say(report_of(task, update)), Grant)
+    return grant
+
+
+UPDATE = np.linspace(-3, 2, SIZE, dtype=np.float32)
+
+
+# The order of things
+
+
+def test_a_round_in_order() -> None:
+    """What is allowed comes before the message that asks for it, and `accepted` before the next round's task."""
+    room = Room(goal=1, cohort=1)
+    a = Device(room)
+    a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
+    allow, welcome, checked_in, more, given = a.did()
+    assert (allow, welcome, checked_in) == (Allow(MESSAGE_BURST, 1000, 2000), Send(WELCOME), CheckedIn("a"))
+    assert more == Allow(MESSAGES_OF_A_TASK, 4 * SIZE, 8 * SIZE)
+    assert isinstance(given, Send)
+    task = given.message
+    assert isinstance(task, Task)
+    grant = granted(a, task, UPDATE)
+    assert (grant.task, grant.offset) == (task.task, 0)
+    assert a.say(*chunks(grant, UPDATE)) == []
+    assert room.moved == sum(map(len, chunks(grant, UPDATE)))
+    accepted, following = a.say(Uploaded(task.task))
+    assert accepted == Accepted(task.task)
+    assert isinstance(following, Task)
+    assert (following.round, room.engine.version) == (2, 1)
+    np.testing.assert_array_equal(room.saved[task.task], UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (encode(Heartbeat()), Code.OUT_OF_TURN),
+        (pack_chunk(1, 0, b"1234"), Code.OUT_OF_TURN),
+        ("{}", Code.BAD_MESSAGE),
+        (b"", Code.BAD_FRAME),
+    ],
+)
+def test_nothing_comes_before_the_check_in(message: str | bytes, code: Code) -> None:
+    a = Device(Room())
+    assert one(a.say(message), Refused).code is code
+    assert isinstance(a.check_in()[0], Welcome)
+
+
+def test_a_second_check_in_is_refused() -> None:
+    a = Device(Room())
+    a.check_in()
+    assert one(a.check_in(), Refused).code is Code.DUPLICATE
+
+
+def test_another_version_is_refused_and_closed() -> None:
+    a = Device(Room())
+    a.conversation.received(encode(CheckIn(2, "a", 10)), 0.0)
+    refused, close = a.did()
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, Refused)
+    assert refused.message.code is Code.BAD_VERSION
+    assert close == Close(1008, "protocol version")
+
+
+def test_a_device_that_is_sent_away_is_not_heard_any_more() -> None:
+    room = Room()
+    room.sent_away = ComeBack(5.0, "busy")
+    a = Device(room)
+    a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
+    assert a.did() == [Send(room.sent_away), Close(1000, "come back later")]
+    room.sent_away = None
+    assert a.check_in() == []
+    assert room.devices == {}
+
+
+def test_too_many_refusals_end_the_connection() -> None:
+    a = Device(Room())
+    for number in range(MAX_REFUSALS + 1):
+        assert not a.conversation.over, number
+        assert isinstance(one(a.say("{}"), Refused), Refused)
+    assert a.check_in() == []
+    assert a.conversation.over
+
+
+def test_a_flood_is_answered_once_and_ended() -> None:
+    a = Device(Room())
+    a.conversation.flooded()
+    refused, end = a.did()
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, Refused)
+    assert refused.message.code is Code.BUSY
+    assert end == End("too many messages")
+
+
+# Reports
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"task": "t9-9"}, Code.UNKNOWN_TASK), ({"task": "t0-1", "round": 0}, Code.STALE_ROUND)],
+)
+def test_a_report_of_another_task_is_refused_and_changes_nothing(fields: dict[str, Any], code: Code) -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    refused = one(a.say(report_of(task, UPDATE, **fields)), Refused)
+    assert (refused.code, refused.task) == (code, fields["task"])
+    assert room.engine.leases == {"a": task.task}
+
+
+def test_a_report_of_another_size_ends_the_task() -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    granted(a, task, UPDATE)
+    assert one(a.say(report_of(task, UPDATE, size=4)), Refused).code is Code.WRONG_LENGTH
+    assert room.engine.causes() == {"rejected: wrong-length": 1}
+    assert a.conversation.upload is None
+    assert room.spool.files == {}
+
+
+def test_a_report_said_twice_is_answered_once_and_counts_once() -> None:
+    room = Room(minimum=2)
+    (a, task), (b, _) = begun(room, "a", "b")
+    report = report_of(task, UPDATE)
+    grant = one(a.say(report, report), Grant)
+    assert a.say(*chunks(grant, UPDATE), report, Uploaded(task.task)) == [Accepted(task.task)]
+    assert a.say(Uploaded(task.task)) == [Accepted(task.task)]
+    assert a.say(report) == [Accepted(task.task)]
+    assert b.heard() == []
+    assert room.engine.accepted == {task.task: "a"}
+
+
+def test_another_report_of_the_task_takes_the_place_of_the_first() -> None:
+    (a, task), _ = begun(Room(), "a", "b")
+    grant = granted(a, task, UPDATE)
+    a.say(chunks(grant, UPDATE)[0])
+    again = granted(a, task, UPDATE + 1)
+    assert (again.offset, again.transfer != grant.transfer) == (0, True)
+    assert a.say(chunks(grant, UPDATE)[1]) == [], "it was on its way"
+    assert a.say(*chunks(again, UPDATE + 1), Uploaded(task.task)) == [Accepted(task.task)]
+
+
+def test_uploaded_without_a_grant_is_out_of_turn() -> None:
+    ((a, task),) = begun(Room(), "a")
+    assert one(a.say(Uploaded(task.task)), Refused).code is Code.OUT_OF_TURN
+    assert one(a.say(pack_chunk(7, 0, b"1234")), Refused).code is Code.OUT_OF_TURN
+
+
+# Chunks
+
+
+def test_after_a_gap_the_upload_goes_on_where_it_was() -> None:
+    (a, task), _ = begun(Room(), "a", "b")
+    grant = granted(a, task, UPDATE)
+    first, _, last = chunks(grant, UPDATE)
+    refused, again = a.say(first, last)
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.task) == (Code.WRONG_OFFSET, task.task)
+    assert isinstance(again, Grant)
+    assert (again.offset, again.transfer != grant.transfer) == (CHUNK_BYTES, True)
+    assert a.say(last, Uploaded(task.task)) == [], "both were on their way"
+    assert a.say(*chunks(again, UPDATE), Uploaded(task.task)) == [Accepted(task.task)]
+
+
+def test_what_is_not_finite_ends_the_task() -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    bad = UPDATE.copy()
+    bad[0] = np.nan
+    grant = granted(a, task, bad)
+    assert one(a.say(*chunks(grant, bad), Uploaded(task.task)), Refused).code is Code.NOT_FINITE
+    assert room.engine.causes() == {"rejected: not-finite": 1}
+    assert room.spool.files == {}
+
+
+def test_what_arrived_wrong_may_be_sent_once_more() -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    for attempt in range(2):
+        grant = one(a.say(report_of(task, UPDATE, crc32=7)), Grant)
+        assert grant.offset == 0
+        assert one(a.say(*chunks(grant, UPDATE), Uploaded(task.task)), Refused).code is Code.WRONG_HASH
+        assert room.engine.causes() == ({"rejected: wrong-hash": 1} if attempt else {})
+
+
+def test_an_update_that_came_too_late_is_refused() -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    grant = granted(a, task, UPDATE)
+    a.say(*chunks(grant, UPDATE))
+    room.engine.end("a", task.task, "by a test", 0.0)
+    assert one(a.say(Uploaded(task.task)), Refused).code is Code.STALE_ROUND
+    assert room.saved == {}
+
+
+# The end of a task
+
+
+def test_a_cancelled_upload_is_not_heard_to_its_end() -> None:
+    room = Room(goal=1)
+    (a, task), (b, late) = begun(room, "a", "b")
+    grant, of_b = granted(a, task, UPDATE), granted(b, late, UPDATE)
+    b.say(chunks(of_b, UPDATE)[0])
+    a.say(*chunks(grant, UPDATE), Uploaded(task.task))
+    cancel, following = b.heard()
+    assert isinstance(cancel, CancelMessage)
+    assert (cancel.task, cancel.code) == (late.task, Code.ROUND_OVER)
+    assert isinstance(following, Task)
+    assert b.say(*chunks(of_b, UPDATE)[1:], Uploaded(late.task)) == []
+    assert len(room.spool.files) == 1, "the first device's"
+
+
+def test_a_failed_task_goes_to_another_device() -> None:
+    room = Room(goal=1, cohort=1)
+    ((a, task),) = begun(room, "a")
+    b = Device(room, "b")
+    b.check_in()
+    granted(a, task, UPDATE)
+    assert a.say(Failed("t7-7", "diverged")) == []
+    assert a.conversation.upload is not None
+    a.conversation.received(encode(Failed(task.task, "diverged", "loss is NaN")), 0.0)
+    assert any(isinstance(effect, Note) and effect.warning for effect in a.effects)
+    assert a.conversation.upload is None
+    assert isinstance(one(b.heard(), Task), Task)
+
+
+def test_the_end_of_training_is_told_after_the_last_accepted() -> None:
+    room = Room(goal=1, cohort=1, rounds=1)
+    ((a, task),) = begun(room, "a")
+    b = Device(room, "b")
+    b.check_in()
+    grant = granted(a, task, UPDATE)
+    over = ComeBack(5.0, "finished")
+    assert a.say(*chunks(grant, UPDATE), Uploaded(task.task)) == [Accepted(task.task), over]
+    assert b.heard() == [over]
+
+
+# Connections that come and go
+
+
+def test_a_second_connection_goes_on_with_the_upload_of_the_first() -> None:
+    room = Room(uploads=1)
+    ((a, task),) = begun(room, "a")
+    a.say(chunks(granted(a, task, UPDATE), UPDATE)[0], Fetch(MODEL))
+    a.did()
+    again = Device(room)
+    assert again.check_in(Held(task.task, task.round)) == [WELCOME]
+    refused, *others = a.did()
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, Refused)
+    assert refused.message.code is Code.REPLACED
+    assert others == [StopDownload(), Close(1008, "replaced")]
+    assert granted(again, task, UPDATE).offset == CHUNK_BYTES
+    a.disconnect()
+    assert room.devices == {"a": again}
+
+
+def test_a_device_that_comes_back_without_its_work_is_given_its_task_again() -> None:
+    room = Room()
+    ((a, task),) = begun(room, "a")
+    a.say(chunks(granted(a, task, UPDATE), UPDATE)[0])
+    a.disconnect()
+    assert room.engine.absent
+    a = Device(room)
+    assert a.check_in() == [WELCOME, task]
+    assert not room.engine.absent
+    assert granted(a, task, UPDATE + 1).offset == 0, "it trained again"
+
+
+def test_a_connection_that_ends_leaves_its_place_to_the_next() -> None:
+    (a, task), (b, other) = begun(Room(uploads=1, minimum=2), "a", "b")
+    granted(a, task, UPDATE)
+    assert b.say(report_of(other, UPDATE)) == []
+    a.disconnect()
+    assert isinstance(one(b.heard(), Grant), Grant)
+
+
+# Whose turn it is
+
+
+def test_an_upload_that_hardly_moves_is_asked_to_wait_and_goes_on_later() -> None:
+    room = Room(uploads=1, minimum=2)
+    (a, task), (b, other) = begun(room, "a", "b")
+    first = granted(a, task, UPDATE)
+    a.say(pack_chunk(first.transfer, 0, UPDATE.tobytes()[:4]))
+    assert b.say(report_of(other, UPDATE)) == []
+    room.now = WINDOW
+    room.uploads.places.measure(WINDOW)
+    room.uploads.grant(WINDOW)
+    assert a.heard() == [Waiting(task=task.task)]
+    grant = one(b.heard(), Grant)
+    on_its_way = pack_chunk(first.transfer, 4, UPDATE.tobytes()[4:1004])
+    gap = pack_chunk(first.transfer, 2000, UPDATE.tobytes()[2000:2004])
+    assert a.say(on_its_way, gap, Uploaded(task.task)) == []
+    report = report_of(task, UPDATE)
+    assert a.say(report, report) == []
+    assert b.say(*chunks(grant, UPDATE), Uploaded(other.task)) == [Accepted(other.task)]
+    again = one(a.heard(), Grant)
+    assert again.offset == 1004
+    assert isinstance(a.say(*chunks(again, UPDATE), Uploaded(task.task))[0], Accepted)
+
+
+def test_a_lease_does_not_stall_while_its_upload_waits_or_moves() -> None:
+    room = Room(uploads=1, minimum=2, stall=10.0)
+    (a, task), (b, other) = begun(room, "a", "b")
+    grant = granted(a, task, UPDATE)
+    b.say(report_of(other, UPDATE))
+    for now, chunk in zip((8.0, 16.0, 24.0), chunks(grant, UPDATE), strict=True):
+        room.tick(now)
+        assert a.say(chunk) == []
+    room.tick(33.0)
+    assert room.engine.leases == {"a": task.task, "b": other.task}
+    room.tick(35.0)
+    assert room.engine.causes() == {STALLED: 1}
+    assert isinstance(one(a.heard(), CancelMessage), CancelMessage)
+    assert isinstance(one(b.heard(), Grant), Grant)
+
+
+def test_steps_are_progress() -> None:
+    room = Room(minimum=2, stall=10.0)
+    (a, task), _ = begun(room, "a", "b")
+    room.tick(9.0)
+    assert a.say(Heartbeat(task.task, 5)) == []
+    room.tick(11.0)
+    assert room.engine.leases == {"a": task.task}
+
+
+# Fetches
+
+
+def test_a_fetch_replaces_the_one_before() -> None:
+    ((a, _),) = begun(Room(), "a")
+    a.say(Fetch(MODEL, 8))
+    assert a.conversation.fetching == MODEL
+    a.conversation.received(encode(Fetch(MODEL)), 0.0)
+    assert a.did() == [StopDownload(), StartDownload(MODEL, 0, 4 * SIZE)]
+    a.conversation.fetched()
+    a.conversation.received(encode(Fetch(MODEL, 12)), 0.0)
+    assert a.did() == [StartDownload(MODEL, 12, 4 * SIZE)]
+
+
+def test_a_fetch_of_what_is_not_served_is_refused() -> None:
+    ((a, _),) = begun(Room(), "a")
+    refused = one(a.say(Fetch("c" * 64)), Refused)
+    assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, "c" * 64)
+
+
+def test_a_content_that_is_withdrawn_stops_and_is_no_fault() -> None:
+    ((a, _),) = begun(Room(), "a")
+    a.say(Fetch(MODEL))
+    a.conversation.withdrawn("d" * 64)
+    assert a.did() == []
+    for _ in range(MAX_REFUSALS + 1):
+        a.conversation.fetching = MODEL
+        a.conversation.withdrawn(MODEL)
+        stop, refused = a.did()
+        assert stop == StopDownload()
+        assert isinstance(refused, Send)
+        assert isinstance(refused.message, Refused)
+        assert (refused.message.code, refused.message.sha256) == (Code.UNKNOWN_CONTENT, MODEL)
+    assert not a.conversation.over
+
+
+# Time
+
+
+def test_who_does_not_check_in_is_overdue() -> None:
+    a = Device(Room())
+    assert a.conversation.overdue(CHECK_IN_TIMEOUT, 60.0) is None
+    assert "not checked in" in str(a.conversation.overdue(CHECK_IN_TIMEOUT + 1, 60.0))
+    a.conversation.disconnected(5.0)
+
+
+def test_who_is_silent_is_overdue() -> None:
+    room = Room()
+    ((a, _),) = begun(room, "a")
+    room.now = 50.0
+    a.say(Heartbeat())
+    assert a.conversation.overdue(110.0, 60.0) is None
+    assert "silent" in str(a.conversation.overdue(111.0, 60.0))
+
+
+def test_a_granted_upload_must_move_and_one_that_waits_need_not() -> None:
+    (a, task), (b, other) = begun(Room(uploads=1, minimum=2), "a", "b")
+    granted(a, task, UPDATE)
+    b.say(report_of(other, UPDATE))
+    late = UPLOAD_TIMEOUT + 1
+    assert a.conversation.overdue(UPLOAD_TIMEOUT, 1e9) is None
+    assert "upload" in str(a.conversation.overdue(late, 1e9))
+    assert b.conversation.overdue(late, 1e9) is None
