@@ -315,9 +315,10 @@ class Conversation:
     def _report(self, device: str, message: Report) -> None:
         coordinator = self.coordinator
         try:
-            if not coordinator.engine.announce(device, message.task, message.round):
+            if coordinator.engine.accepted.get(message.task) == device:
                 self.send(Accepted(message.task))
                 return
+            coordinator.announce(device, message.task, message.round)
         except ProtocolError as error:
             self._refuse(error, message.task)
             return

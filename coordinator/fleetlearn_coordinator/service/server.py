@@ -16,15 +16,14 @@ from typing import Any
 
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Refused, Task, Waiting
-from fleetlearn_protocol.messages import Cancel as CancelMessage
+from fleetlearn_protocol.messages import SILENT_HEARTBEATS, Cancel, ComeBack, FromCoordinator, Refused, Task, Waiting
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.transfer import Contents, Download, Downloads, Uploads
 from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Finish, Phase
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -55,7 +54,6 @@ class Coordinator:
         self.ended = False
         """Nothing more may be done: the run is being closed, or memory may be ahead of the disk after an error."""
         self._alarm: asyncio.TimerHandle | None = None
-        self._round = 0
         self._spoilt: set[str] = set()
         """Tasks of the round whose upload arrived wrong once."""
         self._background: set[asyncio.Task[None]] = set()
@@ -170,9 +168,13 @@ class Coordinator:
         self._spoilt.add(task)
         return first
 
+    def announce(self, device: str, task: str, round: int) -> None:
+        """The device offers its task's update. Raises ProtocolError where it is not wanted."""
+        self._carry_out(self.engine.announce(device, task, round))
+
     def accept(self, device: str, task: str) -> None:
         """The device's update was made safe."""
-        self._carry_out(self.engine.accept(device, task, self.loop.time()))
+        self._carry_out(self.engine.count_report(device, task, self.loop.time()))
         self.grant()
 
     def end_task(self, device: str, task: str, cause: str) -> None:
@@ -194,16 +196,15 @@ class Coordinator:
             match command:
                 case Assign():
                     self._assign(command)
-                case Cancel(device, task, code, text):
+                case CancelTask(device, task, code, text):
                     if device in self.devices:
                         self.devices[device].stop_upload()
-                    self.tell(device, CancelMessage(task, code, text))
+                    self.tell(device, Cancel(task, code, text))
+                case Commit() | Abandon():
+                    self.uploads.forget_all()
+                    self._spoilt.clear()
                 case Finish(reason):
                     self._finish(reason)
-        if self.engine.round != self._round or self.engine.phase is not Phase.OPEN:
-            self.uploads.forget_all()
-            self._spoilt.clear()
-            self._round = self.engine.round
         wake = self.engine.wake_at()
         if self._alarm is not None:
             if self._alarm.when() == wake:
@@ -273,7 +274,7 @@ class Coordinator:
             "round": self.engine.round,
             "version": self.engine.version,
             "connected": len(self.devices),
-            "idle": len(self.engine.idle) + sum(map(len, self.engine.doubted.values())),
+            "idle": self.engine.waiting(),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
