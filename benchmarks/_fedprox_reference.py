@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.rounds.engine import Assign, Engine, Settings
+from fleetlearn_coordinator.rounds.commands import Assign
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_device.training.shuffling import permutation
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet.device_names import device_of, name_of

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.plan import Plan, PlanError
-    from fleetlearn_coordinator.rounds.engine import Engine, Settings
+    from fleetlearn_coordinator.rounds.engine import Engine
+    from fleetlearn_coordinator.rounds.settings import Settings
     from fleetlearn_coordinator.service.serve import Result, serve, serve_async
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.store import StoreError
@@ -28,7 +29,8 @@ __all__ = [
 
 _MODULES = {
     "plan.plan": ("Plan", "PlanError"),
-    "rounds.engine": ("Engine", "Settings"),
+    "rounds.engine": ("Engine",),
+    "rounds.settings": ("Settings",),
     "service.serve": ("Result", "serve", "serve_async"),
     "service.status": ("Status", "read_model", "read_status"),
     "storage.store": ("StoreError",),

@@ -118,7 +118,7 @@ def plain(text: str, folder: Path) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """Nor spaces, lines of tables, the kind of torch's build. Numbers go first: what follows could be a part of them."""
+    """Nor spaces, lines of tables, the name of torch's build. Numbers go first: what follows could be part of them."""
     text = re.sub(r"\+(cpu|cu[0-9]+)\b", "", text)
     text = re.sub(r"\w{8}(-\w{4}){3}-\w{12}", "0", text)
     text = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)

@@ -21,7 +21,7 @@ from fleetlearn_coordinator.aggregation import optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.toml_errors import Section, explain, near, refuse_unknown
-from fleetlearn_coordinator.rounds.engine import Settings
+from fleetlearn_coordinator.rounds.settings import Settings
 
 Positive = Annotated[int, Meta(ge=1, le=10**6)]
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]

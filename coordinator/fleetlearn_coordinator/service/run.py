@@ -21,19 +21,20 @@ from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.optimizers import State, change_norm
 from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, outside, summarise
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.rounds.engine import (
+from fleetlearn_coordinator.rounds.commands import (
     LOST,
     Abandon,
     Assign,
-    Cancel,
+    CancelTask,
     Command,
     Commit,
     Ended,
-    Engine,
     Finish,
     Opened,
-    Phase,
+    Revived,
 )
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.storage.store import Open, Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -130,7 +131,7 @@ class Run:
     def accept(self, report: Report, slot: int, largest: float) -> None:
         """Make a spooled and checked update count: durable first, then in the sum.
 
-        ``largest`` is its greatest magnitude. The caller then tells the device and calls ``engine.accept``.
+        ``largest`` is its greatest magnitude. The caller then tells the device and calls ``engine.count_report``.
         """
         weight = self.weight(report)
         exact_mean.check(largest, weight)
@@ -161,12 +162,16 @@ class Run:
                         heard.append(command)
                     case Ended(_, task, _, cause):
                         self.store.end(task, cause)
-                    case Cancel():
+                    case Revived(_, task):
+                        self.store.revive(task)
+                    case CancelTask():
                         heard.append(command)
                     case Commit(number, dropped):
+                        heard.append(command)
                         waiting.extend(self._commit(number, dropped, now))
                     case Abandon(number, dropped, text):
                         self._abandon(number, dropped, text, now)
+                        heard.append(command)
                     case Finish(reason):
                         self._finish(command)
                         logger.info("finished: %s", reason)

@@ -13,12 +13,11 @@ from typing import Any, Literal
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import Cancel as CancelMessage
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Report, Task, Welcome
+from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, Report, Task, Welcome
 
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.network.host import Host
-from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Finish, Phase
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -52,7 +51,6 @@ class Coordinator:
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._alarm: asyncio.TimerHandle | None = None
-        self._round = 0
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
@@ -99,8 +97,9 @@ class Coordinator:
             self._carry_out(self.engine.disconnect(device, now), now)
 
     def announce(self, device: str, report: Report) -> bool:
-        if not self.engine.announce(device, report.task, report.round):
+        if self.has_counted(device, report.task):
             return False
+        self._carry_out(self.engine.announce(device, report.task, report.round), self.loop.time())
         size = self.run.model.nbytes
         if report.size != size:
             text = f"an update of {report.size} bytes was announced; the model has {size}"
@@ -113,7 +112,7 @@ class Coordinator:
         self.run.accept(report, spool, largest)
 
     def count_report(self, device: str, task: str, now: float) -> None:
-        self._carry_out(self.engine.accept(device, task, now), now)
+        self._carry_out(self.engine.count_report(device, task, now), now)
 
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.accepted.get(task) == device
@@ -154,13 +153,12 @@ class Coordinator:
             match command:
                 case Assign():
                     self._assign(command)
-                case Cancel(device, task, code, text):
-                    self.host.tell(device, CancelMessage(task, code, text))
+                case CancelTask(device, task, code, text):
+                    self.host.tell(device, Cancel(task, code, text))
+                case Commit() | Abandon():
+                    self.host.uploads.forget_all()
                 case Finish(reason):
                     self._finish(reason)
-        if self.engine.round != self._round or self.engine.phase is not Phase.OPEN:
-            self.host.uploads.forget_all()
-            self._round = self.engine.round
         wake = self.engine.wake_at()
         if self._alarm is not None:
             if self._alarm.when() == wake:
@@ -218,7 +216,7 @@ class Coordinator:
             "round": self.engine.round,
             "version": self.engine.version,
             "connected": len(self.host.devices),
-            "idle": len(self.engine.idle) + sum(map(len, self.engine.doubted.values())),
+            "idle": self.engine.waiting(),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),

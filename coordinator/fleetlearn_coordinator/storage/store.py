@@ -251,6 +251,10 @@ class Store:
         """A lease ended without an accepted report."""
         self._db.execute("UPDATE tasks SET state=? WHERE task=?", (cause, task))
 
+    def revive(self, task: str) -> None:
+        """A lease that had ended runs again."""
+        self._db.execute("UPDATE tasks SET state='assigned' WHERE task=?", (task,))
+
     def close_round(self, number: int, outcome: str, summary: Mapping[str, Any], now: float) -> None:
         """End a round as ``committed`` or ``abandoned``; the slots of its updates are free."""
         self._db.execute(

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.rounds.engine import Phase
+from fleetlearn_coordinator.rounds.engine import Snapshot
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.device_names import name_of
@@ -25,7 +25,8 @@ OPTIMIZER = "optimizer."
 
 def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the fleet's tensors, and the rest of its state. Call it in ``Fleet.before_commit``."""
-    coordinator, connections, events, engine = fleet.coordinator, fleet.connections, fleet.events, fleet.engine
+    coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
+    engine = fleet.engine.snapshot()
     tensors: dict[str, NDArray[Any]] = {
         "model": coordinator.model,
         "earlier": coordinator.earlier,
@@ -50,7 +51,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any]) -> None:
     """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state."""
-    coordinator, connections, events, engine = fleet.coordinator, fleet.connections, fleet.events, fleet.engine
+    coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
     coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
     coordinator.optimizer_state = {
         name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)
@@ -62,6 +63,6 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     connections.arrivals, connections.refill_expected = state["arrivals"], state["filling"]
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
-    engine.version, engine.round, engine.phase = state["version"] - 1, state["round"], Phase.COMMITTING
-    engine.resting = {name_of(device) for device in connections.connected if device not in connections.away}
-    fleet.carry_out(engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+    there = (name_of(device) for device in connections.connected if device not in connections.away)
+    coordinator.resume(Snapshot(state["version"] - 1, state["round"]), there)
+    fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.optimizers import change_norm
 from fleetlearn_coordinator.aggregation.round_summary import Row, devices_of, outside, pooled, row_of, without
-from fleetlearn_coordinator.rounds.engine import Command, Engine, Phase
+from fleetlearn_coordinator.rounds.commands import Command
+from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -47,7 +50,7 @@ class SimulatedCoordinator:
 
     def room(self) -> int:
         """Return how many more reports the round takes."""
-        return self.engine.settings.goal - len(self.engine.accepted)
+        return self.engine.wanted_reports()
 
     def commit(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
@@ -96,6 +99,10 @@ class SimulatedCoordinator:
         rows = [row_of(own, self.metrics, most) for own in found]
         return [without(row, outside(row, bounds)) for row in rows] if bounds else rows
 
+    def resume(self, taken: Snapshot, connected: Iterable[str]) -> None:
+        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``."""
+        self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
+
     def restart(self, now: float) -> list[Command]:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks
         that devices have."""
@@ -105,5 +112,5 @@ class SimulatedCoordinator:
         if old.phase is not Phase.OPEN:
             return []
         leases = [(task, device) for device, task in old.leases.items()]
-        dropped = [(task, device, cause) for task, (device, cause) in old.dropped.items()]
+        dropped = [(task, device, cause) for task, (device, cause) in old.book.dropped.items()]
         return self.engine.restore(old.round, leases, old.accepted.items(), dropped, now)

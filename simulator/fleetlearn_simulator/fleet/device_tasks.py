@@ -9,7 +9,7 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.rounds.engine import Assign, Command
+from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 
@@ -221,7 +221,7 @@ class DeviceTasks:
         for device in devices:
             del self.running[device]
         self._end_uploads(ids)
-        return self.coordinator.engine.accept_many(tasks.name[rows], ids, self.events.now)
+        return self.coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
 
     def _due(self, event: Event, until: float) -> int:
         """Return the row after the last report that arrives before anything else can happen. Only devices that train

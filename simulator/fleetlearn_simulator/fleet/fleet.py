@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.round_summary import deciding
-from fleetlearn_coordinator.rounds.engine import Abandon, Assign, Cancel, Command, Commit, Ended, Engine, Finish, Opened
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Ended, Finish, Opened
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -207,7 +208,7 @@ class Fleet:
                         self._note("opened", round=number, connected=len(self.connections.connected))
                     case Ended(device, task, _, cause):
                         self.tasks.end(device_of(device), task, cause)
-                    case Cancel():
+                    case CancelTask():
                         pass  # the task has ended on its device already
                     case Commit(number, dropped):
                         waiting = self._commit(number, dropped)

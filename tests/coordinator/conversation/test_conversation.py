@@ -23,12 +23,15 @@ from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads
-from fleetlearn_coordinator.rounds.engine import STALLED, Assign, Cancel, Command, Commit, Engine, Finish, Settings
+from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     Accepted,
+    Cancel,
     CheckIn,
     ComeBack,
     Failed,
@@ -46,7 +49,6 @@ from fleetlearn_protocol.messages import (
     Welcome,
     encode,
 )
-from fleetlearn_protocol.messages import Cancel as CancelMessage
 from fleetlearn_protocol.vector import Vector
 from peers import report_of
 
@@ -95,8 +97,8 @@ class Room:
             match command:
                 case Assign(device, task, round, seed):
                     message: FromCoordinator = Task(task, round, "b" * 64, MODEL, 4 * SIZE, {}, 1, 10, seed, 600.0)
-                case Cancel(device, task, code, text):
-                    message = CancelMessage(task, code, text)
+                case CancelTask(device, task, code, text):
+                    message = Cancel(task, code, text)
                 case Commit():
                     self.uploads.forget_all()
                     self.tell(self.engine.committed(self.now, change=1.0, metrics={}))
@@ -128,8 +130,9 @@ class Room:
         self.tell(self.engine.disconnect(device, now))
 
     def announce(self, device: str, report: Report) -> bool:
-        if not self.engine.announce(device, report.task, report.round):
+        if self.has_counted(device, report.task):
             return False
+        self.tell(self.engine.announce(device, report.task, report.round))
         if report.size != 4 * SIZE:
             raise ProtocolError(Code.WRONG_LENGTH, "another size")
         return True
@@ -141,7 +144,7 @@ class Room:
         assert largest == np.abs(self.saved[report.task]).max()
 
     def count_report(self, device: str, task: str, now: float) -> None:
-        self.tell(self.engine.accept(device, task, now))
+        self.tell(self.engine.count_report(device, task, now))
 
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.accepted.get(task) == device
@@ -441,7 +444,7 @@ def test_a_cancelled_upload_is_not_heard_to_its_end() -> None:
     b.say(chunks(of_b, UPDATE)[0])
     a.say(*chunks(grant, UPDATE), Uploaded(task.task))
     cancel, following = b.heard()
-    assert isinstance(cancel, CancelMessage)
+    assert isinstance(cancel, Cancel)
     assert (cancel.task, cancel.code) == (late.task, Code.ROUND_OVER)
     assert isinstance(following, Task)
     assert b.say(*chunks(of_b, UPDATE)[1:], Uploaded(late.task)) == []
@@ -498,10 +501,10 @@ def test_a_device_that_comes_back_without_its_work_is_given_its_task_again() -> 
     ((a, task),) = begun(room, "a")
     a.say(chunks(granted(a, task, UPDATE), UPDATE)[0])
     a.disconnect()
-    assert room.engine.absent
+    assert room.engine.book.absent
     a = Device(room)
     assert a.check_in() == [WELCOME, task]
-    assert not room.engine.absent
+    assert not room.engine.book.absent
     assert granted(a, task, UPDATE + 1).offset == 0, "it trained again"
 
 
@@ -550,7 +553,7 @@ def test_a_lease_does_not_stall_while_its_upload_waits_or_moves() -> None:
     assert room.engine.leases == {"a": task.task, "b": other.task}
     room.tick(35.0)
     assert room.engine.causes() == {STALLED: 1}
-    assert isinstance(one(a.heard(), CancelMessage), CancelMessage)
+    assert isinstance(one(a.heard(), Cancel), Cancel)
     assert isinstance(one(b.heard(), Grant), Grant)
 
 

@@ -7,26 +7,23 @@ from copy import deepcopy
 from itertools import chain
 
 import pytest
-from fleetlearn_coordinator.rounds import engine as engine_module
-from fleetlearn_coordinator.rounds import waiting_devices
-from fleetlearn_coordinator.rounds.engine import (
+from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
-    RESTART_GRACE,
     STOPPED,
     SURPLUS,
     Abandon,
     Assign,
-    Cancel,
+    CancelTask,
     Command,
     Commit,
     Ended,
-    Engine,
     Finish,
     Opened,
-    Phase,
-    Settings,
+    Revived,
 )
+from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Snapshot
+from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_protocol import Code, ProtocolError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -79,11 +76,11 @@ def test_gathering_starts_again_when_too_few_are_left() -> None:
 
 def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
     engine, tasks = started()
-    engine.accept("a", tasks["a"].task, 10.0)
-    commands = engine.accept("b", tasks["b"].task, 11.0)
+    engine.count_report("a", tasks["a"].task, 10.0)
+    commands = engine.count_report("b", tasks["b"].task, 11.0)
     assert commands == [
         Ended("c", tasks["c"].task, 1, SURPLUS),
-        Cancel("c", tasks["c"].task, Code.ROUND_OVER, "round 1 is over: it has its 2 reports"),
+        CancelTask("c", tasks["c"].task, Code.ROUND_OVER, "round 1 is over: it has its 2 reports"),
         Commit(1, {SURPLUS: 1}),
     ]
     assert engine.phase is Phase.COMMITTING
@@ -95,7 +92,7 @@ def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
 
 def test_the_deadline_commits_what_is_there() -> None:
     engine, tasks = started()
-    engine.accept("a", tasks["a"].task, 10.0)
+    engine.count_report("a", tasks["a"].task, 10.0)
     engine.disconnect("b", 58.0)
     commands = engine.tick(60.0)
     assert {(command.device, command.cause) for command in commands if isinstance(command, Ended)} == {
@@ -116,7 +113,7 @@ def test_below_the_minimum_the_round_is_abandoned_and_the_next_opens() -> None:
 
 def test_a_lost_device_gives_its_slot_to_another() -> None:
     engine, _ = started("abcd")
-    spare = next(iter(engine.idle))
+    spare = next(iter(engine.selection.idle))
     lost = next(iter(engine.leases))
     task = engine.leases[lost]
     engine.disconnect(lost, 10.0)
@@ -152,9 +149,9 @@ def test_a_lost_device_with_its_work_done_gets_a_free_slot_back() -> None:
     engine.disconnect("a", 10.0)
     engine.tick(15.0)
     assert engine.causes() == {LOST: 1}
-    assert engine.check_in("a", tasks["a"].task, 20.0) == []
-    assert engine.announce("a", tasks["a"].task, 1)
-    engine.accept("a", tasks["a"].task, 21.0)
+    assert engine.check_in("a", tasks["a"].task, 20.0) == [Revived("a", tasks["a"].task, 1)]
+    assert engine.announce("a", tasks["a"].task, 1) == []
+    engine.count_report("a", tasks["a"].task, 21.0)
     assert engine.causes() == {}
 
 
@@ -163,9 +160,9 @@ def test_a_device_whose_new_connection_replaces_the_old_one_is_in_one_place() ->
     engine.disconnect("a", 10.0)
     engine.tick(15.0)
     engine.check_in("a", None, 16.0)
-    assert engine.check_in("a", tasks["a"].task, 17.0) == []
+    assert engine.check_in("a", tasks["a"].task, 17.0) == [Revived("a", tasks["a"].task, 1)]
     assert "a" in engine.leases
-    assert "a" not in engine.resting
+    assert "a" not in engine.selection.resting
 
 
 def test_a_lost_device_that_trains_on_gets_a_free_slot_back_when_it_reports() -> None:
@@ -173,9 +170,9 @@ def test_a_lost_device_that_trains_on_gets_a_free_slot_back_when_it_reports() ->
     engine.disconnect("a", 10.0)
     engine.tick(15.0)
     assert engine.check_in("a", None, 20.0) == []
-    assert engine.announce("a", tasks["a"].task, 1)
+    assert engine.announce("a", tasks["a"].task, 1) == [Revived("a", tasks["a"].task, 1)]
     assert engine.causes() == {}
-    engine.accept("a", tasks["a"].task, 21.0)
+    engine.count_report("a", tasks["a"].task, 21.0)
     assert engine.accepted == {tasks["a"].task: "a"}
 
 
@@ -194,7 +191,7 @@ def test_a_device_has_one_turn_in_a_round() -> None:
     engine, tasks = started()
     engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
     assert "a" not in engine.leases
-    assert "a" in engine.resting
+    assert "a" in engine.selection.resting
     engine.disconnect("a", 11.0)
     assert engine.check_in("a", None, 12.0) == []
     assert engine.causes() == {"failed: diverged": 1}
@@ -202,7 +199,7 @@ def test_a_device_has_one_turn_in_a_round() -> None:
 
 def test_the_round_closes_when_nobody_is_left_to_wait_for() -> None:
     engine, tasks = started()
-    engine.accept("a", tasks["a"].task, 10.0)
+    engine.count_report("a", tasks["a"].task, 10.0)
     engine.end("b", tasks["b"].task, "failed: bad-data", 10.0)
     commands = engine.end("c", tasks["c"].task, "failed: bad-data", 10.0)
     assert commands[-1] == Commit(1, {"failed: bad-data": 2})
@@ -226,17 +223,16 @@ def test_reports_that_are_refused(device: str, task: str, round: int, code: Code
 
 def test_a_report_counts_once() -> None:
     engine, tasks = started()
-    engine.accept("a", tasks["a"].task, 10.0)
-    assert engine.announce("a", tasks["a"].task, 1) is False
+    engine.count_report("a", tasks["a"].task, 10.0)
     assert not engine.wanted("a", tasks["a"].task)
     with pytest.raises(ValueError, match="not wanted"):
-        engine.accept("a", tasks["a"].task, 11.0)
+        engine.count_report("a", tasks["a"].task, 11.0)
 
 
 def together(engine: Engine, reports: Iterable[tuple[str, str]], now: float) -> list[Command]:
     """The reports, (device, task), in one call."""
     devices, tasks = zip(*reports, strict=True)
-    return engine.accept_many(devices, tasks, now)
+    return engine.count_reports(devices, tasks, now)
 
 
 @settings(max_examples=300, deadline=None)
@@ -260,7 +256,7 @@ def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataO
     room = goal - len(engine.accepted)
     reports = data.draw(st.permutations(wanted))[: data.draw(st.integers(1, min(room, len(wanted))))]
     one, many = deepcopy(engine), deepcopy(engine)
-    said = [one.accept(*report, 10.0 + place) for place, report in enumerate(reports)]
+    said = [one.count_report(*report, 10.0 + place) for place, report in enumerate(reports)]
     assert not any(said[:-1])
     assert together(many, reports, 9.0 + len(reports)) == said[-1]
     assert many == one
@@ -276,11 +272,11 @@ def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
     assert together(engine, [("c", tasks["c"].task)], 10.0) == []
     assert together(engine, [("a", tasks["a"].task), ("b", tasks["b"].task)], 11.0) == [
         Ended("d", tasks["d"].task, 1, SURPLUS),
-        Cancel("d", tasks["d"].task, Code.ROUND_OVER, "round 1 is over: it has its 3 reports"),
+        CancelTask("d", tasks["d"].task, Code.ROUND_OVER, "round 1 is over: it has its 3 reports"),
         Commit(1, {SURPLUS: 1}),
     ]
     assert list(engine.accepted.values()) == ["c", "a", "b"]
-    assert engine.resting == {"a", "c", "d"}, "not who is gone"
+    assert engine.selection.resting == {"a", "c", "d"}, "not who is gone"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +287,7 @@ def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
 def test_reports_that_are_not_wanted_are_refused_together_as_alone(devices: str, refused: str) -> None:
     engine, tasks = started("abcd", SETTINGS._replace(goal=2, cohort=3, minimum=2))
     leased = sorted(tasks)  # whoever they are: a, b, c stand for them, d for the one that is idle
-    (resting,) = engine.idle
+    (resting,) = engine.selection.idle
     names = dict(zip("abcdx", [*leased, resting, "x"], strict=True))
     reports = [(names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices]
     with pytest.raises(ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"):
@@ -313,75 +309,12 @@ def test_no_report_is_wanted_of_a_round_that_is_closed() -> None:
         together(engine, [("c", tasks["c"].task)], 11.0)
 
 
-@pytest.mark.parametrize("connected", [40, 400])
-def test_picks_and_returns_are_the_same_whatever_way_they_are_made(
-    monkeypatch: pytest.MonkeyPatch, connected: int
-) -> None:
-    """From a list that is short, or long, for how many are taken from it, or come back to it."""
-    devices = [f"d{number:03}" for number in range(connected)]
-    rules = SETTINGS._replace(goal=20, cohort=25, minimum=20, rounds=None)
-
-    def told(short: int, few: int) -> tuple[list[Command], Engine]:
-        monkeypatch.setattr(waiting_devices, "SHORT", short)
-        monkeypatch.setattr(waiting_devices, "FEW", few)
-        engine, said = Engine(rules), []
-        for device in devices:
-            said += engine.check_in(device, None, 0.0)
-        for number in range(6):
-            now = 10.0 * number + 5
-            gone, *failed = sorted(engine.leases)[:3]
-            said += engine.disconnect(gone, now)
-            said += engine.tick(now := now + rules.grace)
-            for device in failed:  # its slot is another's
-                said += engine.end(device, engine.leases[device], "failed: diverged", now)
-            assert len(engine.leases) == rules.cohort
-            reports = list(engine.leases.items())[: rules.goal]
-            said += together(engine, reports, now)
-            before = sorted([*engine.idle, *engine.resting])
-            said += engine.committed(now, change=1.0, metrics={})
-            assert sorted([*engine.idle, *engine.leases]) == before, "nobody is lost on the way"
-            assert list(engine.idle) == sorted(engine.idle)
-        return said, engine
-
-    expected = told(0, 10**9)
-    assert len(of_type(expected[0], Commit)) == 6
-    for short, few in (
-        (10**9, 10**9),
-        (0, 0),
-        (10**9, 0),
-        (10**9, 1),
-        (100, 3),
-        (waiting_devices.SHORT, waiting_devices.FEW),
-    ):
-        said, engine = told(short, few)
-        assert said == expected[0]
-        assert engine == expected[1]
-        # It goes on as a sorted list.
-        for device in devices[::7]:
-            engine.disconnect(device, 100.0)
-            assert device not in engine.idle
-            engine.check_in(device, None, 100.0)
-        assert list(engine.idle) == sorted(engine.idle)
-
-
-def test_picks_do_not_depend_on_how_many_are_made_at_a_time() -> None:
-    """One device after the other takes the place that it would have had of several; each is another's draw."""
-    alone = [engine_module._picks(7, 3, serial, 1)[0] for serial in range(1, 60)]
-    assert len({*alone}) == 59
-    for first, count in ((1, 59), (1, 7), (7, 1), (8, 8), (7, 10), (16, 16), (9, 0)):
-        assert [*engine_module._picks(7, 3, first, count)] == alone[first - 1 : first - 1 + count]
-    assert all(0 <= number < 2**64 for number in alone)
-    assert not {*alone} & {*engine_module._picks(7, 4, 1, 59)}
-    assert not {*alone} & {*engine_module._picks(8, 3, 1, 59)}
-
-
 def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:
     def cohort(devices: str, seed: int) -> list[tuple[str, int]]:
         """Everybody waits before the round opens, so that all of them are candidates."""
-        engine = Engine(SETTINGS._replace(goal=len(devices), minimum=len(devices)))
+        engine = Engine(SETTINGS._replace(goal=len(devices), cohort=3, minimum=len(devices), seed=seed))
         for device in devices[:-1]:
             engine.check_in(device, None, 0.0)
-        engine.settings = SETTINGS._replace(seed=seed)
         return [(c.device, c.seed) for c in engine.check_in(devices[-1], None, 0.0) if isinstance(c, Assign)]
 
     assert cohort("abcdefgh", 1) == cohort("hgfedcba", 1)
@@ -398,41 +331,52 @@ def test_every_device_is_selected_about_equally_often() -> None:
         chosen = [(command.device, command.task) for command in commands if isinstance(command, Assign)]
         for device, task in chosen:
             counts[device] += 1
-            engine.accept(device, task, 0.0)
+            engine.count_report(device, task, 0.0)
         commands = engine.committed(0.0, change=1.0, metrics={})
     assert sum((count - 300) ** 2 / 300 for count in counts.values()) < 27.9
 
 
-@pytest.mark.parametrize(
-    ("rules", "change", "metrics", "reason"),
-    [
-        (SETTINGS._replace(rounds=1), 1.0, {}, "1 rounds done"),
-        (SETTINGS._replace(epsilon=0.5), 0.25, {}, "the model's change, 0.25, is below 0.5"),
-        (
-            SETTINGS._replace(metric="accuracy", target=0.9),
-            1.0,
-            {"accuracy": 0.9},
-            "accuracy is 0.9; the target is 0.9",
-        ),
-        (
-            SETTINGS._replace(metric="loss", target=0.2, below=True),
-            1.0,
-            {"loss": 0.1},
-            "loss is 0.1; the target is 0.2",
-        ),
-        (SETTINGS._replace(metric="loss", target=0.2, below=True), 1.0, {"loss": 0.3}, None),
-        (SETTINGS._replace(metric="accuracy", target=0.9), 1.0, {"loss": 0.9}, None),
-    ],
-)
-def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], reason: str | None) -> None:
-    engine, tasks = started(rules=rules)
-    engine.accept("a", tasks["a"].task, 1.0)
-    engine.accept("b", tasks["b"].task, 1.0)
-    commands = engine.committed(1.0, change=change, metrics=metrics)
-    assert [command.reason for command in commands if isinstance(command, Finish)] == ([reason] if reason else [])
-    if reason:
-        assert engine.check_in("z", None, 2.0) == []
-        assert engine.wake_at() is None
+def test_a_stop_rule_ends_the_run() -> None:
+    engine, tasks = started(rules=SETTINGS._replace(rounds=1))
+    together(engine, [(device, tasks[device].task) for device in "ab"], 1.0)
+    assert engine.committed(1.0, change=1.0, metrics={}) == [Finish("1 rounds done", "rounds", 1, 1)]
+    assert engine.phase is Phase.FINISHED
+    assert engine.check_in("z", None, 2.0) == []
+    assert engine.wake_at() is None
+
+
+def test_a_snapshot_goes_on_as_the_engine_that_it_was_taken_of() -> None:
+    engine, tasks = started("abcd")
+    with pytest.raises(ValueError, match=r"no round is being committed \(open\)"):
+        engine.snapshot()
+    together(engine, [(device, tasks[device].task) for device in list(tasks)[:2]], 10.0)
+    taken = engine.snapshot()
+    assert taken == Snapshot(version=0, round=1)
+    other = Engine.from_snapshot(SETTINGS, "t", taken, "abcd")
+    expected = engine.committed(11.0, change=1.0, metrics={})
+    assert expected[0] == Opened(2)
+    assert other.committed(11.0, change=1.0, metrics={}) == expected
+    assert other == engine
+
+
+def test_nobody_is_lost_from_round_to_round() -> None:
+    devices = [f"d{number:03}" for number in range(400)]
+    rules = SETTINGS._replace(goal=20, cohort=25, minimum=20)
+    engine, _ = started(devices, rules)
+    for number in range(6):
+        now = 10.0 * number + 5
+        gone, *failed = sorted(engine.leases)[:3]
+        engine.disconnect(gone, now)
+        engine.tick(now := now + rules.grace)
+        for device in failed:  # its slot is another's
+            engine.end(device, engine.leases[device], "failed: diverged", now)
+        assert len(engine.leases) == rules.cohort
+        together(engine, list(engine.leases.items())[: rules.goal], now)
+        engine.committed(now, change=1.0, metrics={})
+        assert len(engine.leases) == rules.cohort
+        waiting = [*engine.selection.idle, *engine.leases]
+        assert len(waiting) == len({*waiting}) == 400 - number - 1
+        assert engine.waiting() == 400 - number - 1 - rules.cohort
 
 
 def test_an_update_of_another_run_is_not_taken_for_one_of_this() -> None:
@@ -456,9 +400,9 @@ def test_a_restart_goes_on_with_the_round() -> None:
     (again,) = engine.check_in("b", None, 1002.0)
     assert isinstance(again, Assign)
     assert again.task == "t5-2"
-    assert engine.announce("c", "t5-3", 5) is False  # accepted before the restart
+    assert engine.accepted == {"t5-3": "c"}  # it reported before the restart
     assert engine.check_in("d", None, 1003.0) == []  # it had its turn
-    assert engine.accept("a", "t5-1", 1004.0)[-1] == Commit(5, {LOST: 1, SURPLUS: 1})
+    assert engine.count_report("a", "t5-1", 1004.0)[-1] == Commit(5, {LOST: 1, SURPLUS: 1})
 
 
 def test_a_restart_gives_devices_time_to_return() -> None:
@@ -512,7 +456,11 @@ class AnyOrder(RuleBasedStateMachine):
                     assert number == self.open
                     assert self.running.pop(task) == device
                     self.ended[task] = (device, cause)
-                case Cancel(device, task):
+                case Revived(device, task, number):
+                    assert number == self.open
+                    assert self.ended.pop(task) == (device, LOST)
+                    self.running[task] = device
+                case CancelTask(device, task):
                     assert device in self.connected
                     assert task in self.ended
                 case Commit(number):
@@ -542,11 +490,7 @@ class AnyOrder(RuleBasedStateMachine):
     def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
         device, task, _ = given
         self.connected.add(device)
-        revived = task in self.ended
         self.do(self.engine.check_in(device, task, self.now))
-        if revived and device in self.engine.leases and self.engine.leases[device] == task:
-            assert self.ended.pop(task) == (device, LOST)
-            self.running[task] = device
 
     @rule(device=DEVICES)
     def disconnect(self, device: str) -> None:
@@ -559,22 +503,18 @@ class AnyOrder(RuleBasedStateMachine):
         device, task, number = given
         if device not in self.connected:
             return
+        if self.engine.accepted.get(task) == device:
+            return
         try:
-            wanted = self.engine.announce(device, task, number)
+            self.do(self.engine.announce(device, task, number))
         except ProtocolError:
             assert task not in self.running
             assert task not in self.counted
             return
-        if not wanted:
-            assert self.counted[task] == device
-            return
-        if task in self.ended:
-            assert self.ended.pop(task) == (device, LOST)
-        else:
-            assert self.running.pop(task) == device
+        assert self.running.pop(task) == device
         assert task not in self.counted, "a report counted twice"
         self.counted[task] = device
-        self.do(self.engine.accept(device, task, self.now))
+        self.do(self.engine.count_report(device, task, self.now))
 
     @rule(given=consumes(tasks))
     def fail(self, given: tuple[str, str, int]) -> None:
@@ -637,27 +577,27 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_connected_device_is_in_one_place(self) -> None:
-        waiting = [*self.engine.idle, *chain.from_iterable(self.engine.doubted.values())]
-        idle, resting = set(waiting), self.engine.resting
+        waiting = [*self.engine.selection.idle, *chain.from_iterable(self.engine.selection.doubted.values())]
+        idle, resting = set(waiting), self.engine.selection.resting
         assert len(idle) == len(waiting)
-        leased = {device for device in self.engine.leases if device not in self.engine.absent}
+        leased = {device for device in self.engine.leases if device not in self.engine.book.absent}
         assert not idle & resting
         assert not leased & (idle | resting)
         assert idle | resting | leased == self.connected
 
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:
-        doubted = any(self.engine.doubted.values()) and len(self.counted) < self.rules.minimum
-        if self.open is not None and (self.engine.idle or doubted):
+        doubted = any(self.engine.selection.doubted.values()) and len(self.counted) < self.rules.minimum
+        if self.open is not None and (self.engine.selection.idle or doubted):
             assert len(self.running) + len(self.counted) == self.rules.cohort
 
     @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
         """It may stall: nobody holds a slot in silence for longer than the rules say."""
-        looked_at = {task for _, _, task in self.engine._stalls}
+        looked_at = {task for _, _, task in self.engine.book._looks}
         for device, task in self.engine.leases.items():
-            watch = self.engine._watches.get(device)
-            if device not in self.engine.absent:
+            watch = self.engine.book.watches.get(device)
+            if device not in self.engine.book.absent:
                 assert watch is not None
                 assert watch.task == task
                 assert watch.gone is None
@@ -665,13 +605,18 @@ class AnyOrder(RuleBasedStateMachine):
                 assert watch.waits is not None or self.now - watch.moved <= self.rules.stall + 1e-9
             elif watch is not None:
                 assert watch.task == task
-        assert self.engine._watches.keys() <= self.engine.leases.keys()
+        assert self.engine.book.watches.keys() <= self.engine.leases.keys()
 
     @invariant()
     def a_grace_is_never_longer_than_the_rules_say(self) -> None:
-        for device, expires in self.engine.absent.items():
-            watch = self.engine._watches.get(device)
+        for device, expires in self.engine.book.absent.items():
+            watch = self.engine.book.watches.get(device)
             assert expires <= self.now + (self.rules.grace if watch is not None else RESTART_GRACE)
+
+    @invariant()
+    def every_lease_is_of_the_rounds_model(self) -> None:
+        assert self.engine.book.terms.keys() == self.engine.leases.keys()
+        assert self.engine.book.oldest_version() in (None, self.versions)
 
     @invariant()
     def versions_count_commits(self) -> None:
@@ -700,7 +645,7 @@ def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_anot
     assert (again.device, again.round, again.seed) == ("a", 1, tasks["a"].seed)
     assert again.task != tasks["a"].task
     for device, task in (("b", tasks["b"].task), ("a", again.task)):
-        commands = engine.accept(device, task, 13.0)
+        commands = engine.count_report(device, task, 13.0)
     assert of_type(commands, Commit)
 
 

@@ -9,23 +9,21 @@ from itertools import count
 from math import inf
 
 import pytest
-from fleetlearn_coordinator.rounds import standing
-from fleetlearn_coordinator.rounds.engine import (
+from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
     STALLED,
     Abandon,
     Assign,
-    Cancel,
+    CancelTask,
     Command,
     Commit,
     Ended,
-    Engine,
     Opened,
-    Phase,
-    Settings,
 )
-from fleetlearn_coordinator.rounds.standing import DOUBT, MAX_LEVEL, Standing
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
+from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_protocol import Code
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=600.0, grace=10.0, gather=4.0, seed=7, stall=60.0)
@@ -114,14 +112,14 @@ def test_a_device_that_holds_another_update_than_its_lease_is_given_its_task_aga
 
 def test_a_lease_without_progress_ends_and_its_slot_goes_to_another() -> None:
     engine, tasks = started("abcd")
-    (spare,) = engine.idle
+    (spare,) = engine.selection.idle
     silent, *others = tasks
     for device in others:
         engine.progress(device, tasks[device], "steps", 1, 30.0)
     assert awake(engine, 59.9) == []
     (at, ended), (_, cancel), (_, assign) = awake(engine, 60.0)
     assert (at, ended) == (60.0, Ended(silent, tasks[silent], 1, STALLED))
-    assert cancel == Cancel(
+    assert cancel == CancelTask(
         silent,
         tasks[silent],
         Code.NOT_WANTED,
@@ -148,7 +146,7 @@ def test_only_more_of_the_same_is_progress() -> None:
         engine.progress("a", tasks["a"], what, amount, now)
         engine.progress("a", "t0-1", what, amount + 100, now)
         engine.progress("a", None, what, amount + 100, now)
-        assert (engine._watches["a"].moved == now) == counts
+        assert (engine.book.watches["a"].moved == now) == counts
     assert awake(engine, 259.0)[-1][1] != Ended("a", tasks["a"], 1, STALLED)
     assert (260.0, Ended("a", tasks["a"], 1, STALLED)) in awake(engine, 260.0)
 
@@ -167,10 +165,10 @@ def test_a_lease_that_waits_for_the_coordinator_does_not_stall() -> None:
 
 def test_waits_of_devices_without_a_lease_are_nothing() -> None:
     engine, _ = started("abcd")
-    (spare,) = engine.idle
+    (spare,) = engine.selection.idle
     engine.wait(spare, 5.0)
     engine.proceed(spare, 6.0)
-    assert spare not in engine._watches
+    assert spare not in engine.book.watches
 
 
 def test_an_absence_does_not_count_as_standstill_and_ends_a_wait() -> None:
@@ -186,15 +184,15 @@ def test_an_absence_does_not_count_as_standstill_and_ends_a_wait() -> None:
 def test_progress_is_not_watched_unless_it_is_told() -> None:
     engine, _ = started(rules=SETTINGS._replace(stall=inf))
     assert awake(engine, 599.0) == []
-    assert not engine._stalls
+    assert engine.book.wake_at() is None
     assert {command.cause for _, command in awake(engine, 600.0) if isinstance(command, Ended)} == {LATE}
-    assert engine.standing == Standing(), "and nothing is remembered"
+    assert engine.selection.reliability == Reliability(), "and nothing is remembered"
 
 
 def test_leases_are_watched_again_once_their_devices_are_back_after_a_restart() -> None:
     engine = Engine(SETTINGS, round=5)
     engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [], [("t5-3", "c", STALLED)], now=0.0)
-    assert engine.standing.level("c") == 1
+    assert engine.selection.reliability.level("c") == 1
     engine.check_in("a", None, 30.0)
     assert awake(engine, 89.0) == []
     ended = [(at, command) for at, command in awake(engine, 90.0) if isinstance(command, Ended)]
@@ -202,43 +200,6 @@ def test_leases_are_watched_again_once_their_devices_are_back_after_a_restart() 
 
 
 # What is remembered
-
-
-def test_points_of_a_device() -> None:
-    """Three tasks lost, failed or rejected put it in doubt, or one that stalled; a report clears it."""
-    memory = Standing()
-    for points, level in ((1, 0), (1, 0), (1, 1), (DOUBT, 2), (100, MAX_LEVEL), (1, MAX_LEVEL)):
-        memory.fail("a", points)
-        assert memory.level("a") == level
-    memory.clear(["a", "b"])
-    assert memory.level("a") == 0
-
-
-def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "REMEMBERED", 100)
-    monkeypatch.setattr(standing, "PROVEN", 10)
-    memory = Standing()
-    for number in range(1000):
-        memory.fail(f"d{number}", 1)
-        memory.fail("often", 1)
-        memory.round_over([f"r{number}"], held_up=1, spare=0)
-    assert len(memory.points) == 100
-    assert "often" in memory.points, "who failed longest ago is forgotten first"
-    assert [*memory.proven] == [f"r{number}" for number in range(990, 1000)]
-
-
-def test_caution_doubles_with_each_round_that_is_held_up_and_goes_when_they_are_not() -> None:
-    memory, careful = Standing(), list[int]()
-    for _ in range(9):
-        memory.round_over("a", held_up=3, spare=2)
-        careful.append(memory.careful)
-        while memory.careful:
-            memory.round_over("a", held_up=2, spare=2)
-    assert careful == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    for _ in range(7):
-        assert memory.proven
-        memory.round_over("a", held_up=0, spare=2)
-    assert memory == Standing()
 
 
 def test_what_counts_as_a_failure() -> None:
@@ -253,7 +214,7 @@ def test_what_counts_as_a_failure() -> None:
         for device in "cde":
             engine.progress(device, tasks[device], "steps", now, float(now))
         awake(engine, float(now))
-    assert dict(engine.standing.points) == {"a": 1, "b": 1, "c": DOUBT, "d": DOUBT, "e": DOUBT, "f": DOUBT}
+    assert dict(engine.selection.reliability.points) == {"a": 1, "b": 1, "c": DOUBT, "d": DOUBT, "e": DOUBT, "f": DOUBT}
 
 
 def test_who_comes_in_the_second_half_of_a_round_may_be_late() -> None:
@@ -262,22 +223,22 @@ def test_who_comes_in_the_second_half_of_a_round_may_be_late() -> None:
     engine.progress("c", engine.leases["c"], "steps", 1, 590.0)
     said = [command for _, command in awake(engine, 600.0)]
     assert ("c", LATE) in {(command.device, command.cause) for command in said if isinstance(command, Ended)}
-    assert engine.standing.level("c") == 0
-    assert engine.standing.level("a") == 1
+    assert engine.selection.reliability.level("c") == 0
+    assert engine.selection.reliability.level("a") == 1
 
 
 def test_who_waits_for_the_coordinator_at_the_deadline_has_not_failed() -> None:
     engine, tasks = started(rules=SETTINGS._replace(deadline=50.0, minimum=2))
     engine.wait("a", 20.0)
     assert Ended("a", tasks["a"], 1, LATE) in [command for _, command in awake(engine, 50.0)]
-    assert dict(engine.standing.points) == {"b": DOUBT, "c": DOUBT}
+    assert dict(engine.selection.reliability.points) == {"b": DOUBT, "c": DOUBT}
 
 
 def test_who_is_one_too_many_has_not_failed() -> None:
     engine, tasks = started()
-    engine.accept("a", tasks["a"], 10.0)
-    engine.accept("b", tasks["b"], 10.0)
-    assert engine.standing == Standing()
+    engine.count_report("a", tasks["a"], 10.0)
+    engine.count_report("b", tasks["b"], 10.0)
+    assert engine.selection.reliability == Reliability()
 
 
 def test_devices_in_doubt_take_part_where_nobody_else_is_there_and_a_report_clears_them() -> None:
@@ -288,20 +249,20 @@ def test_devices_in_doubt_take_part_where_nobody_else_is_there_and_a_report_clea
     assert [at for at, command in said if isinstance(command, Abandon)] == [600.0]
     assert [at for at, command in said if isinstance(command, Opened)] == [604.0], "others might have come"
     (one, task), (two, other), _ = engine.leases.items()
-    engine.accept(one, task, 605.0)
-    engine.accept(two, other, 605.0)
-    assert engine.standing.points.keys() == {*"abc"} - {one, two}
+    engine.count_report(one, task, 605.0)
+    engine.count_report(two, other, 605.0)
+    assert engine.selection.reliability.points.keys() == {*"abc"} - {one, two}
 
 
 def test_the_choice_is_the_same_as_ever_where_nobody_fails() -> None:
-    """Watched or not, device by device; the picks themselves are tested in test_engine.py."""
+    """Watched or not, device by device; the picks themselves are tested in test_random_draws.py."""
 
     def rounds(stall: float) -> list[Command]:
         engine = Engine(SETTINGS._replace(goal=20, cohort=30, minimum=20, stall=stall))
         said = [command for number in range(100) for command in engine.check_in(f"d{number:03}", None, 0.0)]
         for now in range(1, 50):
             for device, task in list(engine.leases.items())[:20]:
-                said += engine.accept(device, task, float(now))
+                said += engine.count_report(device, task, float(now))
             said += engine.committed(float(now), change=1.0, metrics={})
         return said
 
@@ -378,7 +339,7 @@ class Fleet:
         if not self.engine.wanted(device, task):
             return []
         self.heard[device] += 1
-        return self.engine.accept(device, task, self.now)
+        return self.engine.count_report(device, task, self.now)
 
     def lie(self, device: str, task: str, steps: int) -> list[Command]:
         if self.engine.wanted(device, task):
@@ -442,12 +403,12 @@ def test_an_honest_device_in_doubt_gets_another_chance(spare: int) -> None:
     fleet = Fleet({}, honest, RULES._replace(cohort=6 + spare))
     fleet.run(1)
     fleet.engine.disconnect("honest-7", fleet.now)
-    fleet.engine.standing.fail("honest-7", DOUBT)
+    fleet.engine.selection.reliability.fail("honest-7", DOUBT)
     fleet.engine.check_in("honest-7", None, fleet.now)
     before = fleet.heard["honest-7"]
     fleet.run(60)
     assert fleet.heard["honest-7"] > before
-    assert not fleet.engine.standing.points
+    assert not fleet.engine.selection.reliability.points
 
 
 def test_the_same_events_choose_the_same_devices() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.round_summary import describe, pooled
-from fleetlearn_coordinator.rounds.engine import Assign, Command, Phase
+from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_coordinator.storage.store import Store, StoreError
@@ -45,7 +46,7 @@ class Fleet:
         self.store.write_slot(slot, 0, update.tobytes())
         report = report_of(lease, update, **fields)  # type: ignore[arg-type]
         self.run.accept(report, slot, float(np.abs(update).max()))
-        return self.run.carry_out(self.run.engine.accept(lease.device, lease.task, 0.0), NOW)
+        return self.run.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
 
 
 def leases(commands: list[Command]) -> list[Assign]:
@@ -60,6 +61,34 @@ def test_a_plan_becomes_the_engine_s_settings(make_plan: PlanMaker) -> None:
     assert (settings.rounds, settings.metric, settings.target, settings.below) == (7, "loss", 0.5, True)
     assert settings.epsilon == 1e-6
     assert make_plan().engine_settings().epsilon == 0.0
+
+
+def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan: PlanMaker) -> None:
+    """Its device was lost and returns with its work done. After a restart its slot is still its own."""
+    plan = make_plan(round__goal=2, round__minimum=2)
+    fleet = Fleet(plan)
+    first, _ = leases(fleet.check_in("a", "b"))
+    grace = fleet.run.engine.settings.grace
+    fleet.run.carry_out(fleet.run.engine.disconnect(first.device, 0.0), NOW)
+    fleet.run.carry_out(fleet.run.engine.tick(grace), NOW)
+    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["lost"]
+    fleet.run.carry_out(fleet.run.engine.check_in(first.device, None, grace), NOW)
+    fleet.run.carry_out(fleet.run.engine.announce(first.device, first.task, 1), NOW)
+    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["assigned"]
+    fleet.store.close()
+    fleet = Fleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.run.engine.wanted(first.device, first.task)
+    fleet.store.close()
+
+
+def test_whoever_listens_is_told_that_a_round_is_over(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
+    (lease,) = leases(fleet.check_in("a"))
+    told = fleet.report(lease, update_of(1.0))
+    assert told[0] == Commit(1, {})
+    assert isinstance(told[1], Finish)
+    fleet.store.close()
 
 
 def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.network.downloads import Download
 from fleetlearn_coordinator.network.driver import Driver
-from fleetlearn_coordinator.rounds.engine import Phase
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.server import Coordinator
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk

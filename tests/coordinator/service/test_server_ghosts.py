@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator import read_status
-from fleetlearn_coordinator.rounds.engine import STALLED
+from fleetlearn_coordinator.rounds.commands import STALLED
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.manifest import TRAIN

@@ -1,7 +1,7 @@
-"""What the last tasks of devices came to, so that devices which never report do not hold up every round.
+"""How reliable devices are, so that devices which never report do not hold up every round.
 
-Only devices with failures are remembered, so a fleet in which everybody reports costs nothing and is chosen from as if
-this file did not exist. One accepted report clears a device's record.
+Only devices with failures are remembered. A fleet in which everybody reports costs nothing, and devices are chosen from
+it as if this file did not exist. One report that counts clears a device's record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 DOUBT = 3
-"""Points at which a device is chosen less: three tasks in a row that came to nothing, or one that held up its round."""
+"""Points at which a device is in doubt and chosen less: three tasks in a row failed, or one held up its round."""
 MAX_LEVEL = 6
 """A device of level n is given a trial with probability 2^-n where it is drawn for one; this is the largest n."""
 REMEMBERED = 100_000
@@ -22,37 +22,37 @@ MAX_CAUTION = 64
 
 
 @dataclass(slots=True)
-class Standing:
-    """The memory of devices' last tasks. Nothing in it depends on the time: the same events give the same memory."""
+class Reliability:
+    """The memory of devices' last tasks. It does not depend on the time: the same events give the same memory."""
 
     points: dict[str, int] = field(default_factory=dict)
-    """Device -> points since its last accepted report. The device that failed last is the last."""
+    """Device -> points since its last report that counted. The device that failed last is the last."""
     proven: dict[str, None] = field(default_factory=dict)
-    """Devices whose reports were accepted lately, the latest last. Empty while rounds are not held up."""
+    """Devices whose reports counted lately, the latest last. Empty while rounds are not held up."""
     careful: int = 0
     """Rounds that are still to go mostly to proven devices."""
     caution: int = 0
-    """How many such rounds followed the last round that was held up. It doubles each time, and halves when a round of
-    any devices goes well."""
+    """How many careful rounds followed the last round that was held up. It doubles each time, and halves when a round
+    of any devices goes well."""
 
     def fail(self, device: str, points: int) -> None:
-        """A task of the device came to nothing."""
+        """A task of the device ended without a report that counts."""
         self.points[device] = min(self.points.pop(device, 0) + points, DOUBT * MAX_LEVEL)
         if len(self.points) > REMEMBERED:
             del self.points[next(iter(self.points))]
 
     def clear(self, devices: Collection[str]) -> None:
-        """Reports of these devices were accepted."""
+        """Reports of these devices count."""
         if self.points:
             for device in devices:
                 self.points.pop(device, None)
 
     def level(self, device: str) -> int:
-        """0: as good as any device. Else 1 to ``MAX_LEVEL``, the more its tasks came to nothing."""
+        """Return 0 for a device that is not in doubt, else 1 to ``MAX_LEVEL``: more for more failures."""
         return self.points.get(device, 0) // DOUBT
 
-    def round_over(self, accepted: Collection[str], held_up: int, spare: int) -> None:
-        """A round has ended: whose reports it has, how many of its tasks held it up, how many it could spare."""
+    def end_round(self, reported: Collection[str], held_up: int, spare: int) -> None:
+        """Remember a round: the devices whose reports counted, how many tasks held it up, how many it could spare."""
         if held_up > spare:
             if not self.careful:
                 self.caution = min(max(1, 2 * self.caution), MAX_CAUTION)
@@ -64,7 +64,7 @@ class Standing:
         if not self.caution:
             self.proven.clear()
             return
-        for device in accepted:
+        for device in reported:
             self.proven.pop(device, None)
             self.proven[device] = None
         while len(self.proven) > PROVEN:

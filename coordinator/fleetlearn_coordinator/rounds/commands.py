@@ -1,0 +1,91 @@
+"""The engine's commands to its driver, and the causes by which a lease ends."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from fleetlearn_protocol.errors import Code
+
+LOST, LATE, SURPLUS, STALLED = "lost", "late", "surplus", "stalled"
+"""The engine's own causes: the device vanished; the deadline passed; the goal was reached without it; the device made
+no step and moved no byte for ``Settings.stall`` seconds."""
+STOPPED = "failed: stopping"
+"""The cause where a device gives its task back because it stops. It may have another turn if it returns in this
+round."""
+
+
+class Opened(NamedTuple):
+    """A round began."""
+
+    round: int
+
+
+class Assign(NamedTuple):
+    """Give the device its task: a new one, or again the one it holds, after it came back without its work."""
+
+    device: str
+    task: str
+    round: int
+    seed: int
+    deadline: float
+    """When the round ends, on the engine's clock."""
+    again: bool
+
+
+class Ended(NamedTuple):
+    """A lease ended without a report that counts."""
+
+    device: str
+    task: str
+    round: int
+    cause: str
+
+
+class Revived(NamedTuple):
+    """A lease that had ended because its device was lost runs again: the device returned with its work done."""
+
+    device: str
+    task: str
+    round: int
+
+
+class CancelTask(NamedTuple):
+    """Tell a connected device that its task is no longer wanted."""
+
+    device: str
+    task: str
+    code: Code
+    text: str
+
+
+class Commit(NamedTuple):
+    """Make the new model of the reports that count, then call ``committed``."""
+
+    round: int
+    dropped: dict[str, int]
+    """How many of the round's leases ended without a report that counts, by cause."""
+
+
+class Abandon(NamedTuple):
+    """The round ended below its minimum; the model stays."""
+
+    round: int
+    dropped: dict[str, int]
+    text: str
+
+
+class Finish(NamedTuple):
+    """Training is over, by one of the stop rules."""
+
+    reason: str
+    """For people."""
+    rule: Literal["rounds", "epsilon", "metric"]
+    value: float
+    """The rounds done, the L2 norm of the model's change, or the metric's value."""
+    limit: float
+    """What the rule compares it with."""
+    metric: str | None = None
+    """The metric's name, where the rule is one of a metric."""
+
+
+Command = Opened | Assign | Ended | Revived | CancelTask | Commit | Abandon | Finish

@@ -1,0 +1,203 @@
+"""The lease book: which device holds which task, from which model version on and until when, and how leases ended.
+
+The book decides nothing. Participation (participation.py) and selection (selection.py) read it, the engine writes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED
+from fleetlearn_coordinator.rounds.progress_watch import Watch
+
+LOOKS = 4
+"""A lease that cannot stall now, since it waits for the coordinator or its device is away, is looked at again after
+this part of ``LeaseBook.stall``."""
+
+
+class Terms(NamedTuple):
+    """What leases that are given together have in common."""
+
+    version: int
+    """The model version that they began from."""
+    ends: float
+    """When they end at the latest."""
+    short: bool = False
+    """Whether they have less than half a round's time: to be late is then not the device's fault."""
+
+
+@dataclass(slots=True)
+class LeaseBook:
+    """All leases of a run. A device has one at most. Times are seconds on the engine's clock."""
+
+    grace: float
+    """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
+    stall: float = inf
+    """How long a lease lives without progress. Infinite: progress is not watched."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Device -> its running task: its hold on one slot."""
+    terms: dict[str, Terms] = field(default_factory=dict)
+    """Device -> the terms of its lease."""
+    absent: dict[str, float] = field(default_factory=dict)
+    """Device with a lease that is not connected -> when its lease ends unless it returns."""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """Task -> device, of leases that ended with a report that counts."""
+    dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Task -> (device, cause), of leases that ended otherwise."""
+    watches: dict[str, Watch] = field(default_factory=dict)
+    """Device -> its lease's watch. Where progress is not watched, only devices that were disconnected have one."""
+    _graces: deque[tuple[float, str, str]] = field(default_factory=deque)
+    """(when, device, task) in order of time: leases that end then unless their device returns."""
+    _looks: list[tuple[float, str, str]] = field(default_factory=list)
+    """(when, device, task), a heap: leases to be looked at for progress."""
+
+    # --- what the book says ---
+
+    def causes(self) -> dict[str, int]:
+        """Return how many leases ended without a report that counts, by cause."""
+        return dict(Counter(cause for _, cause in self.dropped.values()))
+
+    def oldest_version(self) -> int | None:
+        """Return the oldest model version that a running lease began from, or None without leases. Models from there
+        on are still needed."""
+        return min((terms.version for terms in self.terms.values()), default=None)
+
+    def wake_at(self) -> float | None:
+        """Return when ``next_lost`` or ``next_stalled`` may find a lease, or None."""
+        due = self._graces[0][0] if self._graces else None
+        if self._looks and (due is None or self._looks[0][0] < due):
+            due = self._looks[0][0]
+        return due
+
+    def held_up(self, device: str, cause: str) -> bool:
+        """Return whether the device's lease, which is to end by ``cause``, held its slot up by the device's fault: it
+        stalled, it was late, or its device was lost after returns without any progress."""
+        watch = self.watches.get(device)
+        if cause == LOST:
+            return watch is not None and not watch.progressed and watch.grace < self.grace
+        waits = watch is not None and watch.waits is not None  # for the coordinator
+        return cause == STALLED or (cause == LATE and not self.terms[device].short and not waits)
+
+    # --- how leases begin and end ---
+
+    def give(self, devices: Sequence[str], tasks: Sequence[str], terms: Terms, now: float) -> None:
+        """Begin a lease for each of these devices, none of which has one."""
+        self.tasks.update(zip(devices, tasks, strict=True))
+        self.terms.update(dict.fromkeys(devices, terms))
+        if self.stall < inf:
+            for device in devices:
+                self.watch(device, now)
+
+    def restore(
+        self,
+        leases: Iterable[tuple[str, str]],
+        accepted: Iterable[tuple[str, str]],
+        dropped: Iterable[tuple[str, str, str]],
+        terms: Terms,
+        expires: float,
+    ) -> None:
+        """Fill an empty book after a restart: (task, device[, cause]). All devices are away, and return by ``expires``
+        or lose their leases. What was watched is forgotten."""
+        for task, device in leases:
+            self.tasks[device], self.terms[device], self.absent[device] = task, terms, expires
+            self._graces.append((expires, device, task))
+        self.accepted = dict(accepted)
+        self.dropped = {task: (device, cause) for task, device, cause in dropped}
+
+    def accept(self, devices: Sequence[str], tasks: Sequence[str]) -> Sequence[str]:
+        """End these leases with reports that count. Returns the devices that are connected."""
+        self.accepted.update(zip(tasks, devices, strict=False))
+        return self._release(devices)
+
+    def drop(self, device: str, cause: str) -> Sequence[str]:
+        """End the device's lease without a report that counts. Returns the device if it is connected."""
+        self.dropped[self.tasks[device]] = device, cause
+        return self._release([device])
+
+    def revive(self, device: str, task: str, terms: Terms) -> bool:
+        """Let a lease that ended by its device's loss go on, if it was that device's. Returns whether it was."""
+        if self.dropped.get(task) != (device, LOST):
+            return False
+        del self.dropped[task]
+        self.tasks[device], self.terms[device] = task, terms
+        return True
+
+    def _release(self, devices: Sequence[str]) -> Sequence[str]:
+        for device in devices:
+            del self.tasks[device], self.terms[device]
+        if self.watches:
+            for device in devices:
+                self.watches.pop(device, None)
+        if not self.absent:
+            return devices
+        return [device for device in devices if self.absent.pop(device, None) is None]
+
+    def end_round(self) -> None:
+        """Forget how leases ended. No lease runs."""
+        self.accepted.clear()
+        self.dropped.clear()
+        self._graces.clear()
+        self._looks.clear()
+
+    # --- absence and progress ---
+
+    def watch(self, device: str, now: float) -> Watch:
+        """Return the watch of the device's lease. It begins now if the lease has none: after a restart or a revival,
+        and where progress is not watched."""
+        watch, task = self.watches.get(device), self.tasks[device]
+        if watch is None:
+            watch = self.watches[device] = Watch(task, now, self.grace)
+            if self.stall < inf:
+                heappush(self._looks, (now + self.stall, device, task))
+        return watch
+
+    def leave(self, device: str, now: float) -> None:
+        """The device's connection is gone. Its lease, if it has one, lives on for what is left of its grace."""
+        if device in self.tasks and device not in self.absent:
+            watch = self.watch(device, now)
+            watch.leave(now)
+            self._await_return(device, now + watch.grace)
+
+    def come_back(self, device: str, now: float) -> None:
+        """The device, which has a lease, is connected again."""
+        self.absent.pop(device, None)
+        self.watch(device, now).come_back(self.grace, now)
+
+    def next_lost(self, now: float) -> str | None:
+        """Return a device that was away for longer than its grace, or None. Its lease is to be dropped at once."""
+        while self._graces and self._graces[0][0] <= now:
+            _, device, task = self._graces.popleft()
+            expires = self.absent.get(device)
+            if expires is not None and self.tasks[device] == task:
+                if expires <= now:
+                    return device
+                self._await_return(device, expires)  # it came back and left again meanwhile
+        return None
+
+    def next_stalled(self, now: float) -> str | None:
+        """Return a device that made no progress for too long, or None. Its lease is to be dropped at once."""
+        while self._looks and self._looks[0][0] <= now:
+            _, device, task = heappop(self._looks)
+            watch = self.watches.get(device)
+            if watch is None or watch.task != task:
+                continue
+            again = watch.moved + self.stall
+            if watch.waits is not None or watch.gone is not None:
+                again = now + self.stall / LOOKS
+            if again <= now:
+                return device
+            heappush(self._looks, (again, device, task))
+        return None
+
+    def _await_return(self, device: str, expires: float) -> None:
+        self.absent[device] = expires
+        entry = (expires, device, self.tasks[device])
+        if self._graces and entry < self._graces[-1]:  # only beside the longer graces of a restart
+            self._graces = deque(sorted([*self._graces, entry]))
+        else:
+            self._graces.append(entry)

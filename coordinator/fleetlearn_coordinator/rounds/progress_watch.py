@@ -1,0 +1,58 @@
+"""How one lease gets on: when it last made progress, and how much of its grace is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RETURNS = 4
+"""Each absence takes at least this part of the grace, so that a lease outlives this many returns without progress."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """The progress of one lease. Time in which the device cannot act does not count: it puts ``moved`` off."""
+
+    task: str
+    moved: float
+    """When the lease last made progress, or began."""
+    grace: float
+    """Seconds of grace that are left."""
+    progressed: bool = False
+    """Whether the lease ever made progress."""
+    waits: float | None = None
+    """Since when it has been the coordinator's turn to act: to grant an upload, or to send a content."""
+    gone: float | None = None
+    """Since when the device has not been connected."""
+    furthest: dict[str, int] = field(default_factory=dict)
+    """What moved -> how far it came: more is progress, the same again is not."""
+
+    def progress(self, what: str, amount: int, grace: float, now: float) -> None:
+        """The device came this far. Progress restores the whole ``grace``."""
+        if amount > self.furthest.get(what, 0):
+            self.furthest[what] = amount
+            self.moved, self.grace, self.progressed = now, grace, True
+
+    def begin_wait(self, now: float) -> None:
+        """It is the coordinator's turn to act."""
+        if self.waits is None:
+            self.waits = now
+
+    def end_wait(self, now: float) -> None:
+        """It is the device's turn to act again. Harmless where it was."""
+        if self.waits is not None:
+            self.moved += now - max(self.waits, self.moved)
+            self.waits = None
+
+    def leave(self, now: float) -> None:
+        """The device's connection is gone."""
+        self.end_wait(now)
+        self.gone = now
+
+    def come_back(self, grace: float, now: float) -> None:
+        """The device is connected again: its absence is taken off its grace, of which it has ``grace`` in all."""
+        self.end_wait(now)
+        if self.gone is not None:
+            away = now - self.gone
+            self.moved += away
+            self.grace -= max(away, grace / RETURNS)
+            self.gone = None

@@ -1,0 +1,132 @@
+"""Selection: which of the waiting devices are given tasks.
+
+Who is chosen follows from the seed, the round, the devices that wait, and what is remembered of them (reliability.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedList
+
+from fleetlearn_coordinator.rounds.commands import LATE, SURPLUS
+from fleetlearn_coordinator.rounds.lease_book import LeaseBook
+from fleetlearn_coordinator.rounds.random_draws import picks
+from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
+from fleetlearn_coordinator.rounds.settings import Settings
+
+
+@dataclass(slots=True)
+class Selection:
+    """The connected devices that have no task. Each is idle, or in doubt, or rests until the round ends."""
+
+    settings: Settings
+    idle: SortedList[str] = field(default_factory=SortedList)
+    """Devices that may be given a task. Sorted, so that who is chosen does not depend on who came first."""
+    doubted: dict[int, SortedList[str]] = field(default_factory=dict)
+    """Level of doubt (``Reliability.level``) -> devices that would be idle if their last tasks had not failed."""
+    resting: set[str] = field(default_factory=set)
+    """Devices that had their turn in this round."""
+    had_turn: set[str] = field(default_factory=set)
+    """Devices that had a lease in this round, connected or not."""
+    reliability: Reliability = field(default_factory=Reliability)
+    held_up: int = 0
+    """How many of this round's leases held their slots up (``LeaseBook.held_up``)."""
+
+    def waiting(self) -> int:
+        """Return how many devices may be given a task, in doubt or not."""
+        return len(self.idle) + sum(map(len, self.doubted.values()))
+
+    def add(self, device: str) -> None:
+        """The connected device may be given a task from now on."""
+        for names in self.doubted.values():  # it may be there, by what was known when it came
+            names.discard(device)
+        level = self.reliability.level(device) if self.reliability.points else 0
+        if level:
+            self.doubted.setdefault(level, SortedList()).add(device)
+        elif device not in self.idle:
+            self.idle.add(device)
+
+    def remove(self, device: str) -> None:
+        """The device's connection is gone."""
+        self.idle.discard(device)
+        for names in self.doubted.values():
+            names.discard(device)
+        self.resting.discard(device)
+
+    def fail(self, device: str, cause: str, held_up: bool) -> None:
+        """Remember that the device's lease ends without a report that counts."""
+        self.held_up += held_up
+        if held_up or cause not in (SURPLUS, LATE):
+            self.reliability.fail(device, DOUBT if held_up else 1)
+
+    def end_round(self, reported: Collection[str]) -> None:
+        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted."""
+        self.reliability.end_round(reported, self.held_up, self.settings.cohort - self.settings.goal)
+        if self.reliability.points:
+            doubted = [device for device in self.resting if self.reliability.level(device)]
+            self.resting.difference_update(doubted)
+            for device in doubted:
+                self.add(device)
+        self.idle.update(self.resting)
+        self.resting.clear()
+        self.had_turn.clear()
+        self.held_up = 0
+
+    def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
+        """Take ``most`` devices, or all that there are. ``first``: the number of the round's first lease among them."""
+        if self.doubted or self.reliability.careful:
+            devices = self._choose_with_care(most, round, first, book)
+        else:
+            devices = take(self.idle, picks(self.settings.seed, round, first, min(most, len(self.idle))))
+        self.had_turn.update(devices)
+        return devices
+
+    def _choose_with_care(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
+        """Choose where tasks failed lately, or a round was held up.
+
+        In a careful round the slots that the goal needs go to proven devices first. A few of the others are tried, and
+        so are a few of those in doubt, in slots that the round can spare. Devices in doubt fill what is left only where
+        the round would be below its minimum.
+        """
+        rule, known = self.settings, self.reliability
+        draws = list(picks(rule.seed, round, first, most))
+        spare, chosen = (rule.cohort - rule.goal + 1) // 2, list[str]()
+        if self.doubted and first == 1 and most < len(self.idle):
+            trials = spare or 1 - bool(known.careful)
+            chosen += self._choose_trials(picks(rule.seed, round, 1, trials, "trials"))
+        if known.careful:
+            proven = [device for device in known.proven if device in self.idle]
+            unproven = sum(device not in known.proven for device in book.tasks) + len(chosen)
+            count = min(most - len(chosen) - max(0, spare - unproven), len(proven))
+            picked = take(SortedList(proven), draws[len(chosen) : len(chosen) + max(0, count)])
+            for device in picked:
+                self.idle.discard(device)
+            chosen += picked
+        chosen += take(self.idle, draws[len(chosen) :])
+        if len(book.accepted) < rule.minimum:
+            for level in sorted(self.doubted):
+                chosen += take(self.doubted[level], draws[len(chosen) :])
+        return chosen
+
+    def _choose_trials(self, draws: Iterable[int]) -> list[str]:
+        """Take devices in doubt that get another chance though others are idle: each draw names one, which has it with
+        probability 2^-level."""
+        chosen = list[str]()
+        for number in draws:
+            place = number % max(1, sum(map(len, self.doubted.values())))
+            for level, names in sorted(self.doubted.items()):
+                if place < len(names):
+                    if number >> (64 - level) == 0:
+                        chosen.append(names.pop(place))
+                    break
+                place -= len(names)
+        return chosen
+
+
+def take(names: SortedList[str], draws: Iterable[int]) -> list[str]:
+    """Take a name out for each number, one after the other: the one at the number modulo how many are left. Ends when
+    no name is left."""
+    pop = names.pop
+    return [pop(number % size) for number, size in zip(draws, range(len(names), 0, -1), strict=False)]

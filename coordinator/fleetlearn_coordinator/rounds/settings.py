@@ -1,0 +1,44 @@
+"""What the engine needs of a plan, and the phases of a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple
+
+
+class Settings(NamedTuple):
+    """What the engine needs of a plan. Durations are seconds."""
+
+    goal: int
+    """Reports that close the round."""
+    cohort: int
+    """Most slots of a round: leases that run plus reports that count. goal x over-selection."""
+    minimum: int
+    """Fewest reports of a round that is committed."""
+    deadline: float
+    """Length of a round."""
+    grace: float
+    """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
+    gather: float
+    """How long to wait for ``goal`` devices once ``minimum`` are there."""
+    seed: int = 0
+    rounds: int | None = None
+    """Stop after this many committed rounds."""
+    metric: str | None = None
+    """Stop once this metric is at least ``target``, or at most where ``below``."""
+    target: float = 0.0
+    below: bool = False
+    epsilon: float = 0.0
+    """Stop once the L2 norm of the model's change is below this."""
+    stall: float = inf
+    """How long a lease lives without progress. Infinite: ``progress`` is not told, and no device is remembered."""
+
+
+class Phase(StrEnum):
+    GATHERING = "gathering"
+    """No round is open; waiting for enough devices."""
+    OPEN = "open"
+    COMMITTING = "committing"
+    """The round is closed; the driver owes ``committed``."""
+    FINISHED = "finished"

@@ -1,0 +1,26 @@
+"""When training is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.rounds.settings import Settings
+
+
+def finish(rule: Settings, version: int, change: float, metrics: Mapping[str, float]) -> Finish | None:
+    """Return the stop rule that is met at this version, if one is.
+
+    ``change`` is the L2 norm of the last committed round's change of the model, ``metrics`` are that round's.
+    """
+    if rule.rounds is not None and version >= rule.rounds:
+        return Finish(f"{version} rounds done", "rounds", version, rule.rounds)
+    if change < rule.epsilon:
+        reason = f"the model's change, {change:.3g}, is below {rule.epsilon:.3g}"
+        return Finish(reason, "epsilon", change, rule.epsilon)
+    if rule.metric is not None and rule.metric in metrics:
+        value = metrics[rule.metric]
+        if value <= rule.target if rule.below else value >= rule.target:
+            reason = f"{rule.metric} is {value:.6g}; the target is {rule.target:.6g}"
+            return Finish(reason, "metric", value, rule.target, rule.metric)
+    return None

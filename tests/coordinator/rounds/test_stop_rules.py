@@ -1,0 +1,40 @@
+"""Stop rules, one by one."""
+
+from __future__ import annotations
+
+import pytest
+from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.stop_rules import finish
+
+SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0)
+ACCURACY, LOSS = (
+    SETTINGS._replace(metric="accuracy", target=0.9),
+    SETTINGS._replace(metric="loss", target=0.2, below=True),
+)
+SMALL_CHANGE = "the model's change, 0.25, is below 0.5"
+ACCURATE = "accuracy is 0.9; the target is 0.9"
+
+
+@pytest.mark.parametrize(
+    ("rules", "change", "metrics", "finished"),
+    [
+        (SETTINGS, 0.0, {}, None),
+        (SETTINGS._replace(rounds=3), 1.0, {}, Finish("3 rounds done", "rounds", 3, 3)),
+        (SETTINGS._replace(rounds=4), 1.0, {}, None),
+        (SETTINGS._replace(epsilon=0.5), 0.25, {}, Finish(SMALL_CHANGE, "epsilon", 0.25, 0.5)),
+        (SETTINGS._replace(epsilon=0.5), 0.5, {}, None),
+        (
+            ACCURACY,
+            1.0,
+            {"accuracy": 0.9},
+            Finish(ACCURATE, "metric", 0.9, 0.9, "accuracy"),
+        ),
+        (ACCURACY, 1.0, {"accuracy": 0.89}, None),
+        (ACCURACY, 1.0, {"loss": 0.9}, None),
+        (LOSS, 1.0, {"loss": 0.1}, Finish("loss is 0.1; the target is 0.2", "metric", 0.1, 0.2, "loss")),
+        (LOSS, 1.0, {"loss": 0.3}, None),
+    ],
+)
+def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], finished: Finish | None) -> None:
+    assert finish(rules, 3, change, metrics) == finished
