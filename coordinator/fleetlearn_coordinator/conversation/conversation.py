@@ -396,7 +396,7 @@ class Conversation:
 
     def _accept(self, device: str, upload: Upload) -> None:
         assert upload.slot is not None
-        self.coordinator.run.accept(upload.report, upload.slot, upload.largest)
+        self.coordinator.run.save_update(upload.report, upload.slot, upload.largest)
         self.coordinator.uploads.keep(upload, self.seen)
         self.upload = None
         self.send(Accepted(upload.report.task))
