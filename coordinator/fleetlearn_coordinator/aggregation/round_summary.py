@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import fsum, inf
 from typing import Any, NamedTuple
 
@@ -31,14 +31,14 @@ NOTHING = Measurements(np.zeros(0, np.int64), {})
 """The measurements of devices that measured nothing."""
 
 
-def training_of(reports: Collection[Report], known: Collection[str], max_weight: int) -> Measurements:
-    """Return what devices measured in their training. ``known``: the bundle's metrics. Others are left out."""
+def training_of(reports: Collection[Report], names: Iterable[str], max_weight: int) -> Measurements:
+    """Return what devices measured in their training. Metrics not in ``names`` are left out."""
     weights = weights_of(np.array([report.examples for report in reports], np.int64), max_weight)
     rows = [{**report.metrics, "loss": report.loss} for report in reports]
-    return Measurements(weights, {name: weights * column for name, column in _columns(rows, known).items()})
+    return Measurements(weights, {name: weights * column for name, column in _columns(rows, names).items()})
 
 
-def evaluation_of(evaluations: Sequence[Evaluation | None], known: Collection[str], max_weight: int) -> Measurements:
+def evaluation_of(evaluations: Sequence[Evaluation | None], names: Iterable[str], max_weight: int) -> Measurements:
     """Return what devices measured when they evaluated the round's model, or NaN for those that did not.
 
     However many examples a device says it has, it has no more say here than in the model.
@@ -47,11 +47,10 @@ def evaluation_of(evaluations: Sequence[Evaluation | None], known: Collection[st
     weights = weights_of(examples, max_weight)
     rows = [{} if own is None else {**own.metric_sums, "loss": own.loss_sum} for own in evaluations]
     shares = weights / np.maximum(examples, 1)
-    return Measurements(weights, {name: shares * column for name, column in _columns(rows, known).items()})
+    return Measurements(weights, {name: shares * column for name, column in _columns(rows, names).items()})
 
 
-def _columns(rows: Sequence[Mapping[str, float]], known: Collection[str]) -> dict[str, NDArray[np.float64]]:
-    names = dict.fromkeys((*known, "loss"))
+def _columns(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
 
 

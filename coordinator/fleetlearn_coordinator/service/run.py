@@ -205,9 +205,9 @@ class Run:
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
 
     def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
-        plan, known, reports = self.plan, self.bundle.manifest.metrics, self.reports.values()
-        training = training_of(reports, known, plan.round.max_weight)
-        evaluation = evaluation_of([report.evaluation for report in reports], known, plan.round.max_weight)
+        plan, reports, names = self.plan, self.reports.values(), (*self.bundle.manifest.metrics, "loss")
+        training = training_of(reports, names, plan.round.max_weight)
+        evaluation = evaluation_of([report.evaluation for report in reports], names, plan.round.max_weight)
         summary: dict[str, Any] = {
             "reports": len(reports),
             "partial": sum(not report.complete for report in reports),

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from fleetlearn_coordinator.aggregation.commit import next_model
-from fleetlearn_coordinator.aggregation.round_summary import NOTHING, evaluation_of, summarise
+from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.engine import Command, Engine, Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
@@ -65,17 +65,11 @@ class SimulatedCoordinator:
     def _close(
         self, how: str, number: int, dropped: dict[str, int], change: float, now: float, connected: int
     ) -> dict[str, Any]:
-        metrics = summarise(self.totals.training(), NOTHING, self.plan.bounds)["train"]
-        summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
-        if self.plan.local.evaluate and self.totals.devices and how == "committed":
-            # Before training: the round's model, on the data of the devices whose reports were accepted.
-            found = self.backend.evaluate(self.earlier, sorted(self.totals.devices))
-            measured = evaluation_of(found, self.metrics, self.plan.round.max_weight)
-            own = summarise(NOTHING, measured, self.plan.bounds)
-            evaluation = {
-                name: own["evaluation"][name] for name in ("loss", *self.metrics) if name in own["evaluation"]
-            }
-            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation, "behind": own["behind"]}
+        evaluation = self._evaluation() if how == "committed" and self.plan.local.evaluate else NOTHING
+        summary = summarise(self.totals.training(), evaluation, self.plan.bounds)
+        del summary["left_out"]
+        if evaluation is NOTHING:
+            del summary["behind"]
         summary |= {
             "round": number,
             "how": how,
@@ -91,6 +85,15 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         return summary
+
+    def _evaluation(self) -> Measurements:
+        """Evaluate the round's model before training, on the data of the devices whose reports were accepted.
+
+        The rows are in the order of the reports.
+        """
+        devices, names = self.totals.devices, ("loss", *self.metrics)
+        found = dict(zip(sorted(devices), self.backend.evaluate(self.earlier, sorted(devices)), strict=True))
+        return evaluation_of([found[device] for device in devices], names, self.plan.round.max_weight)
 
     def restart(self, now: float) -> list[Command]:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks

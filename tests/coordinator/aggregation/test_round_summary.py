@@ -48,7 +48,7 @@ def test_the_means_are_the_same_bits_in_every_order() -> None:
 
 def test_a_report_weighs_its_examples_up_to_the_limit_and_tells_of_known_metrics() -> None:
     reports = [report(10, 1.0, {"accuracy": 0.5, "made-up": 1.0}), report(90, 3.0, {})]
-    training = training_of(reports, ["accuracy"], 30)
+    training = training_of(reports, ["accuracy", "loss"], 30)
     assert training.weights.tolist() == [10, 30]
     assert pooled(training) == {"accuracy": 0.5, "loss": (10 * 1.0 + 30 * 3.0) / 40}
     assert pooled(training_of([report(1, 2.0, {"loss": 9.0})], ["loss"], 30)) == {"loss": 2.0}, "its loss is its loss"
@@ -56,7 +56,7 @@ def test_a_report_weighs_its_examples_up_to_the_limit_and_tells_of_known_metrics
 
 def test_an_evaluation_has_no_more_say_than_its_device_in_the_model() -> None:
     evaluations = [Evaluation(10, 20.0, {"accuracy": 5.0}), None, Evaluation(1000, 0.0, {"accuracy": 1000.0})]
-    evaluation = evaluation_of(evaluations, ["accuracy"], 10)
+    evaluation = evaluation_of(evaluations, ["accuracy", "loss"], 10)
     assert evaluation.weights.tolist() == [10, 0, 10]
     assert pooled(evaluation) == {"accuracy": 0.75, "loss": 1.0}
 

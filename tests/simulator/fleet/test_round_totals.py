@@ -152,6 +152,6 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
         )  # fmt: skip
     assert found[0] == found[1] == found[2]
     reports = [Report("t", 1, 0, 4, row.examples, 1, 1.0, row.complete, row.loss, row.metrics) for row in rows]
-    assert pooled(totals.training()) == pooled(training_of(reports, ["accuracy"], 40))
+    assert pooled(totals.training()) == pooled(training_of(reports, ["accuracy", "loss"], 40))
     assert totals.complete() == 15
     assert totals.summary()["accepted"] == {0: 7, 1: 7, 2: 6}
