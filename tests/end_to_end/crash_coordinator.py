@@ -13,7 +13,6 @@ from pathlib import Path
 
 from dying import Point, die_at
 from fleetlearn_coordinator import Plan, serve
-from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.service import run, server
 from fleetlearn_coordinator.storage import store
@@ -26,10 +25,10 @@ POINTS = {
     "a chunk is spooled": Point(uploads.Upload, "take", True),
     "an update is complete but not recorded": Point(store.Store, "accept", False),
     "an update is recorded but not summed": Point(store.Store, "accept", True),
-    "an update is summed but not acknowledged": Point(run.Run, "accept", True),
+    "an update is summed but not acknowledged": Point(run.Run, "save_update", True),
     "a sum is written but not recorded": Point(os, "pwrite", True),
     "a sum is recorded": Point(store.Store, "_free_held", True),
-    "the new model is made but not written": Point(exact_mean, "mean", True),
+    "the new model is made but not written": Point(run, "next_model", True),
     "the new model is written but not recorded": Point(store.Store, "save_model", True),
     "a round is closed but not recorded": Point(store.Store, "close_round", True),
     "a round is recorded and nobody told": Point(run.Run, "carry_out", True),

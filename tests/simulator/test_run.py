@@ -171,6 +171,21 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
     assert contents(folder) == contents(whole)
 
 
+def test_a_metric_that_too_few_devices_measured_does_not_stop_a_resumed_run(line: Path, tmp_path: Path) -> None:
+    """Two devices' losses are within the bounds, and their mean meets the target; three are the minimum."""
+    scenario = make_scenario(
+        tmp_path, line, 4,
+        plan__local__evaluate=True,
+        plan__round__minimum=3,
+        plan__stop={"rounds": 2, "metric": "loss", "target": 4.5, "bounds": [0.0, 5.0]},
+    )  # fmt: skip
+    seen: list[Fleet] = []
+    assert simulate(scenario, tmp_path / "run", ONE, progress=seen.append, should_stop=lambda: bool(seen)) is None
+    (row,) = read_rows(tmp_path / "run", ROUNDS)
+    assert (row["behind"]["loss"], row["metrics"]["loss"] < 4.5) == (2, True)
+    assert done(simulate(scenario, tmp_path / "run", resume=True)).summary["reason"] == "2 rounds done"
+
+
 def test_a_resumed_run_is_carried_out_as_it_was_begun(scenario: Scenario, tmp_path: Path) -> None:
     options = ONE._replace(events=False)
     expected = contents(done(simulate(scenario, tmp_path / "whole", options)).folder)

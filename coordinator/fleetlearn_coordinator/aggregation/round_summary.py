@@ -1,106 +1,126 @@
-"""What the devices measured in a round, put together: the losses and metrics of their reports and evaluations."""
+"""What the devices measured in a round: the losses and metrics of their reports and evaluations, put together."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import fsum, inf
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from fleetlearn_protocol.messages import Evaluation, Report
+from numpy.typing import NDArray
 
-Row = tuple[int, Mapping[str, float]]
-"""What one device measured: examples, name of a metric -> its sum over them."""
+from fleetlearn_coordinator.aggregation.commit import weights_of
+
 Bounds = Mapping[str, tuple[float, float]]
 """Name of a metric -> the least and the greatest that it can be for one example."""
-UNBOUNDED: Bounds = {}
 SLACK = 1e-6
-"""How far rounding in float32 may take a mean beyond its bounds: of the bound's size, or of 1."""
+"""How far rounding in float32 may take a mean beyond its bounds: this times the bound's size, or times 1."""
 
 
-def summarise(reports: Collection[Report], known: Collection[str], max_weight: int, bounds: Bounds) -> dict[str, Any]:
-    """A round's reports as they are kept and shown. ``metrics``: of the round's model before training where the devices
-    evaluated it, else of their training; ``behind``: how many devices each is of; ``left_out``: how many were not
-    counted in it, since what they say is beyond the ``bounds``. ``known`` are the bundle's metrics; ``max_weight`` caps
-    a device's weight."""
-    train: list[Row] = []
-    evaluation: list[Row] = []
-    left_out: Counter[str] = Counter()
-    for report in reports:
-        weight = min(report.examples, max_weight)
-        means = {name: value for name, value in report.metrics.items() if name in known} | {"loss": report.loss}
-        rows: list[Row] = [(weight, {name: weight * value for name, value in means.items()})]
-        if report.evaluation is not None:
-            rows.append(row_of(report.evaluation, known, max_weight))
-        beyond = {name for row in rows for name in outside(row, bounds)}
-        left_out.update(beyond)
-        for into, row in zip((train, evaluation), rows, strict=False):
-            into.append(without(row, beyond))
+class Measurements(NamedTuple):
+    """What n devices measured, as columns."""
+
+    weights: NDArray[np.int64]
+    """Shape (n,): for how many examples each device counts, at most the plan's ``max_weight``."""
+    sums: Mapping[str, NDArray[np.float64]]
+    """Name of a metric -> its sums over that many examples, shape (n,). NaN: the device does not have the metric."""
+
+
+NOTHING = Measurements(np.zeros(0, np.int64), {})
+"""The measurements of devices that measured nothing."""
+
+
+def training_of(reports: Collection[Report], names: Iterable[str], max_weight: int) -> Measurements:
+    """Return what devices measured in their training. Metrics not in ``names`` are left out."""
+    weights = weights_of(np.array([report.examples for report in reports], np.int64), max_weight)
+    rows = [{**report.metrics, "loss": report.loss} for report in reports]
+    return Measurements(weights, {name: weights * column for name, column in _columns(rows, names).items()})
+
+
+def evaluation_of(evaluations: Sequence[Evaluation | None], names: Iterable[str], max_weight: int) -> Measurements:
+    """Return what devices measured when they evaluated the round's model, or NaN for those that did not.
+
+    However many examples a device says it has, it has no more say here than in the model.
+    """
+    examples = np.array([0 if own is None else own.examples for own in evaluations], np.int64)
+    weights = weights_of(examples, max_weight)
+    rows = [{} if own is None else {**own.metric_sums, "loss": own.loss_sum} for own in evaluations]
+    shares = weights / np.maximum(examples, 1)
+    return Measurements(weights, {name: shares * column for name, column in _columns(rows, names).items()})
+
+
+def _columns(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, NDArray[np.float64]]:
+    return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
+
+
+def summarise(training: Measurements, evaluation: Measurements, bounds: Bounds) -> dict[str, Any]:
+    """Return a round's metrics as they are kept and shown.
+
+    Row k of both measurements is of the same device, unless one is NOTHING. ``metrics`` are those of the round's model
+    before training where the devices evaluated it, else of their training. ``behind``: how many devices measured each.
+    ``left_out``: how many devices are not counted in a metric because they say what no examples can have.
+    """
+    impossible = {name: _outside(training, bounds, name) | _outside(evaluation, bounds, name) for name in bounds}
+    training, evaluation = _without(training, impossible), _without(evaluation, impossible)
+    train, evaluated = pooled(training), pooled(evaluation)
     return {
-        "reports": len(reports),
-        "partial": sum(not report.complete for report in reports),
-        "train": pooled(train),
-        "evaluation": pooled(evaluation),
-        "metrics": pooled(train) | pooled(evaluation),
-        "behind": devices_of(train) | devices_of(evaluation),
-        "left_out": dict(left_out),
+        "train": train,
+        "evaluation": evaluated,
+        "metrics": train | evaluated,
+        "behind": _devices_of(training) | _devices_of(evaluation),
+        "left_out": {name: int(rows.sum()) for name, rows in impossible.items() if rows.any()},
     }
 
 
+def pooled(measured: Measurements) -> dict[str, float]:
+    """Return the means of each metric over the examples of the devices that have it. fsum is exact: the order of the
+    devices does not matter."""
+    means = {}
+    for name, sums in measured.sums.items():
+        having = np.isfinite(sums)
+        if having.any():
+            means[name] = fsum(sums[having].tolist()) / int(measured.weights[having].sum())
+    return means
+
+
+def possible(bounds: Bounds, name: str, mean: Any) -> Any:
+    """Return whether a metric can have this mean, a number or an array of them. Allows for rounding."""
+    low, high = bounds.get(name, (-inf, inf))
+    return (mean >= low - SLACK * max(1.0, abs(low))) & (mean <= high + SLACK * max(1.0, abs(high)))
+
+
+def _outside(measured: Measurements, bounds: Bounds, name: str) -> NDArray[np.bool_]:
+    """Return which devices have a mean of this metric that no examples can have."""
+    if name not in measured.sums:
+        return np.zeros(1, np.bool_)
+    sums = measured.sums[name]
+    outside: NDArray[np.bool_] = ~possible(bounds, name, sums / np.maximum(measured.weights, 1)) & ~np.isnan(sums)
+    return outside
+
+
+def _without(measured: Measurements, left_out: Mapping[str, NDArray[np.bool_]]) -> Measurements:
+    """Return the measurements without these devices' values of these metrics."""
+    replaced = {
+        name: np.where(left_out[name], np.nan, sums) for name, sums in measured.sums.items() if name in left_out
+    }
+    return measured._replace(sums={**measured.sums, **replaced})
+
+
+def _devices_of(measured: Measurements) -> dict[str, int]:
+    """Return how many devices have each metric."""
+    counts = {name: int(np.isfinite(sums).sum()) for name, sums in measured.sums.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
 def deciding(summary: Mapping[str, Any], minimum: int) -> dict[str, float]:
-    """The metrics of a round that may stop the run: at least ``minimum`` devices measured them."""
+    """Return the metrics of a round that may stop the run: at least ``minimum`` devices measured them."""
     behind = summary.get("behind", {})  # a round of an earlier version has none
     return {name: value for name, value in summary["metrics"].items() if behind.get(name, minimum) >= minimum}
 
 
-def row_of(own: Evaluation, known: Collection[str], max_weight: int) -> Row:
-    """What a device's evaluation adds to the round's. However many examples a device claims, it has no more say here
-    than in the model."""
-    share = min(1.0, max_weight / own.examples)
-    sums = {name: value for name, value in own.metric_sums.items() if name in known} | {"loss": own.loss_sum}
-    return min(own.examples, max_weight), {name: share * value for name, value in sums.items()}
-
-
-def outside(row: Row, bounds: Bounds) -> list[str]:
-    """The names of the metrics that have a mean which no examples can have."""
-    examples, sums = row
-    found = []
-    for name in bounds:
-        low, high = limits(bounds, name)
-        if name in sums and not low <= sums[name] / examples <= high:
-            found.append(name)
-    return found
-
-
-def without(row: Row, names: Collection[str]) -> Row:
-    """The row without the metrics of these names."""
-    return (row[0], {name: value for name, value in row[1].items() if name not in names}) if names else row
-
-
-def limits(bounds: Bounds, name: str) -> tuple[float, float]:
-    """The least and the greatest mean of a metric that is taken, rounding allowed for."""
-    low, high = bounds.get(name, (-inf, inf))
-    return low - SLACK * max(1.0, abs(low)), high + SLACK * max(1.0, abs(high))
-
-
-def devices_of(rows: Sequence[Row]) -> dict[str, int]:
-    """How many devices have each name."""
-    return dict(Counter(chain.from_iterable(sums for _, sums in rows)))
-
-
-def pooled(rows: Sequence[Row]) -> dict[str, float]:
-    """Means from (examples, name -> sum over them), of those that have the name. fsum is exact: the rows' order does
-    not matter."""
-    found = {}
-    for name in dict.fromkeys(chain.from_iterable(sums for _, sums in rows)):
-        having = [(sums[name], examples) for examples, sums in rows if name in sums]
-        found[name] = fsum(value for value, _ in having) / sum(examples for _, examples in having)
-    return found
-
-
 def describe(summary: Mapping[str, Any]) -> str:
-    """A round's summary in one line."""
+    """Return a round's summary in one line."""
     dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items()) or "no metrics"
     return (

@@ -17,7 +17,7 @@ from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
 from msgspec import Meta
 
-from fleetlearn_coordinator.aggregation import optimizers
+from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.toml_errors import Section, explain, near, refuse_unknown
@@ -242,6 +242,10 @@ class Plan(Section, frozen=True, kw_only=True):
             epsilon=self.stop.epsilon or 0.0,
             stall=self.stall,
         )
+
+    def aggregator(self) -> aggregators.Aggregator[Any]:
+        """Return the aggregator. There is one today."""
+        return aggregators.make("mean")
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""

@@ -17,9 +17,16 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.optimizers import State, change_norm
-from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, outside, summarise
+from fleetlearn_coordinator.aggregation.commit import next_model, weight_of
+from fleetlearn_coordinator.aggregation.optimizers import State
+from fleetlearn_coordinator.aggregation.round_summary import (
+    deciding,
+    describe,
+    evaluation_of,
+    possible,
+    summarise,
+    training_of,
+)
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
@@ -58,10 +65,11 @@ class Run:
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
-        self.optimizer = plan.optimizer(bundle.manifest)
+        self.aggregator, self.optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
-        self.total = exact_mean.init(bundle.manifest.size)
+        self.aggregate = self.aggregator.init(bundle.manifest.size)
+        """The aggregator's state, with the open round's updates."""
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
@@ -78,7 +86,7 @@ class Run:
         opened = self.store.recover(self.bundle.manifest.size) if self.finished is None else None
         if opened is None:
             return []
-        self.total = opened.total
+        self.aggregate = opened.total
         self.reports = {task: report for task, _, report in opened.reports}
         if opened.given_up:
             self._give_up(opened, now)
@@ -119,8 +127,8 @@ class Run:
         """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
         summary = self.store.last_committed() or {"change": inf, "metrics": {}}
         metrics = deciding(summary, self.plan.round.minimum)
-        for name in outside((1, metrics), self.plan.bounds):  # an earlier version let one device's word pass
-            del metrics[name]
+        # An earlier version let one device's word pass.
+        metrics = {name: mean for name, mean in metrics.items() if possible(self.plan.bounds, name, mean)}
         return self.engine.finish(summary["change"], metrics)
 
     def _finish(self, finish: Finish | None) -> None:
@@ -128,21 +136,19 @@ class Run:
         self.store.put("finished", self.finished)
         self.store.put("finished_by", None if finish is None else msgspec.json.encode(finish._asdict()).decode())
 
-    def accept(self, report: Report, slot: int, largest: float) -> None:
-        """Make a spooled and checked update count: durable first, then in the sum.
+    def save_update(self, report: Report, slot: int, largest: float) -> None:
+        """Make a spooled and checked update durable, then add it to the round's other updates.
 
-        ``largest`` is its greatest magnitude. The caller then tells the device and calls ``engine.count_report``.
+        ``largest`` is the largest magnitude of its elements. The caller then tells the device and calls
+        ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing is saved then.
         """
-        weight = self.weight(report)
-        exact_mean.check(largest, weight)
+        weight = weight_of(report.examples, self.plan.round.max_weight)
+        self.aggregator.check(largest, weight)
         self.store.accept(report, weight, slot)
-        exact_mean.add_parts(self.total, self.store.read_slot(slot, report.size), weight, largest)
-        self.store.fold(self.total)
+        self.aggregator.add(self.aggregate, self.store.read_slot(slot, report.size), weight, largest)
+        if not self.aggregator.keeps_updates:
+            self.store.fold(self.aggregate)
         self.reports[report.task] = report
-
-    def weight(self, report: Report) -> int:
-        """The update's weight in the mean: its device's examples, up to the plan's cap."""
-        return min(report.examples, self.plan.round.max_weight)
 
     def carry_out(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
         """Record the commands and do the arithmetic; returns those that the network has to hear of, in order."""
@@ -180,12 +186,11 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> None:
         self.store.open_round(number, now.wall)
-        self.total = exact_mean.init(self.total.hi.size)
+        self.aggregate = self.aggregator.init(self.bundle.manifest.size)
         self.reports, self._opened = {}, now.engine
 
     def _commit(self, number: int, dropped: dict[str, int], now: Clocks) -> list[Command]:
-        self.state, model = self.optimizer.apply(self.state, exact_mean.mean(self.total), self.model)
-        change = change_norm(self.model, model)
+        model, self.state, change = next_model(self.aggregator, self.aggregate, self.optimizer, self.state, self.model)
         summary = self._summary(dropped, change, now)
         version = self.engine.version + 1
         self.model, self.model_digest = model, self._save_model(version, model, self.state, round=number, now=now)
@@ -205,8 +210,14 @@ class Run:
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
 
     def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
-        plan, known = self.plan, self.bundle.manifest.metrics
-        summary = summarise(self.reports.values(), known, plan.round.max_weight, plan.bounds)
+        plan, reports, names = self.plan, self.reports.values(), (*self.bundle.manifest.metrics, "loss")
+        training = training_of(reports, names, plan.round.max_weight)
+        evaluation = evaluation_of([report.evaluation for report in reports], names, plan.round.max_weight)
+        summary: dict[str, Any] = {
+            "reports": len(reports),
+            "partial": sum(not report.complete for report in reports),
+            **summarise(training, evaluation, plan.bounds),
+        }
         for name, devices in summary["left_out"].items():
             low, high = plan.bounds[name]
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"

@@ -109,7 +109,7 @@ class Coordinator:
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
-        self.run.accept(report, spool, largest)
+        self.run.save_update(report, spool, largest)
 
     def count_report(self, device: str, task: str, now: float) -> None:
         self._carry_out(self.engine.count_report(device, task, now), now)

@@ -28,7 +28,7 @@ import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, checksum, digest
+from fleetlearn_protocol.vector import Vector, check_finite, checksum, digest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -379,7 +379,7 @@ class Store:
         update = np.concatenate([part.copy() for part in self.read_slot(slot, report.size)])
         if checksum(update) != report.crc32:
             raise StoreError(Code.WRONG_HASH, f"{self._slot_path(slot)}: the update of {task} is damaged")
-        exact_mean.add(total, update, weight)
+        exact_mean.add(total, (update,), weight, check_finite(update))
 
     def _read_sum(self, size: int) -> Sum:
         total = exact_mean.init(size)

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.rounds.engine import Snapshot
 from numpy.typing import NDArray
 
@@ -38,7 +39,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "version": engine.version + 1,
         "round": engine.round,
         "change": fleet.history[-1]["change"],
-        "metrics": fleet.history[-1]["metrics"],
+        "metrics": deciding(fleet.history[-1], fleet.scenario.plan.round.minimum),
         "connected": [[device, None if end == inf else end] for device, end in connections.connected.items()],
         "away": list(connections.away.items()),
         "heap": sorted(event[:4] for event in events.heap if event.kind in LASTING_EVENTS),

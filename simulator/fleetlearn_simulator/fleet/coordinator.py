@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.optimizers import change_norm
-from fleetlearn_coordinator.aggregation.round_summary import Row, devices_of, outside, pooled, row_of, without
+from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -31,7 +30,7 @@ class SimulatedCoordinator:
         self.engine = Engine(self.plan.engine_settings()._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
-        self.optimizer = self.plan.optimizer(bundle.manifest)
+        self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.optimizer_state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
@@ -45,7 +44,7 @@ class SimulatedCoordinator:
         self.begin_round(0.0)
 
     def begin_round(self, now: float) -> None:
-        self.totals = RoundTotals(len(self.model), self.plan.round.max_weight, now)
+        self.totals = RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight, now)
         self.training = RoundTraining(self.backend, self.model, self.earlier, self.scenario.seed)
 
     def room(self) -> int:
@@ -55,11 +54,11 @@ class SimulatedCoordinator:
     def commit(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
         self.totals.add_up()
-        before = self.model
-        mean = exact_mean.mean(self.totals.sum)
-        self.optimizer_state, self.model = self.optimizer.apply(self.optimizer_state, mean, before)
-        self.earlier, self.abandoned_in_a_row = before, 0
-        return self._close("committed", number, dropped, change_norm(before, self.model), now, connected)
+        self.earlier, self.abandoned_in_a_row = self.model, 0
+        self.model, self.optimizer_state, change = next_model(
+            self.aggregator, self.totals.aggregate, self.optimizer, self.optimizer_state, self.model
+        )
+        return self._close("committed", number, dropped, change, now, connected)
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
@@ -69,13 +68,11 @@ class SimulatedCoordinator:
     def _close(
         self, how: str, number: int, dropped: dict[str, int], change: float, now: float, connected: int
     ) -> dict[str, Any]:
-        metrics = self.totals.means(self.plan.bounds)
-        summary: dict[str, Any] = {"train": metrics, "evaluation": {}, "metrics": metrics}
-        if self.plan.local.evaluate and self.totals.devices and how == "committed":
-            rows = self._evaluated()
-            own = pooled(rows)
-            evaluation = {name: own[name] for name in ("loss", *self.metrics) if name in own}
-            summary |= {"evaluation": evaluation, "metrics": metrics | evaluation, "behind": devices_of(rows)}
+        evaluation = self._evaluation() if how == "committed" and self.plan.local.evaluate else NOTHING
+        summary = summarise(self.totals.training(), evaluation, self.plan.bounds)
+        del summary["left_out"]
+        if evaluation is NOTHING:
+            del summary["behind"]
         summary |= {
             "round": number,
             "how": how,
@@ -92,12 +89,14 @@ class SimulatedCoordinator:
         self.last_end = now
         return summary
 
-    def _evaluated(self) -> list[Row]:
-        """Evaluate the round's model before training, on the data of the devices whose reports were accepted."""
-        found = self.backend.evaluate(self.earlier, sorted(self.totals.devices))
-        most, bounds = self.plan.round.max_weight, self.plan.bounds
-        rows = [row_of(own, self.metrics, most) for own in found]
-        return [without(row, outside(row, bounds)) for row in rows] if bounds else rows
+    def _evaluation(self) -> Measurements:
+        """Evaluate the round's model before training, on the data of the devices whose reports were accepted.
+
+        The rows are in the order of the reports.
+        """
+        devices, names = self.totals.devices, ("loss", *self.metrics)
+        found = dict(zip(sorted(devices), self.backend.evaluate(self.earlier, sorted(devices)), strict=True))
+        return evaluation_of([found[device] for device in devices], names, self.plan.round.max_weight)
 
     def resume(self, taken: Snapshot, connected: Iterable[str]) -> None:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``."""

@@ -215,7 +215,7 @@ class DeviceTasks:
         self.events.now = times[-1]
         totals = self.coordinator.totals
         totals.up += self.model_bytes * len(times)
-        totals.accept(tasks, rows, found, times)
+        totals.add_reports(tasks, rows, found, times)
         devices, ids = tasks.device[rows], tasks.task[rows]
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:

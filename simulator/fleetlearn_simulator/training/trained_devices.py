@@ -8,7 +8,6 @@ from itertools import chain, count, repeat, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -34,7 +33,7 @@ class TrainedDevice(NamedTuple):
     diverged: bool = False
 
 
-LARGE_UPDATE = exact_mean.BLOCK
+LARGE_UPDATE = 32768
 """Updates with at least this many elements are not copied to lie beside others: they are handed on where they are."""
 COLUMNS: dict[str, Any] = {
     "examples": np.int64,

@@ -55,7 +55,8 @@ def test_fedsgd_with_all_devices_is_centralised_large_batch_sgd() -> None:
         total = exact_mean.init(len(model))
         for features, labels in shards:
             trained = (model - RATE * gradient(model, features, labels)).astype(np.float32)
-            exact_mean.add(total, trained - model, len(labels))
+            update = trained - model
+            exact_mean.add(total, (update,), len(labels), float(np.abs(update).max()))
         state, model = optimizer.apply(state, exact_mean.mean(total), model)
         central = central - RATE * gradient(central, x, y)
         assert np.abs(model - central).max() < 1e-6

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.aggregation.round_summary import describe, pooled
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
@@ -45,7 +44,7 @@ class Fleet:
         slot = self.store.take_slot()
         self.store.write_slot(slot, 0, update.tobytes())
         report = report_of(lease, update, **fields)  # type: ignore[arg-type]
-        self.run.accept(report, slot, float(np.abs(update).max()))
+        self.run.save_update(report, slot, float(np.abs(update).max()))
         return self.run.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
 
 
@@ -369,27 +368,6 @@ def test_a_device_s_weight_is_capped(make_plan: PlanMaker) -> None:
         fleet.report(lease, update_of(value))  # both claim 10 examples
     np.testing.assert_array_equal(fleet.run.model, initial + np.float32(0.5))
     assert fleet.run.model.shape == (SIZE,)
-
-
-def test_metrics_are_pooled_by_examples() -> None:
-    """(3 * 0.5 + 1 * 1.0) / 4; a metric that one device lacks is the others' mean."""
-    rows = [(3, {"loss": 1.5, "accuracy": 3.0}), (1, {"loss": 1.0})]
-    assert pooled(rows) == {"loss": 0.625, "accuracy": 1.0}
-    assert pooled(rows) == pooled(rows[::-1])
-    assert pooled([]) == {}
-
-
-def test_a_round_in_one_line() -> None:
-    summary = {
-        "reports": 8,
-        "partial": 1,
-        "dropped": {"lost": 2, "late": 1},
-        "metrics": {"loss": 0.25, "accuracy": 0.9},
-        "change": 0.125,
-        "seconds": 1.5,
-    }
-    line = "8 reports (1 partial), dropped: 1 late, 2 lost; loss 0.25, accuracy 0.9; change 0.125; 1.50 s"
-    assert describe(summary) == line
 
 
 def test_a_round_s_length_does_not_follow_the_wall_clock(make_plan: PlanMaker) -> None:

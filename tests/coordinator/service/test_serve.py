@@ -58,7 +58,7 @@ def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
     (lease,) = run.carry_out(run.engine.check_in("a", None, 0.0), now)
     slot = store.take_slot()
     store.write_slot(slot, 0, update.tobytes())
-    run.accept(report_of(lease, update), slot, 1.0)  # type: ignore[arg-type]
+    run.save_update(report_of(lease, update), slot, 1.0)  # type: ignore[arg-type]
     store.close()
     for _ in range(2):
         assert serve(plan) == Result("1 rounds done", True, 1)

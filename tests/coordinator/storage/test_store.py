@@ -30,7 +30,7 @@ def spool(kept: Store, task: str, update: Vector, weight: int, total: exact_mean
     kept.write_slot(slot, 0, update.tobytes())
     report = Report(task, 1, checksum(update), update.nbytes, weight, 1, 1.0, True, 0.5)
     kept.accept(report, weight, slot)
-    exact_mean.add(total, update, weight)
+    exact_mean.add(total, (update,), weight, float(np.abs(update).max()))
     kept.fold(total)
 
 
@@ -212,7 +212,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         slot = kept.take_slot()
         kept.write_slot(slot, 0, update.tobytes())
         kept.accept(Report(f"t1-{number}", 1, checksum(update), update.nbytes, 1, 1, 1.0, True, 0.5), 1, slot)
-        exact_mean.add(total, update, 1)
+        exact_mean.add(total, (update,), 1, float(np.abs(update).max()))
     with pytest.raises(OSError, match="File too large"), largest_file(16 * SIZE + 12):
         kept.fold(total)
     kept.close()

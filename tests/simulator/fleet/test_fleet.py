@@ -97,6 +97,19 @@ def test_what_a_metric_cannot_be_is_left_out_of_it(tmp_path: Path, line: Path) -
         assert row["evaluation"]["error"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_an_impossible_evaluation_takes_the_training_with_it(tmp_path: Path, line: Path) -> None:
+    """As the coordinator does it: a device whose evaluation is beyond the bounds is not believed about its training."""
+    settings: dict[str, Any] = {"plan__local": {"epochs": 3, "batch_size": 10, "lr": 0.01, "evaluate": True}}
+    (free,) = drive(make_scenario(tmp_path, line, 1, **settings)).rounds
+    assert free["train"]["error"] < free["evaluation"]["error"]
+    between = (free["train"]["error"] + free["evaluation"]["error"]) / 2
+    stop = {"rounds": 1, "metric": "error", "direction": "below", "target": 0.1, "bounds": [0.0, between]}
+    (row,) = drive(make_scenario(tmp_path, line, 1, **settings, plan__stop=stop)).rounds
+    assert row["train"] == {"loss": free["train"]["loss"]}
+    assert row["evaluation"] == {"loss": free["evaluation"]["loss"]}
+    assert row["behind"] == {"loss": 1}
+
+
 def test_bytes_are_those_of_the_files_a_device_fetches(tmp_path: Path, line: Path) -> None:
     """The bundle's graphs in the first round only; the model in each."""
     bundle = open_bundle(line)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.round_summary import pooled
+from fleetlearn_coordinator.aggregation import aggregators
+from fleetlearn_coordinator.aggregation.round_summary import NOTHING, pooled, training_of
+from fleetlearn_protocol.messages import Report
 from fleetlearn_simulator.fleet import round_totals
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from rounds import running_task, trained_device, trained_devices
+
+MEAN = aggregators.make("mean")
 
 
 def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +23,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
     ]
     running = RunningTasks.from_rows(running_task(place, 1.0) for place in range(7))
     sums = []
-    for look_ahead, block, parts, most in (
+    for look_ahead, large, parts, most in (
         (2**28, 32768, [1] * 7, 7),
         (2 * 5 * 4, 32768, [1] * 7, 2),
         (2**28, 5, [1] * 7, 0),
@@ -30,19 +33,19 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
         (2**28, 5, [3, 4], 0),
     ):
         monkeypatch.setattr(round_totals, "MAX_BYTES_WAITING", look_ahead)
-        monkeypatch.setattr(exact_mean, "BLOCK", block)
-        totals = RoundTotals(5, 8, 0.0)
+        monkeypatch.setattr(round_totals, "LARGE_UPDATE", large)
+        totals = RoundTotals(MEAN, 5, 8, 0.0)
         held, done = [], 0
         for count in parts:
             places = range(done, done + count)
             found = trained_devices(*(rows[place] for place in places))
-            totals.accept(running, slice(done, done + count), found, [2.0] * count)
+            totals.add_reports(running, slice(done, done + count), found, [2.0] * count)
             held.append(len(totals.waiting))
             done += count
         totals.add_up()
         totals.add_up()
-        sums.append(exact_mean.mean(totals.sum).tobytes())
-        assert (max(held), totals.sum.count, totals.useful, totals.bytes_waiting) == (most, 7, 14.0, 0)
+        sums.append(MEAN.result(totals.aggregate).tobytes())
+        assert (max(held), totals.aggregate.count, totals.useful, totals.bytes_waiting) == (most, 7, 14.0, 0)
     assert len({*sums}) == 1
     # Weights are the examples, 8 at most.
     expected = np.average(updates.astype(np.float64), axis=0, weights=[3, 4, 5, 6, 7, 8, 8])
@@ -64,7 +67,7 @@ NOT_FINITE, OUT_OF_RANGE = "rejected: not-finite", "rejected: out-of-range"
 )
 def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: str | None) -> None:
     """The first of them is named, wherever it is."""
-    totals = RoundTotals(2, 100, 0.0)
+    totals = RoundTotals(MEAN, 2, 100, 0.0)
     well = trained_device([1.0, 2.0])
     for place in range(3):
         rows = [well] * 3 + [trained_device([np.inf, 0.0])]
@@ -75,7 +78,7 @@ def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: 
 
 
 def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
-    totals = RoundTotals(2, 100, 0.0)
+    totals = RoundTotals(MEAN, 2, 100, 0.0)
     for update in ([0.0, 0.0], [np.nan, 0.0], [3e8, 0.0]):
         rows = trained_devices(
             trained_device([1.0, 2.0]),
@@ -91,30 +94,30 @@ def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
 def test_the_weight_that_counts_is_the_coordinators() -> None:
     """Of 10^6 examples an update may be a thousandth as large, unless the weight ends before."""
     row = trained_devices(trained_device([1e4, 0.0], 10**6))
-    assert RoundTotals(2, 10**6, 0.0).refuse(row) == (0, OUT_OF_RANGE)
-    assert RoundTotals(2, 20_000, 0.0).refuse(row) is None
+    assert RoundTotals(MEAN, 2, 10**6, 0.0).refuse(row) == (0, OUT_OF_RANGE)
+    assert RoundTotals(MEAN, 2, 20_000, 0.0).refuse(row) is None
 
 
 def test_means_are_weighted_as_the_updates_are() -> None:
-    totals = RoundTotals(2, 30, 0.0)
-    assert totals.means() == {}
+    totals = RoundTotals(MEAN, 2, 30, 0.0)
+    assert totals.training() is NOTHING
     for device, (examples, loss, metrics) in enumerate([(10, 1.0, {"accuracy": 0.5}), (90, 3.0, {})]):
         found = trained_devices(trained_device([1.0, 2.0], examples, loss=loss, metrics=metrics))
-        totals.accept(RunningTasks.from_rows([running_task(device, 1.0)]), slice(1), found, [5.0])
-    assert totals.means() == {"loss": (10 * 1.0 + 30 * 3.0) / 40, "accuracy": 0.5}
+        totals.add_reports(RunningTasks.from_rows([running_task(device, 1.0)]), slice(1), found, [5.0])
+    assert pooled(totals.training()) == {"loss": (10 * 1.0 + 30 * 3.0) / 40, "accuracy": 0.5}
     assert totals.summary()["accepted"] == {0: 2}
     assert totals.summary()["device_seconds"] == {"useful": 10.0, "wasted": 0.0}
 
 
 def test_a_mean_of_nothing_is_not_there() -> None:
-    totals = RoundTotals(2, 30, 0.0)
-    totals.accept(
+    totals = RoundTotals(MEAN, 2, 30, 0.0)
+    totals.add_reports(
         RunningTasks.from_rows([running_task(0, 1.0)]),
         slice(1),
         trained_devices(trained_device([1.0, 2.0], loss=2.0)),
         [5.0],
     )
-    assert totals.means() == {"loss": 2.0}
+    assert pooled(totals.training()) == {"loss": 2.0}
 
 
 def test_reports_that_come_together_count_as_one_by_one() -> None:
@@ -136,23 +139,19 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
     times = (10 + random.random(20)).tolist()
     found = []
     for parts in ([1] * 20, [20], [3, 0, 10, 7]):
-        totals = RoundTotals(5, 40, 0.0)
+        totals = RoundTotals(MEAN, 5, 40, 0.0)
         ends = np.cumsum(parts).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
             if end > start:
-                totals.accept(running, slice(start, end), trained_devices(*rows[start:end]), times[start:end])
+                totals.add_reports(running, slice(start, end), trained_devices(*rows[start:end]), times[start:end])
         totals.add_up()
-        total = totals.sum
+        total = totals.aggregate
         found.append(
-            (exact_mean.mean(total).tobytes(), total.weight, total.count, totals.useful, totals.means(),
+            (MEAN.result(total).tobytes(), total.weight, total.count, totals.useful, pooled(totals.training()),
              totals.complete(), totals.devices, totals.summary())
         )  # fmt: skip
     assert found[0] == found[1] == found[2]
-    weights = [min(row.examples, 40) for row in rows]
-    sums = [
-        (weight, {name: weight * value for name, value in {"loss": row.loss, **row.metrics}.items()})
-        for weight, row in zip(weights, rows, strict=True)
-    ]
-    assert totals.means() == pooled(sums)
+    reports = [Report("t", 1, 0, 4, row.examples, 1, 1.0, row.complete, row.loss, row.metrics) for row in rows]
+    assert pooled(totals.training()) == pooled(training_of(reports, ["accuracy", "loss"], 40))
     assert totals.complete() == 15
     assert totals.summary()["accepted"] == {0: 7, 1: 7, 2: 6}

@@ -1,0 +1,50 @@
+"""How accepted updates become the next model. The server and the simulator call the same functions.
+
+Nothing here reads or writes anything but its arguments, and only their new values are returned: ``next_model`` may run
+in another thread while nobody adds to the aggregator's state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.aggregation.aggregators import Aggregator
+from fleetlearn_coordinator.aggregation.optimizers import Optimizer, State, change_norm
+
+S = TypeVar("S")
+
+
+def weight_of(examples: int, max_weight: int) -> int:
+    """Return the weight of an update in the mean: its device's examples, up to the plan's limit."""
+    return min(examples, max_weight)
+
+
+def weights_of(examples: NDArray[np.int64], max_weight: int) -> NDArray[np.int64]:
+    """Return ``weight_of`` each of n updates, (n,)."""
+    return np.minimum(examples, max_weight)
+
+
+class NextModel(NamedTuple):
+    """What a committed round made."""
+
+    model: Vector
+    """float32, shape (P,)."""
+    optimizer_state: State
+    change: float
+    """The L2 norm of the model's change."""
+
+
+def next_model(
+    aggregator: Aggregator[S], aggregate: S, optimizer: Optimizer, optimizer_state: State, model: Vector
+) -> NextModel:
+    """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay as they are.
+
+    ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has none, FleetError
+    (not-finite) if the model would not stay finite.
+    """
+    optimizer_state, after = optimizer.apply(optimizer_state, aggregator.result(aggregate), model)
+    return NextModel(after, optimizer_state, change_norm(model, after))
