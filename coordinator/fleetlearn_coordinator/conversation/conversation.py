@@ -338,8 +338,8 @@ class Conversation:
             return  # it is of a grant that is over
         try:
             upload.check_complete()
-            assert upload.slot is not None
-            self._port.save_update(device, upload.report, upload.slot, upload.largest)
+            assert upload.spool_file is not None
+            self._port.save_update(device, upload.report, upload.spool_file, upload.largest)
         except ProtocolError as error:
             self._spoiled(device, message.task, error)
             return

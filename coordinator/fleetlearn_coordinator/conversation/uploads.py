@@ -41,8 +41,8 @@ class Upload(Turn):
     report: Report
     sender: Sender | None = None
     """None after its connection broke."""
-    slot: int | None = None
-    """The number of its spool file."""
+    spool_file: int | None = None
+    """The number of its spool file, once it was granted."""
     offset: int = 0
     """Bytes received so far."""
     largest: float = 0.0
@@ -66,7 +66,7 @@ class Upload(Turn):
 
     def take(self, chunk: Chunk, spool: Spool) -> None:
         """Spool one chunk. Raises ProtocolError (wrong-offset, wrong-length, not-finite) and takes nothing of it."""
-        assert self.slot is not None
+        assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
             raise ProtocolError(
@@ -79,7 +79,7 @@ class Upload(Turn):
             )
         largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
         self.crc32 = checksum(chunk.payload, self.crc32)
-        spool.write_slot(self.slot, self.offset, chunk.payload)
+        spool.write_slot(self.spool_file, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
         self.restarted = False
@@ -152,8 +152,8 @@ class Uploads:
                 self._set_aside(loser)
                 yield loser
             self._spare.pop(upload, None)
-            if upload.slot is None:
-                upload.slot = self.spool.take_slot()
+            if upload.spool_file is None:
+                upload.spool_file = self.spool.take_slot()
             if upload.began is None:
                 upload.began = now
             self.renew(upload)
@@ -185,9 +185,9 @@ class Uploads:
             self.places.proven.add(upload.device)
         self._stop(upload)
         self._spare.pop(upload, None)
-        assert upload.slot is not None
-        slot, upload.slot = upload.slot, None
-        return slot
+        assert upload.spool_file is not None
+        spool_file, upload.spool_file = upload.spool_file, None
+        return spool_file
 
     def forget(self, task: str, but: Report | None = None) -> None:
         """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
@@ -230,6 +230,6 @@ class Uploads:
         self._spare.pop(upload, None)
         upload.transfer = upload.offset = upload.crc32 = 0
         upload.largest = 0.0
-        if upload.slot is not None:
-            self.spool.free_slot(upload.slot)
-            upload.slot = None
+        if upload.spool_file is not None:
+            self.spool.free_slot(upload.spool_file)
+            upload.spool_file = None

@@ -157,9 +157,12 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(store: 
         crawlers.append(crawler)
     assert list(uploads.places.held) == [moving, crawlers[-1]]
     assert slow.offset == CHUNK_BYTES
-    assert [crawler.offset for crawler in crawlers if crawler.slot is not None] == [4, 4]  # one with a place, one not
+    assert [crawler.offset for crawler in crawlers if crawler.spool_file is not None] == [
+        4,
+        4,
+    ]  # one with a place, one not
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 2 * 2 + 1
-    lost = next(crawler for crawler in crawlers if crawler.slot is None)
+    lost = next(crawler for crawler in crawlers if crawler.spool_file is None)
     assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, 0, 0.0)
 
 
