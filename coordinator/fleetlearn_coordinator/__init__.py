@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.rounds.engine import Engine, Settings
     from fleetlearn_coordinator.service.serve import Result, serve, serve_async
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
-    from fleetlearn_coordinator.storage.store import StoreError
+    from fleetlearn_coordinator.storage.errors import StoreError
 
 __all__ = [
     "Engine",
@@ -31,7 +31,7 @@ _MODULES = {
     "rounds.engine": ("Engine", "Settings"),
     "service.serve": ("Result", "serve", "serve_async"),
     "service.status": ("Status", "read_model", "read_status"),
-    "storage.store": ("StoreError",),
+    "storage.errors": ("StoreError",),
 }
 
 

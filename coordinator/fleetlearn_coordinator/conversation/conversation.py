@@ -355,7 +355,7 @@ class Conversation:
                 return
             raise ProtocolError(Code.OUT_OF_TURN, f"a chunk of transfer {chunk.transfer} came, which was not granted")
         try:
-            upload.take(chunk, self.coordinator.store)
+            upload.take(chunk, self.coordinator.store.blobs)
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
@@ -395,8 +395,8 @@ class Conversation:
             self._spoiled(device, message.task, error)
 
     def _accept(self, device: str, upload: Upload) -> None:
-        assert upload.slot is not None
-        self.coordinator.run.accept(upload.report, upload.slot, upload.largest)
+        assert upload.spool_file is not None
+        self.coordinator.run.accept(upload.report, upload.spool_file, upload.largest)
         self.coordinator.uploads.keep(upload, self.seen)
         self.upload = None
         self.send(Accepted(upload.report.task))

@@ -7,8 +7,8 @@ read, the oldest is ended where there are more than STALLED_PER_PLACE for each p
 connects again and goes on from the bytes that it has.
 
 An upload without a place may still send what was on its way: those chunks count, or a slow device would lose all of
-them each time. What an upload has brought is in a slot of the store, and without a place there are at most as many
-slots as there are places: where there are more, the upload that has brought least begins again.
+them each time. What an upload has brought is in a spool file, and without a place there are at most as many spool
+files as there are places: where there are more, the upload that has brought least begins again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fleetlearn_protocol.vector import Vector, check_finite, checksum
 from websockets.frames import Frame, Opcode
 
 from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Turn
-from fleetlearn_coordinator.storage.store import Store
+from fleetlearn_coordinator.storage.blobs import Blobs
 
 STALLED_PER_PLACE = 8
 """Downloads with unread bytes and without a place, for each place."""
@@ -149,10 +149,10 @@ def _nothing() -> int:
 
 @dataclass(slots=True, eq=False)
 class Upload(Turn):
-    """One update on its way: spooled to a slot of the store and checked as it arrives."""
+    """One update on its way: spooled to a file and checked as it arrives."""
 
     report: Report
-    slot: int | None = None
+    spool_file: int | None = None
     offset: int = 0
     """Bytes received so far."""
     largest: float = 0.0
@@ -176,9 +176,9 @@ class Upload(Turn):
         assert self.began is not None
         return now - self.began <= max(WINDOW, self.offset / (PROOF * least_rate) if least_rate else 0.0)
 
-    def take(self, chunk: Chunk, store: Store) -> None:
+    def take(self, chunk: Chunk, blobs: Blobs) -> None:
         """Spool one chunk. Raises ProtocolError (wrong-offset, wrong-length, not-finite) and takes nothing of it."""
-        assert self.slot is not None
+        assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
             raise ProtocolError(
@@ -191,7 +191,7 @@ class Upload(Turn):
             )
         largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
         self.crc32 = checksum(chunk.payload, self.crc32)
-        store.write_slot(self.slot, self.offset, chunk.payload)
+        blobs.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
         self.restarted = False
@@ -212,13 +212,13 @@ class Upload(Turn):
 class Uploads:
     """Who may upload now."""
 
-    def __init__(self, store: Store, places: Places[Upload]) -> None:
-        self._store, self.places = store, places
+    def __init__(self, blobs: Blobs, places: Places[Upload]) -> None:
+        self._blobs, self.places = blobs, places
         self._count = 0
         self._broken: dict[str, Upload] = {}
         """Task -> upload whose connection broke; the device may go on with it."""
         self._spare: dict[Upload, None] = {}
-        """Uploads with bytes in a slot and without a place: broken, waiting, or asked to wait."""
+        """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to wait."""
 
     @property
     def waiting(self) -> list[Upload]:
@@ -252,8 +252,8 @@ class Uploads:
                 self._set_aside(loser)
                 yield loser
             self._spare.pop(upload, None)
-            if upload.slot is None:
-                upload.slot = self._store.take_slot()
+            if upload.spool_file is None:
+                upload.spool_file = self._blobs.take_spool_file()
             if upload.began is None:
                 upload.began = now
             self.renew(upload)
@@ -275,19 +275,19 @@ class Uploads:
             self._begin_again(upload)
 
     def drop(self, upload: Upload) -> None:
-        """Done with it, or refused: its slot is free."""
+        """Done with it, or refused: its spool file is free."""
         self._stop(upload)
         self._begin_again(upload)
 
     def keep(self, upload: Upload, now: float) -> int:
-        """It was accepted; returns its slot, which is the caller's from now on."""
+        """It was accepted; returns its spool file, which is the caller's from now on."""
         if upload in self.places.held and upload.proves(now, self.places.least_rate):
             self.places.proven.add(upload.device)
         self._stop(upload)
         self._spare.pop(upload, None)
-        assert upload.slot is not None
-        slot, upload.slot = upload.slot, None
-        return slot
+        assert upload.spool_file is not None
+        spool_file, upload.spool_file = upload.spool_file, None
+        return spool_file
 
     def forget(self, task: str, but: Report | None = None) -> None:
         """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
@@ -323,6 +323,6 @@ class Uploads:
         self._spare.pop(upload, None)
         upload.transfer = upload.offset = upload.crc32 = 0
         upload.largest = 0.0
-        if upload.slot is not None:
-            self._store.free_slot(upload.slot)
-            upload.slot = None
+        if upload.spool_file is not None:
+            self._blobs.free_spool_file(upload.spool_file)
+            upload.spool_file = None

@@ -279,7 +279,7 @@ class Engine:
         if held is not None and self._revive(device, held):
             self._watch([device], [held], now)
             return []
-        if device in self._turns and self.phase is Phase.OPEN:
+        if device in self._turns:  # until the round is committed or abandoned
             self.resting.add(device)
         else:
             self._queue(device)

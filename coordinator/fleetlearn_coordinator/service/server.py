@@ -24,8 +24,8 @@ from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.transfer import Contents, Download, Downloads, Uploads
 from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Finish, Phase
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Commit, Finish, Phase
+from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -38,7 +38,7 @@ class Coordinator:
         self.run, self.store, self.engine, self.service = run, run.store, run.engine, run.plan.service
         self.contents = Contents(run.bundle)
         proven = Proven(self.service.max_connections)
-        self.uploads = Uploads(run.store, Places(self.service.uploads, self.service.least_rate, proven))
+        self.uploads = Uploads(run.store.blobs, Places(self.service.uploads, self.service.least_rate, proven))
         self.downloads = Downloads(Places(self.service.downloads, self.service.least_rate, proven))
         self.devices: dict[str, Conversation] = {}
         """Device -> its connection, of those that checked in."""
@@ -59,6 +59,8 @@ class Coordinator:
         self._spoilt: set[str] = set()
         """Tasks of the round whose upload arrived wrong once."""
         self._background: set[asyncio.Task[None]] = set()
+        self._committing: asyncio.Task[None] | None = None
+        """The commit that is under way in another thread."""
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
@@ -186,7 +188,7 @@ class Coordinator:
         return Clocks(self.loop.time(), time.time())
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        self._tell_all(self.run.carry_out(commands, self._now()))
+        self._tell_all(self.run.record(commands, self._now()))
 
     def _tell_all(self, commands: Iterable[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
@@ -198,6 +200,8 @@ class Coordinator:
                     if device in self.devices:
                         self.devices[device].stop_upload()
                     self.tell(device, CancelMessage(task, code, text))
+                case Commit():
+                    self._commit(command)
                 case Finish(reason):
                     self._finish(reason)
         if self.engine.round != self._round or self.engine.phase is not Phase.OPEN:
@@ -220,6 +224,28 @@ class Coordinator:
             self.grant()
         except Exception as error:
             self.fail(error)
+
+    def _commit(self, command: Commit) -> None:
+        """Make the round's model: a large one in another thread, while this one answers the devices."""
+        if self.run.model.nbytes < LARGE_MODEL:
+            self._tell_all(self.run.commit(command, self._now()))
+        else:
+            work = self.run.begin_commit(command, self._now())
+            self._committing = self.loop.create_task(self._commit_in_thread(work))
+
+    async def _commit_in_thread(self, work: Callable[[], NewModel]) -> None:
+        try:
+            new = await asyncio.to_thread(work)
+            if not self.ended:  # else the next start repeats it
+                self._tell_all(self.run.end_commit(new, self._now()))
+                self.grant()
+        except Exception as error:
+            self.fail(error)
+
+    async def wait_for_commit(self) -> None:
+        """Wait until the commit that is under way, if there is one, is recorded: its thread cannot be stopped."""
+        if self._committing is not None:
+            await asyncio.wait({self._committing})
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
