@@ -29,7 +29,6 @@ from fleetlearn_coordinator.storage.ledger import (
     Ledger,
     Metadata,
     ModelMade,
-    OpenRound,
     ReportAccepted,
     RoundClosed,
     Row,
@@ -111,10 +110,6 @@ class Store:
         self._held.clear()
 
     # --- the open round of an earlier process ---
-
-    def open_round(self) -> OpenRound | None:
-        """The round that was open when an earlier process ended, if there is one. Raises StoreError (damaged)."""
-        return self.ledger.open_round()
 
     def is_given_up(self, round: int) -> bool:
         """Whether the round is to be abandoned: somebody removed the aggregator's files, since they were damaged."""
