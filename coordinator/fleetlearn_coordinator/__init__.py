@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.rounds.settings import Settings
     from fleetlearn_coordinator.service.serve import Result, serve, serve_async
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
-    from fleetlearn_coordinator.storage.store import StoreError
+    from fleetlearn_coordinator.storage.errors import StoreError
 
 __all__ = [
     "Engine",
@@ -33,7 +33,7 @@ _MODULES = {
     "rounds.settings": ("Settings",),
     "service.serve": ("Result", "serve", "serve_async"),
     "service.status": ("Status", "read_model", "read_status"),
-    "storage.store": ("StoreError",),
+    "storage.errors": ("StoreError",),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
+    from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = typer.Typer(
     help="Federated learning's coordinator.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -145,8 +145,8 @@ def _errors() -> Iterator[None]:
     """Expected errors as one line and exit status 1."""
     try:
         yield
-    except (FleetError, OSError, sqlite3.Error) as error:
-        what = f"the database of the run: {error}" if isinstance(error, sqlite3.Error) else str(error)
+    except (FleetError, OSError, DatabaseError) as error:
+        what = f"the database of the run: {error}" if isinstance(error, DatabaseError) else str(error)
         Console(stderr=True).print(f"error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 

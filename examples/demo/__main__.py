@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator.service.status import Closed, Status, read_model, read_status, read_tasks
-from fleetlearn_coordinator.storage.store import StoreError
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_device import open_runtime
 from fleetlearn_protocol.errors import FleetError
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.storage.store import Store
+from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
+from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import digest
 from peers import PERSONAL, SIZE, plan_text, write_personal_bundle
 from processes import Processes, processes, status_of, wait_for
 
@@ -82,9 +84,8 @@ def test_an_exported_model_has_the_bundle_s_own_personal_part(tmp_path: Path) ->
     plan.write_text(plan_text(path, tmp_path / "run"))
     settings, bundle = Plan.load(plan), open_bundle(path)
     vector = np.full(SIZE - PERSONAL, 0.5, np.float32)
-    store = Store(settings.data_dir, bundle.sha256)
-    with store.transaction():
-        store.save_model(1, 1, vector, {}, 0.0)
+    store = open_store(settings.data_dir, bundle.sha256)
+    store.write(store.write_model(ModelMade(1, digest(vector), 1, 0.0), vector, {}))
     store.close()
     shown = command("export-model", plan, "-o", tmp_path / "infer.onnx")
     assert shown.returncode == 0
@@ -123,9 +124,8 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, plan: Path) -> None:
 def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
     plan.write_text(plan.read_text() + "\nepsilon = 0.2\n")
     settings = Plan.load(plan)
-    store = Store(settings.data_dir, open_bundle(settings.bundle).sha256)
-    store.open_round(1, 0.0)
-    store.close_round(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)
+    store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
+    store.write([RoundOpened(1, 0.0), RoundClosed(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)])
     store.close()
     served = command("serve", plan)
     assert served.returncode == 0

@@ -2,40 +2,82 @@
 
     python crash_coordinator.py POINT N PLAN.toml
 
-The points are placed here, around the real functions, so that the coordinator carries no hooks for its tests.
+The points are placed here, around the real functions, so that the coordinator carries no hooks for its tests. Most are
+before or after a batch of rows is written, told apart by what is in it. Commits run in another thread, as those of
+large models do.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dying import Point, die_at
 from fleetlearn_coordinator import Plan, serve
 from fleetlearn_coordinator.conversation import uploads
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import run, server
 from fleetlearn_coordinator.storage import store
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.ledger import (
+    AggregatorSaved,
+    ModelMade,
+    ReportAccepted,
+    RoundClosed,
+    Row,
+    TaskGiven,
+)
+from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
+
+
+def writes(kind: type) -> Callable[[SqliteLedger, Sequence[Row]], bool]:
+    """Whether a batch has a row of this kind."""
+    return lambda ledger, rows: any(isinstance(row, kind) for row in rows)
+
+
+def batch(kind: type, *, after: bool) -> Point:
+    """Before or after a batch with a row of this kind is written."""
+    return Point(SqliteLedger, "write", after, writes(kind))
+
+
+def row(kind: type) -> Point:
+    """Within a batch: a row of this kind is written, and the batch does not count yet."""
+    return Point(SqliteLedger, "_write", True, lambda ledger, row: isinstance(row, kind))
+
+
+def is_model(path: Path, *target: Any) -> bool:
+    return path.suffix == ".draft"
+
 
 POINTS = {
-    "a round is decided but not recorded": Point(run.Run, "carry_out", False),
-    "tasks are recorded but not sent": Point(server.Coordinator, "_assign", False),
+    "tasks are decided but not recorded": batch(TaskGiven, after=False),
+    "tasks are recorded but not sent": batch(TaskGiven, after=True),
     "a task was sent": Point(server.Coordinator, "_assign", True),
     "an upload is granted": Point(uploads.Uploads, "renew", True),
     "a chunk is spooled": Point(uploads.Upload, "take", True),
-    "an update is complete but not recorded": Point(store.Store, "accept", False),
-    "an update is recorded but not summed": Point(store.Store, "accept", True),
+    "an update is complete but not recorded": batch(ReportAccepted, after=False),
+    "an update is recorded but not summed": batch(ReportAccepted, after=True),
     "an update is summed but not acknowledged": Point(run.Run, "save_update", True),
-    "a sum is written but not recorded": Point(os, "pwrite", True),
-    "a sum is recorded": Point(store.Store, "_free_held", True),
+    "a sum is being written": Point(os, "pwrite", True),
+    "a sum is written but not recorded": batch(AggregatorSaved, after=False),
+    "a sum is recorded": batch(AggregatorSaved, after=True),
+    "a round is closed and its commit not begun": Point(run.Run, "begin_commit", False),
     "the new model is made but not written": Point(run, "next_model", True),
-    "the new model is written but not recorded": Point(store.Store, "save_model", True),
-    "a round is closed but not recorded": Point(store.Store, "close_round", True),
-    "a round is recorded and nobody told": Point(run.Run, "carry_out", True),
+    "the new model is written but not in its place": Point(Path, "replace", False, is_model),
+    "the new model is in its place but not recorded": Point(FileBlobs, "save_model", True),
+    "the thread has made the new model": batch(ModelMade, after=False),
+    "the new model is half recorded": row(ModelMade),
+    "a round is committed but its batch is open": row(RoundClosed),
+    "a round is recorded and the engine not told": Point(Engine, "committed", False),
+    "a round is recorded and nobody told": Point(run.Run, "end_commit", True),
 }
 
 
 if __name__ == "__main__":
-    store.SLOTS_HELD = 3  # so that sums are written in a small fleet too
+    store.SPOOL_FILES_HELD = 3  # so that sums are written in a small fleet too
+    server.LARGE_MODEL = 0  # type: ignore[attr-defined]
     die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
     serve(Plan.load(Path(sys.argv[3])))

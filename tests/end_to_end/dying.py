@@ -8,25 +8,32 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
+def always(*arguments: Any) -> bool:
+    return True
+
+
 class Point(NamedTuple):
     owner: Any
     function: str
     after: bool
     """Whether to die after the call, else before it."""
+    counts: Callable[..., bool] = always
+    """Whether a call with these arguments counts."""
 
 
 def die_at(point: Point, turn: int) -> None:
-    """Replace the point's function by one that kills the process in its ``turn``-th call."""
+    """Replace the point's function by one that kills the process in its ``turn``-th call that counts."""
     original: Callable[..., Any] = getattr(point.owner, point.function)
     calls = 0
 
     def replacement(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
-        calls += 1
-        if calls == turn and not point.after:
+        counts = point.counts(*arguments)
+        calls += counts
+        if counts and calls == turn and not point.after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = original(*arguments, **named)
-        if calls == turn and point.after:
+        if counts and calls == turn and point.after:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

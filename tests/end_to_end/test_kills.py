@@ -116,26 +116,34 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, sha
 @pytest.mark.parametrize(
     ("point", "turn"),
     [
-        ("a round is decided but not recorded", 4),
-        ("tasks are recorded but not sent", 5),
+        ("tasks are decided but not recorded", 2),
+        ("tasks are recorded but not sent", 2),
         ("a task was sent", 7),
         ("an upload is granted", 2),
         ("a chunk is spooled", 6),
         ("an update is complete but not recorded", 3),
         ("an update is recorded but not summed", 6),
         ("an update is summed but not acknowledged", 4),
-        ("a sum is written but not recorded", 4),
+        ("a sum is being written", 4),
+        ("a sum is written but not recorded", 2),
         ("a sum is recorded", 1),
+        ("a round is closed and its commit not begun", 2),
         ("the new model is made but not written", 2),
-        ("the new model is written but not recorded", 3),
-        ("a round is closed but not recorded", 2),
-        ("a round is recorded and nobody told", 8),
+        ("the new model is written but not in its place", 3),
+        ("the new model is in its place but not recorded", 3),
+        ("the thread has made the new model", 2),
+        ("the new model is half recorded", 3),
+        ("a round is committed but its batch is open", 2),
+        ("a round is recorded and the engine not told", 2),
+        ("a round is recorded and nobody told", 2),
     ],
 )
 def test_the_coordinator_killed_changes_nothing(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes, point: str, turn: int
 ) -> None:
-    """SIGKILL at each point, and a new start: the undisturbed run's model, bit for bit."""
+    """SIGKILL at each point, and a new start: the undisturbed run's model, bit for bit.
+
+    The process that is killed commits in another thread; the new one and the undisturbed one do not."""
     assert train(run, bundle_path, shards, (point, turn)) == undisturbed
 
 

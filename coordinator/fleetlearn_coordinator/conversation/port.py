@@ -86,11 +86,11 @@ class Port(Protocol):
 class Spool(Protocol):
     """Files, by number, that the bytes of arriving updates are written to."""
 
-    def take_slot(self) -> int:
+    def take_spool_file(self) -> int:
         """Return a file that nobody uses. It may hold old bytes."""
 
-    def free_slot(self, slot: int) -> None:
+    def free_spool_file(self, slot: int) -> None:
         """The file's bytes are not needed any more."""
 
-    def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
+    def write_spool_file(self, slot: int, offset: int, content: Buffer) -> None:
         """Write these bytes into the file."""

@@ -79,7 +79,7 @@ class Upload(Turn):
             )
         largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
         self.crc32 = checksum(chunk.payload, self.crc32)
-        spool.write_slot(self.spool_file, self.offset, chunk.payload)
+        spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
         self.restarted = False
@@ -153,7 +153,7 @@ class Uploads:
                 yield loser
             self._spare.pop(upload, None)
             if upload.spool_file is None:
-                upload.spool_file = self.spool.take_slot()
+                upload.spool_file = self.spool.take_spool_file()
             if upload.began is None:
                 upload.began = now
             self.renew(upload)
@@ -231,5 +231,5 @@ class Uploads:
         upload.transfer = upload.offset = upload.crc32 = 0
         upload.largest = 0.0
         if upload.spool_file is not None:
-            self.spool.free_slot(upload.spool_file)
+            self.spool.free_spool_file(upload.spool_file)
             upload.spool_file = None

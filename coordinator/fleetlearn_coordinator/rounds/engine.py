@@ -167,7 +167,7 @@ class Engine:
         if held is not None and (revived := self._revive(device, held)):
             self.book.watch(device, now)
             return revived
-        if device in self.selection.had_turn and self.phase is Phase.OPEN:
+        if device in self.selection.had_turn:  # until the round is committed or abandoned
             self.selection.resting.add(device)
         else:
             self.selection.add(device)

@@ -20,7 +20,8 @@ from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import Coordinator
-from fleetlearn_coordinator.storage.store import Store, descriptors
+from fleetlearn_coordinator.storage.ledger import Metadata
+from fleetlearn_coordinator.storage.store import descriptors, open_store
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -80,7 +81,7 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
     bundle = open_bundle(plan.bundle)
     places = process_settings.places(plan.service.max_connections, files=descriptors(plan.service.uploads))
     _check_places(plan, places)
-    store = Store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
+    store = open_store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         coordinator = Coordinator(Run(plan, bundle, store, now), places.devices)
@@ -94,12 +95,13 @@ async def running(plan: Plan) -> AsyncIterator[Coordinator]:
         ) as listener:
             coordinator.address = f"ws://{await listener.listen(plan.service.host, plan.service.port)}"
             coordinator.host.shared.changed = listener.check
-            store.put("address", coordinator.address)
+            store.write([Metadata("address", coordinator.address)])
             logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
             sweeper = coordinator.loop.create_task(_sweep(coordinator))
             try:
                 yield coordinator
             finally:
+                await coordinator.wait_for_commit()
                 sweeper.cancel()
                 _record(coordinator, ended=True)
                 coordinator.end()  # an alarm may still be set, and devices still talk
@@ -143,4 +145,4 @@ async def _sweep(coordinator: Coordinator) -> None:
 
 def _record(coordinator: Coordinator, *, ended: bool = False) -> None:
     live = {**coordinator.live(), "pid": None if ended else os.getpid()}
-    coordinator.run.store.put("live", msgspec.json.encode(live).decode())
+    coordinator.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])

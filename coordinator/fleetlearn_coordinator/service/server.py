@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, Report, Task
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -35,7 +35,7 @@ class Coordinator:
         service = self.service
         self.host = Host(
             self,
-            run.store,
+            run.store.blobs,
             run.bundle,
             self.fail,
             uploads=service.uploads,
@@ -51,6 +51,8 @@ class Coordinator:
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._committing: asyncio.Task[None] | None = None
+        """The commit that is under way in another thread."""
 
     def start(self) -> None:
         """Take up what an earlier process left open."""
@@ -145,7 +147,7 @@ class Coordinator:
         return Clocks(self.loop.time(), time.time())
 
     def _carry_out(self, commands: Iterable[Command], now: float) -> None:
-        self._tell_all(self.run.carry_out(commands, Clocks(now, time.time())))
+        self._tell_all(self.run.record(commands, Clocks(now, time.time())))
 
     def _tell_all(self, commands: Iterable[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
@@ -155,7 +157,10 @@ class Coordinator:
                     self._assign(command)
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
-                case Commit() | Abandon():
+                case Commit():
+                    self.host.uploads.forget_all()
+                    self._commit(command)
+                case Abandon():
                     self.host.uploads.forget_all()
                 case Finish(reason):
                     self._finish(reason)
@@ -176,6 +181,28 @@ class Coordinator:
             self.host.grant()
         except Exception as error:
             self.fail(error)
+
+    def _commit(self, command: Commit) -> None:
+        """Make the round's model: a large one in another thread, while this one answers the devices."""
+        if self.run.model.nbytes < LARGE_MODEL:
+            self._tell_all(self.run.commit(command, self._now()))
+        else:
+            work = self.run.begin_commit(command, self._now())
+            self._committing = self.loop.create_task(self._commit_in_thread(work))
+
+    async def _commit_in_thread(self, work: Callable[[], NewModel]) -> None:
+        try:
+            new = await asyncio.to_thread(work)
+            if not self.ended:  # else the next start repeats it
+                self._tell_all(self.run.end_commit(new, self._now()))
+                self.host.grant()
+        except Exception as error:
+            self.fail(error)
+
+    async def wait_for_commit(self) -> None:
+        """Wait until the commit that is under way, if there is one, is recorded: its thread cannot be stopped."""
+        if self._committing is not None:
+            await asyncio.wait({self._committing})
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local

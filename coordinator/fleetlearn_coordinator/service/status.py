@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,10 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_coordinator.storage.store import DATABASE, LOCK, StoreError, decode, is_locked, load_model, model_path
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, load_model, model_path, model_versions
+from fleetlearn_coordinator.storage.lock import LOCK, is_locked
+from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -49,19 +50,10 @@ class Status(msgspec.Struct, frozen=True):
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     """The state of the run in a data directory, with its rounds from number ``since`` on. Raises StoreError."""
-    with closing(_open(Path(folder))) as db:
-        meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
-        version = db.execute("SELECT COALESCE(MAX(version), 0) FROM models").fetchone()[0]
-        rows = db.execute(
-            "SELECT number, outcome, opened, closed, summary FROM rounds "
-            "WHERE closed IS NOT NULL AND number >= ? ORDER BY number",
-            (since,),
-        ).fetchall()
+    with read_ledger(Path(folder)) as ledger:
+        meta, version = ledger.metadata(), max(ledger.models(), default=0)
+        rounds = [Closed(*row) for row in ledger.closed_rounds(since)]
     live = msgspec.json.decode(meta.get("live") or "{}")
-    rounds = []
-    for number, outcome, opened, closed, content in rows:
-        summary = decode(content, dict[str, Any], f"{folder}/{DATABASE}: the summary of round {number}")
-        rounds.append(Closed(number, outcome, opened, closed, summary))
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
     # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
     running = live.get("pid") is not None and is_locked(Path(folder) / LOCK)
@@ -74,15 +66,14 @@ def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tu
     Raises StoreError: no run there, or that version's file is not kept any more.
     """
     folder = Path(folder)
-    with closing(_open(folder)) as db:
-        known = dict(db.execute("SELECT version, sha256 FROM models").fetchall())
+    with read_ledger(folder) as ledger:
+        known = ledger.models()
     version = max(known, default=0) if version is None else version
     path = model_path(folder, version)
     if version not in known or not path.exists():
-        kept = sorted(int(file.stem[1:]) for file in path.parent.glob("v*.safetensors"))
-        text = f"{folder} has no model of version {version}; it keeps versions {kept}"
+        text = f"{folder} has no model of version {version}; it keeps versions {model_versions(folder)}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    return version, load_model(path, known[version])["parameters"]
+    return version, load_model(path, known[version])[PARAMETERS]
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -96,22 +87,6 @@ class Task(msgspec.Struct, frozen=True):
 
 def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[Task]]:
     """A round's number and its tasks; by default the open round, or (0, []) where none is open. Raises StoreError."""
-    with closing(_open(Path(folder))) as db:
-        db.execute("BEGIN")  # both looks see the same moment
-        if round is None:
-            row = db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
-            round = row[0] if row else 0
-        rows = db.execute("SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)).fetchall()
-    return round or 0, [Task(*row) for row in rows]
-
-
-def _open(folder: Path) -> sqlite3.Connection:
-    path = folder / DATABASE
-    if not path.is_file():
-        text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
-        raise StoreError(Code.UNKNOWN_CONTENT, text)
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)
-    if not db.execute("PRAGMA user_version").fetchone()[0]:  # set in the transaction that makes the tables
-        db.close()
-        raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again")
-    return db
+    with read_ledger(Path(folder)) as ledger:
+        round = (ledger.open_round() or 0) if round is None else round
+        return round, [Task(*row) for row in ledger.tasks(round)]

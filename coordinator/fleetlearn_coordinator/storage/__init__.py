@@ -1,1 +1,1 @@
-"""What survives the coordinator's death."""
+"""What survives the coordinator's death: a ledger (rows) and blobs (bytes), and the order in which both are written."""

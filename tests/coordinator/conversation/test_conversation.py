@@ -65,15 +65,15 @@ class Spool:
         self.files: dict[int, bytearray] = {}
         self.used = 0
 
-    def take_slot(self) -> int:
+    def take_spool_file(self) -> int:
         self.used += 1
         self.files[self.used] = bytearray(4 * SIZE)
         return self.used
 
-    def free_slot(self, slot: int) -> None:
+    def free_spool_file(self, slot: int) -> None:
         del self.files[slot]
 
-    def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
+    def write_spool_file(self, slot: int, offset: int, content: Buffer) -> None:
         self.files[slot][offset : offset + len(content)] = content
 
 

@@ -11,7 +11,7 @@ from fleetlearn_coordinator.conversation.uploads import (
     Upload,
     Uploads,
 )
-from fleetlearn_coordinator.storage.store import Store
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
@@ -25,15 +25,16 @@ def report_of(task: str, update: Vector = UPDATE) -> Report:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "run", "b" * 64)
+def blobs(tmp_path: Path) -> FileBlobs:
+    (tmp_path / "run").mkdir()
+    return FileBlobs(tmp_path / "run")
 
 
 RATE = 1000.0
 
 
-def make(store: Store, limit: int) -> Uploads:
-    return Uploads(store, Places(limit, RATE, Proven(100)))
+def make(blobs: FileBlobs, limit: int) -> Uploads:
+    return Uploads(blobs, Places(limit, RATE, Proven(100)))
 
 
 def granted(uploads: Uploads, task: str, update: Vector = UPDATE) -> Upload:
@@ -42,17 +43,15 @@ def granted(uploads: Uploads, task: str, update: Vector = UPDATE) -> Upload:
     return upload
 
 
-def test_an_upload_is_spooled_hashed_and_measured(store: Store) -> None:
-    uploads = make(store, 1)
+def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
+    uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.take(unpack_chunk(message), store)
+        upload.take(unpack_chunk(message), blobs)
     upload.check_complete()
     assert upload.largest == 3.0
-    slot = uploads.keep(upload, 0.0)
-    np.testing.assert_array_equal(
-        np.concatenate([part.copy() for part in store.read_slot(slot, UPDATE.nbytes)]), UPDATE
-    )
+    spool_file = uploads.keep(upload, 0.0)
+    assert b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes)) == UPDATE.tobytes()
     assert not uploads.active
 
 
@@ -65,25 +64,25 @@ def test_an_upload_is_spooled_hashed_and_measured(store: Store) -> None:
         (0, np.full(2, np.nan, np.float32).tobytes(), Code.NOT_FINITE),
     ],
 )
-def test_chunks_that_are_refused_change_nothing(store: Store, offset: int, payload: bytes, code: Code) -> None:
-    upload = granted(make(store, 1), "t1")
+def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, payload: bytes, code: Code) -> None:
+    upload = granted(make(blobs, 1), "t1")
     (message,) = pack_chunks(1, payload)
     chunk = unpack_chunk(message)._replace(offset=offset)
     with pytest.raises(ProtocolError) as caught:
-        upload.take(chunk, store)
+        upload.take(chunk, blobs)
     assert caught.value.code is code
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.take(unpack_chunk(message), store)
+        upload.take(unpack_chunk(message), blobs)
     upload.check_complete()
     with pytest.raises(ProtocolError) as caught:
-        upload.take(chunk._replace(offset=UPDATE.nbytes), store)
+        upload.take(chunk._replace(offset=UPDATE.nbytes), blobs)
     assert caught.value.code is Code.WRONG_LENGTH
 
 
-def test_a_paused_upload_goes_on_with_the_same_bytes_only(store: Store) -> None:
-    uploads = make(store, 1)
+def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
+    uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
-    upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), store)
+    upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
     uploads.pause(upload)
     again = granted(uploads, "t1")
     assert again is upload
@@ -94,20 +93,20 @@ def test_a_paused_upload_goes_on_with_the_same_bytes_only(store: Store) -> None:
     assert other.offset == 0
 
 
-def test_slots_are_bounded_whatever_breaks(store: Store, tmp_path: Path) -> None:
-    uploads = make(store, 4)
+def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Path) -> None:
+    uploads = make(blobs, 4)
     for number in range(50):
         upload = granted(uploads, f"t{number}")
-        upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), store)
+        upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
         uploads.pause(upload)
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
     uploads.forget_all()
-    taken = {store.take_slot() for _ in range(6)}
-    assert len(taken) == 6, "a slot was given twice"
+    taken = {blobs.take_spool_file() for _ in range(6)}
+    assert len(taken) == 6, "a spool file was given twice"
 
 
-def test_a_waiting_upload_that_leaves_makes_room(store: Store) -> None:
-    uploads = make(store, 1)
+def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
+    uploads = make(blobs, 1)
     first, second, third = (uploads.offer("device", report_of(f"t{number}")) for number in range(3))
     assert list(uploads.grants(0.0)) == [first]
     uploads.pause(second)
@@ -115,16 +114,16 @@ def test_a_waiting_upload_that_leaves_makes_room(store: Store) -> None:
     assert list(uploads.grants(0.0)) == [third]
 
 
-def sent(upload: Upload, store: Store, chunks: int = 1) -> None:
+def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
     """Take so many of its chunks, from where it is."""
     for message in list(pack_chunks(upload.transfer, UPDATE.tobytes(), upload.offset))[:chunks]:
-        upload.take(unpack_chunk(message), store)
+        upload.take(unpack_chunk(message), blobs)
 
 
-def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(store: Store) -> None:
-    uploads = make(store, 1)
+def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(blobs: FileBlobs) -> None:
+    uploads = make(blobs, 1)
     slow = granted(uploads, "slow")
-    sent(slow, store)
+    sent(slow, blobs)
     next_ = uploads.offer("next", report_of("next"))
     uploads.places.measure(WINDOW)  # what came counts in the first window, and in the second nothing came
     assert list(uploads.grants(WINDOW)) == []
@@ -132,7 +131,7 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(s
     assert list(uploads.grants(2 * WINDOW)) == [slow, next_]
     assert (slow in uploads.places, next_ in uploads.places.held) == (False, True)
     first = slow.transfer
-    sent(slow, store)  # on its way when it was told to wait
+    sent(slow, blobs)  # on its way when it was told to wait
     assert slow.offset == UPDATE.nbytes
     uploads.queue(slow)
     uploads.drop(next_)
@@ -141,18 +140,18 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(s
     slow.check_complete()
 
 
-def test_of_uploads_without_a_place_those_that_brought_least_begin_again(store: Store, tmp_path: Path) -> None:
+def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: FileBlobs, tmp_path: Path) -> None:
     """16 peers that send 4 bytes each must not cost a slow device its megabytes, nor the disk a file for each."""
-    uploads = make(store, 2)
+    uploads = make(blobs, 2)
     moving, slow = granted(uploads, "moving"), granted(uploads, "slow")
-    sent(slow, store)
+    sent(slow, blobs)
     slow.slow = True
     crawlers = []
     for number in range(20):
         crawler = uploads.offer(f"c{number}", report_of(f"c{number}"))
         list(uploads.grants(number))
         (message,) = pack_chunks(crawler.transfer, bytes(4))
-        crawler.take(unpack_chunk(message), store)
+        crawler.take(unpack_chunk(message), blobs)
         crawler.slow = True
         crawlers.append(crawler)
     assert list(uploads.places.held) == [moving, crawlers[-1]]
@@ -170,21 +169,21 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(store: 
     ("took", "proves"),
     [(WINDOW, True), (WINDOW + 0.1, True), (UPDATE.nbytes / (PROOF * RATE) + 0.1, False)],
 )
-def test_an_update_that_came_quickly_proves_its_device(store: Store, took: float, proves: bool) -> None:
-    uploads = make(store, 1)
+def test_an_update_that_came_quickly_proves_its_device(blobs: FileBlobs, took: float, proves: bool) -> None:
+    uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
-    sent(upload, store, 2)
+    sent(upload, blobs, 2)
     uploads.keep(upload, took)
     assert ("device" in uploads.places.proven) is proves
 
 
-def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(store: Store) -> None:
-    uploads = make(store, 1)
+def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: FileBlobs) -> None:
+    uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
-    sent(upload, store)
+    sent(upload, blobs)
     uploads.pause(upload)
     again = uploads.offer("device", report_of("t1"))
     list(uploads.grants(500.0))
-    sent(again, store)
+    sent(again, blobs)
     uploads.keep(again, 500.1)
     assert "device" not in uploads.places.proven

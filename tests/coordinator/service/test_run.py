@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, Fini
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.status import read_tasks
-from fleetlearn_coordinator.storage.store import Store, StoreError
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed
+from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
@@ -29,23 +32,33 @@ class Fleet:
 
     def __init__(self, plan: Plan) -> None:
         bundle = open_bundle(plan.bundle)
-        self.store = Store(plan.data_dir, bundle.sha256)
+        self.store = open_store(plan.data_dir, bundle.sha256)
         self.run = Run(plan, bundle, self.store, NOW)
 
     def check_in(self, *devices: str) -> list[Command]:
         return [
-            command
-            for device in devices
-            for command in self.run.carry_out(self.run.engine.check_in(device, None, 0.0), NOW)
+            command for device in devices for command in self.carry_out(self.run.engine.check_in(device, None, 0.0))
         ]
 
-    def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
-        """Spool and accept the update; what the engine then wants, carried out."""
-        slot = self.store.take_slot()
-        self.store.write_slot(slot, 0, update.tobytes())
+    def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
+        """What the server does with them."""
+        heard: list[Command] = []
+        for command in self.run.record(commands, now):
+            heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
+        return heard
+
+    def save_update(self, lease: Assign, update: Vector, **fields: Any) -> None:
+        """Spool the update and make it count."""
+        blobs = self.store.blobs
+        spool_file = blobs.take_spool_file()
+        blobs.write_spool_file(spool_file, 0, update.tobytes())
         report = report_of(lease, update, **fields)  # type: ignore[arg-type]
-        self.run.save_update(report, slot, float(np.abs(update).max()))
-        return self.run.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
+        self.run.save_update(report, spool_file, float(np.abs(update).max()))
+
+    def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
+        """The same; what the engine then wants, carried out."""
+        self.save_update(lease, update, **fields)
+        return self.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0))
 
 
 def leases(commands: list[Command]) -> list[Assign]:
@@ -68,11 +81,11 @@ def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan:
     fleet = Fleet(plan)
     first, _ = leases(fleet.check_in("a", "b"))
     grace = fleet.run.engine.settings.grace
-    fleet.run.carry_out(fleet.run.engine.disconnect(first.device, 0.0), NOW)
-    fleet.run.carry_out(fleet.run.engine.tick(grace), NOW)
+    fleet.run.record(fleet.run.engine.disconnect(first.device, 0.0), NOW)
+    fleet.run.record(fleet.run.engine.tick(grace), NOW)
     assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["lost"]
-    fleet.run.carry_out(fleet.run.engine.check_in(first.device, None, grace), NOW)
-    fleet.run.carry_out(fleet.run.engine.announce(first.device, first.task, 1), NOW)
+    fleet.run.record(fleet.run.engine.check_in(first.device, None, grace), NOW)
+    fleet.run.record(fleet.run.engine.announce(first.device, first.task, 1), NOW)
     assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["assigned"]
     fleet.store.close()
     fleet = Fleet(plan)
@@ -84,9 +97,11 @@ def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan:
 def test_whoever_listens_is_told_that_a_round_is_over(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
     (lease,) = leases(fleet.check_in("a"))
-    told = fleet.report(lease, update_of(1.0))
-    assert told[0] == Commit(1, {})
-    assert isinstance(told[1], Finish)
+    fleet.save_update(lease, update_of(1.0))
+    (commit,) = fleet.run.record(fleet.run.engine.count_report("a", lease.task, 0.0), NOW)
+    assert commit == Commit(1, {})
+    (finish,) = fleet.run.commit(commit, NOW)
+    assert isinstance(finish, Finish)
     fleet.store.close()
 
 
@@ -103,7 +118,7 @@ def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> N
     assert fleet.run.engine.version == 1
     fleet.run.resume(NOW)
     (second,) = leases(fleet.check_in("a"))
-    fleet.run.carry_out(fleet.run.engine.tick(0.0), NOW)
+    fleet.carry_out(fleet.run.engine.tick(0.0))
     fleet.report(second, update_of(1.0))
     np.testing.assert_allclose(fleet.run.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
 
@@ -137,7 +152,7 @@ def test_buffers_take_the_mean_of_the_devices_whatever_the_server_optimizer(tmp_
         fleet = Fleet(plan)
         assert fleet.run.bundle.manifest.parameters[1].buffer
         fleet.run.resume(NOW)
-        commands = leases([*fleet.check_in("a", "b"), *fleet.run.carry_out(fleet.run.engine.tick(0.0), NOW)])
+        commands = leases([*fleet.check_in("a", "b"), *fleet.carry_out(fleet.run.engine.tick(0.0))])
         for lease, seen in zip(commands, (20.0, 40.0), strict=True):
             fleet.report(lease, np.array([0.5, -0.5, 0.25, seen, 0.125], np.float32))
         assert fleet.run.model[3] == statistic
@@ -179,7 +194,7 @@ def test_a_data_directory_without_the_optimizer_s_name_goes_on(make_plan: PlanMa
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
     earlier = fleet.run.state["v"].copy()
     for key in ("optimizer", "state_crc32"):
-        fleet.store.put(key, None)
+        fleet.store.write([Metadata(key, None)])
     fleet.store.close()
     fleet = Fleet(make_plan(round__goal=1, server__optimizer="adagrad"))
     np.testing.assert_array_equal(fleet.run.state["v"], earlier)
@@ -274,14 +289,14 @@ def test_a_run_that_the_version_before_finished_goes_on_too(make_plan: PlanMaker
     """It kept a sentence; its rounds have no counts."""
     fleet = Fleet(make_plan(round__goal=1))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0), evaluation=accurate(0.92))
-    summary = fleet.store.last_committed() or {}
-    fleet.store.close_round(1, "committed", {key: summary[key] for key in ("metrics", "change")}, 1.0)
-    fleet.store.put("finished", "accuracy is 0.92; the target is 0.9")
+    summary = fleet.store.ledger.last_committed() or {}
+    fleet.store.write([RoundClosed(1, "committed", {key: summary[key] for key in ("metrics", "change")}, 1.0)])
+    fleet.store.write([Metadata("finished", "accuracy is 0.92; the target is 0.9")])
     fleet.store.close()
     assert stopped_by(make_plan(**ACCURACY))[0] == "accuracy is 0.92; the target is 0.9"
     assert stopped_by(make_plan(**(ACCURACY | {"stop__target": 0.95}))) == (None, None)
     fleet = Fleet(make_plan())
-    fleet.store.close_round(1, "committed", {"metrics": {"accuracy": 2.5e28}, "change": 1.0}, 1.0)
+    fleet.store.write([RoundClosed(1, "committed", {"metrics": {"accuracy": 2.5e28}, "change": 1.0}, 1.0)])
     fleet.store.close()
     assert stopped_by(make_plan(**ACCURACY)) == (None, None), "one device had said so"
 
@@ -294,8 +309,8 @@ def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -
     first, _, _ = leases(fleet.check_in("a", "b", "c"))
     fleet.report(first, update_of(1.0))
     fleet.store.close()
-    slot = plan.data_dir / "uploads" / "slot-0000"
-    slot.write_bytes(bytes(slot.stat().st_size))
+    spool_file = plan.data_dir / "uploads" / "slot-0000"
+    spool_file.write_bytes(bytes(spool_file.stat().st_size))
     fleet = Fleet(plan)
     with pytest.raises(
         StoreError, match=r"slot-0000.* is damaged\. .*remove .*sums: the next start then gives up what"
@@ -376,6 +391,6 @@ def test_a_round_s_length_does_not_follow_the_wall_clock(make_plan: PlanMaker) -
     (lease,) = leases(fleet.check_in("a"))
     commands = fleet.run.engine.end("a", lease.task, "failed: diverged", 1.0)
     later = Clocks(31.0, NOW.wall - 3600.0)
-    fleet.run.carry_out([*commands, *fleet.run.engine.tick(later.engine)], later)
+    fleet.carry_out([*commands, *fleet.run.engine.tick(later.engine)], later)
     fleet.store.close()
     assert read_status(fleet.run.plan.data_dir).rounds[-1].summary["seconds"] == 31.0

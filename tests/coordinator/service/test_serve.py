@@ -10,7 +10,8 @@ import pytest
 from fleetlearn_coordinator import Plan, Result, StoreError, read_status, serve, serve_async
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.serve import running
-from fleetlearn_coordinator.storage.store import DATABASE, Store
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
+from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import BundleError, open_bundle
 from peers import Peer, PlanMaker, report_of, update_of
 from websockets.asyncio.client import connect
@@ -53,12 +54,12 @@ def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
     """Killed between the last report and the last commit: the next start makes the model, and ends well."""
     plan = make_plan(round__goal=1, stop__rounds=1)
     bundle, now, update = open_bundle(plan.bundle), Clocks(0.0, 1000.0), update_of(1.0)
-    store = Store(plan.data_dir, bundle.sha256)
+    store = open_store(plan.data_dir, bundle.sha256)
     run = Run(plan, bundle, store, now)
-    (lease,) = run.carry_out(run.engine.check_in("a", None, 0.0), now)
-    slot = store.take_slot()
-    store.write_slot(slot, 0, update.tobytes())
-    run.save_update(report_of(lease, update), slot, 1.0)  # type: ignore[arg-type]
+    (lease,) = run.record(run.engine.check_in("a", None, 0.0), now)
+    spool_file = store.blobs.take_spool_file()
+    store.blobs.write_spool_file(spool_file, 0, update.tobytes())
+    run.save_update(report_of(lease, update), spool_file, 1.0)  # type: ignore[arg-type]
     store.close()
     for _ in range(2):
         assert serve(plan) == Result("1 rounds done", True, 1)

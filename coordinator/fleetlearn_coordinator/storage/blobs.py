@@ -1,0 +1,64 @@
+"""The blobs: the bytes that a run must remember. file_blobs.py keeps them in files.
+
+There are three kinds. A *spool file* holds one update, from its first byte until the aggregator's state has it; it is
+known by its number. The *aggregator's state* is written in turns to two files, so that one of them is always whole. A
+*model* is kept with its server optimizer's state, by its version. Which of these bytes count is for the ledger to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from fleetlearn_protocol.frames import Buffer
+from numpy.typing import NDArray
+
+Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+class Blobs(Protocol):
+    """The bytes of one run."""
+
+    def take_spool_file(self) -> int:
+        """A spool file that is free; it may hold old bytes."""
+
+    def reserve_spool_file(self, number: int) -> None:
+        """Take the very one that an earlier process had. Call before any is taken."""
+
+    def free_spool_file(self, number: int) -> None:
+        """Nobody needs its bytes any more."""
+
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        """Write at an offset in bytes. Raises OSError."""
+
+    def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
+        """The first ``size`` bytes, in parts of PART_BYTES that share one buffer. Raises StoreError (a short file)."""
+
+    def settle_spool_file(self, number: int) -> None:
+        """Make what was written survive as much as the plan asks for (``service.durable``)."""
+
+    def save_aggregator(self, turn: int, tensors: Tensors) -> int:
+        """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes."""
+
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
+        """The state that was saved: tensors of the names, types and shapes of ``like``. Raises StoreError (a short
+        file, or another checksum; None: an earlier version wrote none)."""
+
+    def save_model(self, version: int, tensors: Tensors) -> None:
+        """Write a model's file. Safe to call from any thread. Raises StoreError (the disk is full)."""
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        """The tensors of a model's file. Raises StoreError (missing, damaged, or not of this hash)."""
+
+    def drop_model(self, version: int) -> None:
+        """Remove a model's file, if there is one. Safe to call from any thread."""
+
+    # Where something lies, for messages to people.
+
+    def where_spool_file(self, number: int) -> str: ...
+
+    def where_aggregator(self) -> str: ...
+
+    def where_model(self, version: int) -> str: ...
+
+    def close(self) -> None: ...

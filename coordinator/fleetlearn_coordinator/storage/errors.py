@@ -1,0 +1,9 @@
+"""What is raised where a data directory cannot be used."""
+
+from __future__ import annotations
+
+from fleetlearn_protocol.errors import FleetError
+
+
+class StoreError(FleetError):
+    """The data directory cannot be used."""

@@ -1,0 +1,200 @@
+"""The blobs of a run in plain files: ``uploads/slot-NNNN`` (spool files), ``sums/a`` and ``b``, ``models/``.
+
+Spool files are used again and again: the first write to a fresh 4 MiB file costs ten times as much CPU as writing it
+again (page allocation). ``kill -9`` loses nothing that was written: it outlives the process. With ``power`` files are
+also fsynced, so that a power cut loses nothing either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.vector import checksum, digest
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fleetlearn_coordinator.storage.blobs import Tensors
+from fleetlearn_coordinator.storage.errors import StoreError
+
+MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
+PARAMETERS = "parameters"
+"""The tensor in a model's file that is the model; the others are its server optimizer's state."""
+PART_BYTES = 2**17
+"""Bytes of a spool file that are read at a time: they stay in the processor's cache."""
+
+
+class FileBlobs:
+    """``Blobs`` in a data directory."""
+
+    def __init__(self, folder: Path, *, power: bool = False) -> None:
+        self.folder, self._power = folder, power
+        (folder / MODELS).mkdir(exist_ok=True)
+        (folder / UPLOADS).mkdir(exist_ok=True)
+        self._spool: list[int] = []
+        """The open file descriptor of each spool file."""
+        self._free: list[int] = []
+        self._sums: list[int] = []
+
+    def close(self) -> None:
+        for descriptor in (*self._spool, *self._sums):
+            os.close(descriptor)
+
+    # --- spool files ---
+
+    def take_spool_file(self) -> int:
+        if not self._free:
+            self._add_spool_file()
+        return self._free.pop()
+
+    def reserve_spool_file(self, number: int) -> None:
+        while len(self._spool) <= number:
+            self._add_spool_file()
+        self._free.remove(number)
+
+    def free_spool_file(self, number: int) -> None:
+        self._free.append(number)
+
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        write_all(self._spool[number], content, offset)
+
+    def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
+        buffer = np.empty(min(size, PART_BYTES), np.uint8).data
+        for place in range(0, size, len(buffer)):
+            part = buffer[: size - place]
+            if os.preadv(self._spool[number], [part], place) != len(part):
+                path = self._spool_path(number)
+                raise StoreError(Code.WRONG_LENGTH, f"{path} ends before its update's {size} bytes: it is damaged")
+            yield part
+
+    def settle_spool_file(self, number: int) -> None:
+        if self._power:
+            os.fsync(self._spool[number])
+
+    def _spool_path(self, number: int) -> Path:
+        return self.folder / UPLOADS / f"slot-{number:04d}"
+
+    def where_spool_file(self, number: int) -> str:
+        return str(self._spool_path(number))
+
+    def _add_spool_file(self) -> None:
+        number = len(self._spool)
+        self._spool.append(os.open(self._spool_path(number), os.O_RDWR | os.O_CREAT))
+        if self._power:  # a file is safe only once its name is
+            sync(self.folder / UPLOADS)
+        self._free.append(number)
+
+    # --- the aggregator's state ---
+
+    def has_aggregator_files(self) -> bool:
+        """Whether the folder of the sums is there. It is not in a new run, or somebody gives the open round up."""
+        return (self.folder / SUMS_FOLDER).exists()
+
+    def open_aggregator_files(self) -> None:
+        """Open them, and make them where they are missing. Call once, before they are used."""
+        (self.folder / SUMS_FOLDER).mkdir(exist_ok=True)
+        self._sums = [os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))]
+        if self._power:
+            sync(self.folder / SUMS_FOLDER)
+            sync(self.folder)
+
+    def save_aggregator(self, turn: int, tensors: Tensors) -> int:
+        place = crc32 = 0
+        for tensor in tensors.values():
+            content = np.ascontiguousarray(tensor).data.cast("B")
+            write_all(self._sums[turn], content, place)
+            place, crc32 = place + len(content), checksum(content, crc32)
+        if self._power:
+            os.fsync(self._sums[turn])
+        return crc32
+
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
+        path, place, found = self._sum_path(turn), 0, 0
+        tensors: dict[str, NDArray[Any]] = {}
+        for name, wanted in like.items():
+            tensors[name] = np.fromfile(path, wanted.dtype, wanted.size, offset=place)
+            if tensors[name].size != wanted.size:
+                raise StoreError(Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged")
+            place, found = place + wanted.nbytes, checksum(tensors[name].data.cast("B"), found)
+        if crc32 not in (None, found):
+            raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged")
+        return tensors
+
+    def where_aggregator(self) -> str:
+        return str(self.folder / SUMS_FOLDER)
+
+    def _sum_path(self, turn: int) -> Path:
+        return self.folder / SUMS_FOLDER / SUMS[turn]
+
+    # --- models ---
+
+    def model_versions(self) -> list[int]:
+        """The versions of the models that have a file, in order."""
+        return model_versions(self.folder)
+
+    def save_model(self, version: int, tensors: Tensors) -> None:
+        path = model_path(self.folder, version)
+        draft = path.with_suffix(".draft")
+        try:
+            save_file(dict(tensors), draft)
+        except SafetensorError as error:  # its way to say that the disk is full
+            raise StoreError(Code.BUSY, f"{draft} cannot be written: {error}") from None
+        if self._power:
+            sync(draft)
+        draft.replace(path)
+        if self._power:
+            sync(path.parent)
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        return load_model(model_path(self.folder, version), sha256)
+
+    def drop_model(self, version: int) -> None:
+        model_path(self.folder, version).unlink(missing_ok=True)
+
+    def where_model(self, version: int) -> str:
+        return str(model_path(self.folder, version))
+
+
+def model_path(folder: Path, version: int) -> Path:
+    """Where the model of a version lies below a data directory."""
+    return folder / MODELS / f"v{version:08d}.safetensors"
+
+
+def model_versions(folder: Path) -> list[int]:
+    """The versions of the models that have a file below a data directory, in order."""
+    return sorted(int(file.stem[1:]) for file in (folder / MODELS).glob("v*.safetensors"))
+
+
+def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
+    """The tensors of a model's file. Raises StoreError where it is missing, damaged, or another than was committed."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
+    except SafetensorError as error:
+        raise StoreError(Code.WRONG_HASH, f"{path} is damaged: {error}") from None
+    if PARAMETERS not in tensors or digest(tensors[PARAMETERS]) != sha256:
+        raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was committed")
+    return tensors
+
+
+def write_all(descriptor: int, content: Buffer, offset: int) -> None:
+    """pwrite everything: one call may write less, where the disk becomes full or above 2 GiB. Raises OSError."""
+    written = os.pwrite(descriptor, content, offset)
+    while written < len(content):
+        written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,148 @@
+"""The ledger: the rows that a run must remember. sqlite_ledger.py keeps them in SQLite.
+
+What happens in a run is a list of the rows below, prepared first and then written by one call of ``Ledger.write``:
+all of them count, or none. Nothing else changes the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from fleetlearn_protocol.messages import Report
+
+
+class Metadata(NamedTuple):
+    """A small value of the run under a name."""
+
+    key: str
+    value: str | float | None
+
+
+class RoundOpened(NamedTuple):
+    """A round began."""
+
+    number: int
+    at: float
+    """Unix time."""
+
+
+class TaskGiven(NamedTuple):
+    """A device was given a task."""
+
+    task: str
+    round: int
+    device: str
+
+
+class TaskEnded(NamedTuple):
+    """A task ended without an accepted report."""
+
+    task: str
+    cause: str
+
+
+class TaskRevived(NamedTuple):
+    """A task that had ended runs again: its device returned with its work done."""
+
+    task: str
+
+
+class ReportAccepted(NamedTuple):
+    """A report counts for its round."""
+
+    report: Report
+    weight: int
+    spool_file: int
+    """The file that holds its update's bytes."""
+
+
+class AggregatorSaved(NamedTuple):
+    """The aggregator's state was written to its file. It holds the updates of ``tasks``: their spool files are free."""
+
+    turn: int
+    """Which of the two files has it."""
+    crc32: int
+    """CRC-32 of that file's bytes."""
+    tasks: Sequence[str]
+
+
+class ModelMade(NamedTuple):
+    """The model of a version was made; its file is written already."""
+
+    version: int
+    sha256: str
+    """Of the parameter vector's bytes."""
+    round: int
+    at: float
+    """Unix time."""
+
+
+class RoundClosed(NamedTuple):
+    """A round ended. No spool file belongs to it any more."""
+
+    number: int
+    outcome: str
+    """``committed`` or ``abandoned``."""
+    summary: Mapping[str, Any]
+    at: float
+    """Unix time."""
+
+
+Row: TypeAlias = (
+    Metadata
+    | RoundOpened
+    | TaskGiven
+    | TaskEnded
+    | TaskRevived
+    | ReportAccepted
+    | AggregatorSaved
+    | ModelMade
+    | RoundClosed
+)
+
+
+class SavedReport(NamedTuple):
+    """An accepted report of the open round."""
+
+    task: str
+    device: str
+    report: Report
+    weight: int
+    spool_file: int | None
+    """The file that holds its update's bytes; None where the aggregator's saved state has it."""
+
+
+class OpenRound(NamedTuple):
+    """The round that is open."""
+
+    number: int
+    leases: list[tuple[str, str]]
+    """(task, device) of the tasks that run."""
+    dropped: list[tuple[str, str, str]]
+    """(task, device, cause) of those that ended without an accepted report."""
+    reports: list[SavedReport]
+
+
+class Ledger(Protocol):
+    """The rows of one run."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write the rows, in their order: all of them, or none where it raises."""
+
+    def get(self, key: str) -> Any:
+        """The value of a ``Metadata`` row. None where there is none."""
+
+    def newest_model(self) -> tuple[int, str] | None:
+        """The newest model's version and SHA-256. None before the first."""
+
+    def last_round(self) -> int:
+        """The number of the last round that was opened. 0 before the first."""
+
+    def last_committed(self) -> dict[str, Any] | None:
+        """The summary of the last round that was committed. None before the first. Raises StoreError (damaged)."""
+
+    def open_round(self) -> OpenRound | None:
+        """The round that was opened and not closed, if there is one. Raises StoreError (damaged)."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,188 @@
+"""The ledger of a run in SQLite (WAL): ``coordinator.sqlite3`` in its data directory.
+
+``kill -9`` loses nothing that was written: it outlives the process. With ``power`` SQLite also fsyncs, so that a power
+cut loses nothing either.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.messages import Report
+
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.ledger import (
+    AggregatorSaved,
+    Metadata,
+    ModelMade,
+    OpenRound,
+    ReportAccepted,
+    RoundClosed,
+    RoundOpened,
+    Row,
+    SavedReport,
+    TaskEnded,
+    TaskGiven,
+    TaskRevived,
+)
+
+DATABASE = "coordinator.sqlite3"
+SCHEMA_VERSION = 1
+ROUNDS_KEPT = 100
+"""Closed rounds whose tasks and reports are kept one by one; of older ones the summary stays."""
+DatabaseError = sqlite3.Error
+"""What SQLite raises: the disk is full, the file is no database, ..."""
+
+SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE models(version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL);
+CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT);
+CREATE TABLE tasks(
+    task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
+    state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
+    report BLOB, weight INTEGER,
+    slot INTEGER                            -- the spool file, while the update is in it alone
+) WITHOUT ROWID;
+CREATE INDEX tasks_of_round ON tasks(round);
+"""
+
+T = TypeVar("T")
+
+
+class SqliteLedger:
+    """``Ledger`` in one SQLite database."""
+
+    def __init__(self, path: Path, *, power: bool = False) -> None:
+        """Open the database. Raises StoreError where a newer version made it."""
+        self.path = path
+        self._db = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if power else 'OFF'}")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise StoreError(
+                    Code.BAD_VERSION,
+                    f"{path.parent} has a database of version {version}; this fleetlearn reads version "
+                    f"{SCHEMA_VERSION}",
+                )
+        except BaseException:
+            self._db.close()
+            raise
+        self.is_new = not version
+        """It has no tables yet: call ``create`` before anything else."""
+
+    def close(self) -> None:
+        self._db.close()
+
+    def create(self, values: Mapping[str, str]) -> None:
+        """Make the tables, and the run's first ``Metadata``, together."""
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA.split(";\n"):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        for item in values.items():
+            self._put(*item)
+        self._db.execute("COMMIT")
+        self.is_new = False
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for row in rows:
+                self._write(row)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _write(self, row: Row) -> None:
+        execute = self._db.execute
+        match row:
+            case TaskGiven():
+                execute("INSERT INTO tasks(task, round, device, state) VALUES(?, ?, ?, 'assigned')", row)
+            case TaskEnded(task, cause):
+                execute("UPDATE tasks SET state=? WHERE task=?", (cause, task))
+            case TaskRevived():
+                execute("UPDATE tasks SET state='assigned' WHERE task=?", row)
+            case ReportAccepted(report, weight, spool_file):
+                execute(
+                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=? WHERE task=?",
+                    (msgspec.json.encode(report), weight, spool_file, report.task),
+                )
+            case AggregatorSaved(turn, crc32, tasks):
+                self._put("sum", turn)
+                self._put("sum_crc32", crc32)
+                self._db.executemany("UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in tasks])
+            case RoundOpened():
+                execute("INSERT INTO rounds(number, opened) VALUES(?, ?)", row)
+                self._put("sum", None)
+            case RoundClosed():
+                self._close_round(row)
+            case ModelMade():
+                execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?)", row)
+            case Metadata(key, value):
+                self._put(key, value)
+
+    def _close_round(self, row: RoundClosed) -> None:
+        self._db.execute(
+            "UPDATE rounds SET closed=?, outcome=?, summary=? WHERE number=?",
+            (row.at, row.outcome, msgspec.json.encode(row.summary).decode(), row.number),
+        )
+        self._db.execute("UPDATE tasks SET slot=NULL WHERE round=?", (row.number,))
+        self._db.execute("DELETE FROM tasks WHERE round<=?", (row.number - ROUNDS_KEPT,))
+        self._put("sum", None)
+
+    def _put(self, key: str, value: str | float | None) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
+
+    def get(self, key: str) -> Any:
+        row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return row and row[0]
+
+    def newest_model(self) -> tuple[int, str] | None:
+        row: tuple[int, str] | None = self._db.execute(
+            "SELECT version, sha256 FROM models ORDER BY version DESC LIMIT 1"
+        ).fetchone()
+        return row
+
+    def last_round(self) -> int:
+        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
+
+    def last_committed(self) -> dict[str, Any] | None:
+        row = self._db.execute(
+            "SELECT summary, number FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else decode(row[0], dict[str, Any], f"{self.path}: the summary of round {row[1]}")
+
+    def open_round(self) -> OpenRound | None:
+        row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
+        if row is None:
+            return None
+        found = OpenRound(int(row[0]), [], [], [])
+        tasks = self._db.execute(
+            "SELECT task, device, state, report, weight, slot FROM tasks WHERE round=? ORDER BY task", (found.number,)
+        )
+        for task, device, state, content, weight, spool_file in tasks:
+            if state == "assigned":
+                found.leases.append((task, device))
+            elif state != "accepted":
+                found.dropped.append((task, device, state))
+            else:
+                report = decode(content, Report, f"{self.path}: the report of {task}")
+                found.reports.append(SavedReport(task, device, report, weight, spool_file))
+        return found
+
+
+def decode(content: str | bytes, kind: type[T], what: str) -> T:
+    """Read JSON out of the database. Raises StoreError, naming ``what`` is damaged."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None

@@ -1,0 +1,158 @@
+"""A large model is committed in another thread, while the event loop answers the devices."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
+from fleetlearn_coordinator.rounds.engine import Phase
+from fleetlearn_coordinator.service import server
+from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.storage.blobs import Tensors
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_protocol import Code
+from fleetlearn_protocol.messages import Accepted, Content, Fetch, Refused, Task
+from peers import Peer, PlanMaker, fleet, plan_text, report_of, update_of, write_test_bundle
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All models count as large."""
+    monkeypatch.setattr(server, "LARGE_MODEL", 0)
+
+
+@contextmanager
+def held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The writing of a model's file waits for the event, which is set at the end at the latest."""
+    go_on, save = threading.Event(), FileBlobs.save_model
+
+    def save_later(blobs: FileBlobs, version: int, tensors: Tensors) -> None:
+        assert version == 0 or go_on.wait(20), "nobody let the commit go on"
+        save(blobs, version, tensors)
+
+    with patch.context() as within:
+        within.setattr(FileBlobs, "save_model", save_later)
+        try:
+            yield go_on
+        finally:
+            go_on.set()
+
+
+async def close_the_round(coordinator: Coordinator, device: Peer) -> Task:
+    """The device's update is the last that its round needs; returns its task."""
+    task = await device.do_round(update_of(1.0))
+    assert coordinator.engine.phase is Phase.COMMITTING
+    return task
+
+
+async def committed(coordinator: Coordinator) -> None:
+    async with asyncio.timeout(10):
+        await coordinator.wait_for_commit()
+
+
+def test_devices_are_answered_while_a_commit_is_under_way(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with fleet(make_plan(round__goal=2, round__over_selection=1.5)) as (coordinator, join):
+            a, b, c = [await join(name) for name in "abc"]
+            before = coordinator.run.model.copy()
+            late = await c.task()
+            with held_up(monkeypatch) as go_on:
+                await a.do_round(update_of(1.0))
+                task = await close_the_round(coordinator, b)
+                assert (await c.receive()).task == late.task  # type: ignore[union-attr]  # it is cancelled
+                # The model of the round that is over goes on being served.
+                assert await c.fetch(task.model) == before.tobytes()
+                await c.send(report_of(late, update_of(1.0)))
+                assert (await c.expect(Refused)).code is Code.NOT_WANTED
+                await b.send(report_of(task, update_of(1.0)))
+                await b.expect(Accepted)  # once more: it counts already
+                # Who checks in now waits for the next round, and so does a device that comes back.
+                await join("d")
+                again = await join("a")
+                assert read_status(coordinator.run.plan.data_dir).version == 0
+                assert coordinator.engine.phase is Phase.COMMITTING
+                assert sorted(coordinator.engine.selection.idle) == ["d"]
+                go_on.set()
+                await committed(coordinator)
+            assert coordinator.engine.version == 1
+            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+            task = await again.task()
+            assert task.round == 2
+            assert await again.fetch(task.model) == coordinator.run.model.tobytes()
+            engine = coordinator.engine
+            assert len(engine.leases) == 3
+            assert sorted([*engine.leases, *engine.selection.idle]) == ["a", "b", "c", "d"], "each is there once"
+
+    asyncio.run(test())
+
+
+def test_a_stop_waits_for_the_commit(make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(round__goal=1)
+
+    async def test() -> None:
+        with held_up(monkeypatch) as go_on:
+            async with fleet(plan) as (coordinator, join):
+                await close_the_round(coordinator, await join("a"))
+                asyncio.get_running_loop().call_later(0.05, go_on.set)
+                await coordinator.stop("stopped by the test")
+
+    asyncio.run(test())
+    assert read_status(plan.data_dir).version == read_model(plan.data_dir)[0] == 1
+
+
+def test_an_error_of_the_thread_ends_the_coordinator(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start repeats the commit: the reports are safe."""
+    plan = make_plan(round__goal=1)
+
+    def fail(blobs: FileBlobs, version: int, tensors: Tensors) -> None:
+        raise StoreError(Code.BUSY, "the disk is full")
+
+    async def test() -> None:
+        async with fleet(plan) as (coordinator, join):
+            a = await join("a")
+            with monkeypatch.context() as patch:
+                patch.setattr(FileBlobs, "save_model", fail)
+                await a.do_round(update_of(1.0))
+                with pytest.raises(StoreError, match="the disk is full"):
+                    await coordinator.done
+            assert coordinator.ended
+            assert coordinator.engine.phase is Phase.COMMITTING
+        assert read_status(plan.data_dir).version == 0
+        async with fleet(plan) as (coordinator, _):
+            assert coordinator.engine.version == 1
+
+    asyncio.run(test())
+    assert read_model(plan.data_dir)[0] == 1
+
+
+@pytest.mark.slow
+def test_a_commit_of_100_mb_does_not_stop_the_loop(tmp_path: Path) -> None:
+    """Many fetches of a small content are answered between the close of the round and the new model."""
+    size = 25_000_000
+    bundle = write_test_bundle(tmp_path / "large.bundle", size)
+    text = plan_text(bundle, tmp_path / "run", "fedadam", round__goal=1, round__deadline=600.0, stop__rounds=2)
+
+    async def test() -> int:
+        answered = 0
+        async with fleet(Plan.parse(text, tmp_path)) as (coordinator, join):
+            a = await join("a")
+            small = coordinator.run.bundle.manifest.files["graphs/eval.onnx"].sha256
+            other = await join("b")
+            await a.do_round(update_of(1e-3, size))
+            while coordinator.engine.phase is Phase.COMMITTING:
+                await other.send(Fetch(small))
+                answered += isinstance(await other.receive(), Content)  # the last answer may come after a task
+            assert coordinator.engine.version == 1
+        return answered
+
+    assert asyncio.run(test()) > 20

@@ -1,0 +1,49 @@
+"""Files: what is written whole, what is named when it is not, and which spool files are free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, PART_BYTES, FileBlobs, model_path
+from fleetlearn_protocol.vector import digest
+from full_disk import largest_file
+
+
+def test_half_a_chunk_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    spool_file = blobs.take_spool_file()
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        blobs.write_spool_file(spool_file, 0, bytes(4000))
+
+
+@pytest.mark.parametrize("size", [1, PART_BYTES, 3 * PART_BYTES + 4])
+def test_a_spool_file_is_read_in_parts(tmp_path: Path, size: int) -> None:
+    """However much more an earlier update left in it."""
+    blobs, content = FileBlobs(tmp_path), np.random.default_rng(0).bytes(4 * PART_BYTES)
+    spool_file = blobs.take_spool_file()
+    blobs.write_spool_file(spool_file, 0, content)
+    parts = [bytes(part) for part in blobs.read_spool_file(spool_file, size)]
+    assert max(map(len, parts)) <= PART_BYTES
+    assert b"".join(parts) == content[:size]
+
+
+def test_a_spool_file_of_an_earlier_process_is_not_given_away(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    blobs.reserve_spool_file(2)
+    assert sorted(blobs.take_spool_file() for _ in range(3)) == [0, 1, 3]
+    blobs.free_spool_file(2)
+    assert blobs.take_spool_file() == 2
+
+
+def test_a_model_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    blobs, vector = FileBlobs(tmp_path), np.zeros(1000, np.float32)
+    with largest_file(1000), pytest.raises(StoreError, match=r"v00000001.draft cannot be written"):
+        blobs.save_model(1, {PARAMETERS: vector})
+    blobs.save_model(1, {PARAMETERS: vector})
+    path = model_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StoreError, match=r"v00000001.safetensors is damaged"):
+        blobs.load_model(1, digest(vector))
