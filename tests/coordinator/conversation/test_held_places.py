@@ -344,8 +344,7 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
         task = await x.task()
         stuck = await stop_reading(coordinator, x, task.model)
         await a.do_round(update_of(1.0, LARGE))
-        await until(lambda: coordinator.devices["x"].download is None)
-        assert stuck not in coordinator.downloads.places
+        await until(lambda: coordinator.devices["x"].download is None and stuck not in coordinator.downloads.places)
         x.connection.transport.resume_reading()
         await x.expect(Content)
         await x.expect(Cancel)
