@@ -160,12 +160,9 @@ class Run:
         return state
 
     def _give_up(self, opened: OpenRound, now: Clocks) -> None:
-        dropped = Counter(cause for _, _, cause in opened.dropped)
-        dropped[LOST] += len(opened.leases)
-        ended = [TaskEnded(task, LOST) for task, _ in opened.leases]
-        self.store.write(
-            [*ended, self._abandon(opened.number, dict(dropped), "the sum of its reports was removed", now)]
-        )
+        dropped = Counter([*(cause for _, _, cause in opened.dropped), *(LOST for _ in opened.leases)])
+        closed = self._abandon(opened.number, dict(dropped), "the sum of its reports was removed", now)
+        self.store.write([*(TaskEnded(task, LOST) for task, _ in opened.leases), closed])
 
     def _load_model(self, now: Clocks) -> int:
         found = self.store.load_model()

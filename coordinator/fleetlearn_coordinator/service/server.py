@@ -200,8 +200,8 @@ class Coordinator:
             self.fail(error)
 
     async def wait_for_commit(self) -> None:
-        """Wait until the commit that is under way, if there is one, is recorded: its thread cannot be stopped."""
-        if self._committing is not None:
+        """Wait until no commit is under way: its thread cannot be stopped."""
+        while self._committing is not None and not self._committing.done():
             await asyncio.wait({self._committing})
 
     def _assign(self, lease: Assign) -> None:
