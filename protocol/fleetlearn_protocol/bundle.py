@@ -38,7 +38,7 @@ class Bundle(NamedTuple):
     """The directory or zip."""
     manifest: Manifest
     sha256: str
-    """Of manifest.json: the bundle's name in the protocol."""
+    """SHA-256 of manifest.json: the bundle's name in the protocol."""
 
     def read(self, file: str) -> bytes:
         """The bytes of one file of the manifest (or manifest.json itself), checked. Raises BundleError."""
