@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that who imports the errors or the messages alone does not need NumPy.
+    # Late, so that messages and errors can be used without numpy.
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -17,6 +17,7 @@ from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
+    MODEL,
     PROTOCOL_VERSION,
     Accepted,
     Cancel,
@@ -39,9 +40,9 @@ from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
     Close,
-    Effect,
     End,
     Note,
+    Owner,
     Send,
     StartDownload,
     StopDownload,
@@ -58,9 +59,8 @@ class Conversation:
     """What is said on one connection, and what is under way on it."""
 
     __slots__ = (
-        "_arriving",
         "_new",
-        "_perform",
+        "_owner",
         "_port",
         "_refusals",
         "_since",
@@ -73,18 +73,9 @@ class Conversation:
         "upload",
     )
 
-    def __init__(
-        self,
-        port: Port,
-        uploads: Uploads,
-        perform: Callable[[Effect], None],
-        since: float,
-        arriving: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """``perform`` carries out an effect. ``since``: when the peer connected. ``arriving`` returns how many bytes
-        are here of a message that is not complete."""
-        self._port, self._uploads, self._perform, self._since = port, uploads, perform, since
-        self._arriving = arriving
+    def __init__(self, port: Port, uploads: Uploads, owner: Owner, since: float) -> None:
+        """``uploads``: of all conversations. ``since``: when the peer connected."""
+        self._port, self._uploads, self._owner, self._since = port, uploads, owner, since
         self.device: str | None = None
         """Whom it speaks for; None before the check-in, and after another connection took over."""
         self.seen = since
@@ -149,14 +140,17 @@ class Conversation:
         """The coordinator has something to say to the device. The caller grants the places that come free."""
         match message:
             case Task():  # first, so that a device may do at once what its task needs
-                self._perform(Allow(MESSAGES_OF_A_TASK, message.model_bytes, 2 * message.model_bytes))
+                model = message.vector(MODEL).size
+                self._owner.perform(
+                    Allow(MESSAGES_OF_A_TASK, sum(vector.size for vector in message.vectors), 2 * model)
+                )
             case Cancel():
                 self._stop_upload()
-        self._perform(Send(message))
+        self._owner.perform(Send(message))
 
     def replaced(self) -> None:
         """The device has connected again."""
-        self._perform(Send(Refused(Code.REPLACED, f"device {self.device} has connected again")))
+        self._owner.perform(Send(Refused(Code.REPLACED, f"device {self.device} has connected again")))
         self._leave()
         self._close(1008, "replaced")
 
@@ -165,7 +159,7 @@ class Conversation:
         if self.fetching == sha256:  # not a fault of the device: it is not counted
             self._stop_download()
             text = "the model that was fetched is of an old round"
-            self._perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
+            self._owner.perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
 
     # Events of the upload: other conversations' uploads decide when they come
 
@@ -176,11 +170,11 @@ class Conversation:
 
     def must_wait(self, upload: Upload) -> None:
         """The upload lost its place."""
-        self._perform(Send(Waiting(task=upload.report.task)))
+        self._owner.perform(Send(Waiting(task=upload.report.task)))
 
     def arriving(self) -> int:
         """Return how many bytes are here of a chunk that is not complete."""
-        return self._arriving()
+        return self._owner.arriving()
 
     # The end
 
@@ -194,15 +188,15 @@ class Conversation:
 
     def _close(self, code: int, reason: str) -> None:
         self.over = True
-        self._perform(Close(code, reason))
+        self._owner.perform(Close(code, reason))
 
     def _end(self, reason: str) -> None:
         self.over = True
-        self._perform(End(reason))
+        self._owner.perform(End(reason))
 
     def _refuse(self, error: FleetError, task: str | None = None, sha256: str | None = None) -> None:
-        self._perform(Note(f"refused: {error}"))
-        self._perform(Send(Refused(error.code, error.text, task, sha256)))
+        self._owner.perform(Note(f"refused: {error}"))
+        self._owner.perform(Send(Refused(error.code, error.text, task, sha256)))
         self._refusals += 1
         if self._refusals > MAX_REFUSALS:
             self._end("too many refused messages")
@@ -226,18 +220,18 @@ class Conversation:
             raise ProtocolError(Code.DUPLICATE, f"this connection checked in as {self.device} already")
         if message.protocol != PROTOCOL_VERSION:
             text = f"version {message.protocol} of the protocol; this coordinator speaks version {PROTOCOL_VERSION}"
-            self._perform(Send(Refused(Code.BAD_VERSION, text)))
+            self._owner.perform(Send(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
             return
         admitted = self._port.admit(message)
         if isinstance(admitted, ComeBack):
-            self._perform(Send(admitted))
+            self._owner.perform(Send(admitted))
             self._close(1000, "come back later")
             return
         self.device, self._new = message.device, False
-        self._perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
-        self._perform(Send(admitted.welcome))
-        self._perform(CheckedIn(message.device))
+        self._owner.perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
+        self._owner.perform(Send(admitted.welcome))
+        self._owner.perform(CheckedIn(message.device))
         self._port.join(message.device, message.held.task if message.held is not None else None, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 
@@ -247,7 +241,7 @@ class Conversation:
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self._stop_upload()
-        self._perform(Note(f"failed task {message.task}: {message.code} {message.text!r}", warning=True))
+        self._owner.perform(Note(f"failed task {message.task}: {message.code} {message.text!r}", warning=True))
         self._end_task(device, message.task, f"failed: {message.code}")
 
     def _end_task(self, device: str, task: str, cause: str) -> None:
@@ -264,22 +258,22 @@ class Conversation:
             self._refuse(error, sha256=message.sha256)
             return
         self.fetching = message.sha256
-        self._perform(StartDownload(message.sha256, message.offset, size))
+        self._owner.perform(StartDownload(message.sha256, message.offset, size))
 
     def _stop_download(self) -> None:
         if self.fetching is not None:
             self.fetching = None
-            self._perform(StopDownload())
+            self._owner.perform(StopDownload())
 
     # Uploads
 
     def _report(self, device: str, message: Report) -> None:
         try:
-            if not self._port.announce(device, message):
-                self._perform(Send(Accepted(message.task)))
+            if not self._port.announce(device, message, self.seen):
+                self._owner.perform(Send(Accepted(message.task)))
                 return
         except ProtocolError as error:
-            if error.code is Code.WRONG_LENGTH:
+            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH):
                 self._stop_upload()
                 self._reject(device, message.task, error)
             else:
@@ -297,7 +291,7 @@ class Conversation:
 
     def _send_grant(self, upload: Upload) -> None:
         self._transfers.append(upload.transfer)
-        self._perform(Send(Grant(upload.report.task, upload.transfer, upload.offset)))
+        self._owner.perform(Send(Grant(upload.report.task, upload.transfer, upload.offset)))
 
     def _chunk(self, message: bytes) -> None:
         chunk = unpack_chunk(message)
@@ -329,7 +323,7 @@ class Conversation:
         upload = self.upload
         if upload is None or upload.report.task != message.task or not upload.transfer:
             if self._port.has_counted(device, message.task):
-                self._perform(Send(Accepted(message.task)))
+                self._owner.perform(Send(Accepted(message.task)))
             elif not self._transfers:
                 raise ProtocolError(Code.OUT_OF_TURN, f"no upload of task {message.task} was granted")
             return
@@ -345,7 +339,7 @@ class Conversation:
             return
         self._uploads.keep(upload, self.seen)
         self.upload = None
-        self._perform(Send(Accepted(message.task)))
+        self._owner.perform(Send(Accepted(message.task)))
         self._port.count_report(device, message.task, self.seen)
         self._uploads.grant(self.seen)
 

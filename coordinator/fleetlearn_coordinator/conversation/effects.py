@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 from fleetlearn_protocol.messages import FromCoordinator
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True, gc=False):
     message: FromCoordinator
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedIn:
+class CheckedIn(Struct, frozen=True, gc=False):
     """The connection speaks for this device from now on. An earlier connection of the device is told ``replaced``."""
 
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(Struct, frozen=True, gc=False):
     """Let the peer have at least so much budget."""
 
     messages: int
@@ -30,8 +28,7 @@ class Allow:
     """Bytes that the device may have to send now."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDownload:
+class StartDownload(Struct, frozen=True, gc=False):
     """Send a content, from ``offset`` on, when it is its turn; answer with ``fetched``."""
 
     sha256: str
@@ -40,13 +37,11 @@ class StartDownload:
     """Bytes of the whole content."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopDownload:
+class StopDownload(Struct, frozen=True, gc=False):
     """Send no more of the content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True, gc=False):
     """Close politely (what was sent before goes out first). What still comes is not handled."""
 
     code: int
@@ -54,15 +49,13 @@ class Close:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True, gc=False):
     """Close over misbehaviour: nothing more is read."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True, gc=False):
     """A line for the log."""
 
     text: str
@@ -70,3 +63,13 @@ class Note:
 
 
 Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End | Note
+
+
+class Owner(Protocol):
+    """Who owns the connection."""
+
+    def perform(self, effect: Effect) -> None:
+        """Carry out what the conversation asks for."""
+
+    def arriving(self) -> int:
+        """Return how many bytes are here of a message that is not complete."""

@@ -39,11 +39,11 @@ class Port(Protocol):
 
     # Its task
 
-    def announce(self, device: str, report: Report) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> bool:
         """Say whether the update of this report is wanted: True, or False where it counted long ago.
 
-        Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-length, after
-        which the caller ends the task.
+        Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-parts,
+        wrong-length, after which the caller ends the task.
         """
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
@@ -89,8 +89,8 @@ class Spool(Protocol):
     def take_spool_file(self) -> int:
         """Return a file that nobody uses. It may hold old bytes."""
 
-    def free_spool_file(self, slot: int) -> None:
+    def free_spool_file(self, number: int) -> None:
         """The file's bytes are not needed any more."""
 
-    def write_spool_file(self, slot: int, offset: int, content: Buffer) -> None:
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write these bytes into the file."""

@@ -7,7 +7,6 @@ waits to be written. Here a few frames are handed to it at a time; in between, t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from websockets.asyncio.server import Server, ServerConnection
@@ -99,6 +98,17 @@ class Owner(Protocol):
         """The connection is closed."""
 
 
+class Handler(Protocol):
+    """Who handles a connection's messages. Most of them come out of ``recv``."""
+
+    def take_chunk(self, message: bytes) -> bool:
+        """Handle a binary message that came in one frame, while no other waits before it; False: ``recv`` is to
+        return it. To wake the task that waits in ``recv`` for each chunk would cost a fifth of all reading."""
+
+    def flooded(self) -> None:
+        """The peer has waited for its budget for too long. Called once; the connection is ended then."""
+
+
 class Connection(ServerConnection):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
@@ -116,11 +126,8 @@ class Connection(ServerConnection):
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
         self.incoming = Bucket(BYTE_RATE, BYTE_BURST, now, LARGEST_MESSAGE)
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
-        self.flooded: Callable[[], None] | None = None
-        """Called once, when the peer has waited for its budget for too long; the connection is ended then."""
-        self.take_chunk: Callable[[bytes], bool] | None = None
-        """Called with a binary message that came in one frame, unless others wait before it; False: ``recv`` is to
-        return it. To wake the task that waits in ``recv`` for each chunk costs a fifth of all reading."""
+        self.driver: Handler | None = None
+        """Set after the handshake."""
         self.stalled: float | None = None
         """Since when the peer is not read from because it does not read."""
         self.finished = False
@@ -184,12 +191,12 @@ class Connection(ServerConnection):
 
     def process_event(self, event: Event) -> None:
         if (
-            self.take_chunk is not None
+            self.driver is not None
             and isinstance(event, Frame)
             and event.opcode is Opcode.BINARY
             and event.fin
             and not self.recv_messages.frames
-            and self.take_chunk(bytes(event.data))
+            and self.driver.take_chunk(bytes(event.data))
         ):
             return
         super().process_event(event)
@@ -248,8 +255,8 @@ class Connection(ServerConnection):
         if wait:
             self._patience = self._patience or Bucket(0.5, PATIENCE, now)
             if self._patience.wait(now):
-                if self.flooded is not None:
-                    self.flooded()
+                if self.driver is not None:
+                    self.driver.flooded()
                 self.end(1008, "too many messages")
             self._patience.tokens -= wait
         return wait

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
@@ -52,7 +53,7 @@ class Contents:
         if before is not None:
             self._contents.pop(before, None)
         self._model = sha256
-        self._add(sha256, vector.data.cast("B"))
+        self._add(sha256, FLOAT32.encode(vector))
         return before
 
     def find(self, sha256: str, offset: int) -> Content:

@@ -71,8 +71,8 @@ class Driver:
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
-        self.conversation = Conversation(shared.port, shared.uploads, self.perform, connection.since, self._arriving)
-        connection.flooded, connection.take_chunk = self.conversation.flooded, self._take_chunk
+        self.conversation = Conversation(shared.port, shared.uploads, self, connection.since)
+        connection.driver = self
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -99,7 +99,8 @@ class Driver:
                 self._log.end(self.conversation.device)
             self._stop_download()
 
-    def _take_chunk(self, message: bytes) -> bool:
+    def take_chunk(self, message: bytes) -> bool:
+        """Handle a chunk at once. Returns False where it is to come through ``recv``."""
         if self._shared.ended:
             return False
         try:
@@ -107,6 +108,10 @@ class Driver:
         except Exception as error:
             self._shared.failed(error)
         return True
+
+    def flooded(self) -> None:
+        """The peer has waited for its budget for too long."""
+        self.conversation.flooded()
 
     def disconnected(self) -> None:
         """The connection has ended. Call once."""
@@ -174,7 +179,8 @@ class Driver:
         self._shared.devices[device] = self
         self._shared.changed()
 
-    def _arriving(self) -> int:
+    def arriving(self) -> int:
+        """Return how many bytes are here of a message that is not complete."""
         return len(self.connection.protocol.reader.buffer)
 
     # Downloads

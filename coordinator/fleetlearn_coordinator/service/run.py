@@ -16,9 +16,9 @@ from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.messages import UPDATE, Report
 from fleetlearn_protocol.vector import Vector, check_finite, digest
 
 from fleetlearn_coordinator.aggregation.commit import next_model, weight_of
@@ -155,7 +155,7 @@ class Run:
             state = aggregator.from_tensors(tensors)
         for row in opened.reports:
             if row.spool_file is not None:
-                update = np.frombuffer(self.store.take_back_update(row), "<f4")
+                update = ENCODINGS[row.report.part(UPDATE).encoding].decode(self.store.take_back_update(row))
                 aggregator.add(state, (update,), row.weight, check_finite(update))
         return state
 
@@ -201,8 +201,9 @@ class Run:
         weight, aggregator = weight_of(report.examples, self.plan.round.max_weight), self.aggregator
         aggregator.check(largest, weight)
         self.store.record_report(report, weight, spool_file)
-        blocks = self.store.blobs.read_spool_file(spool_file, report.size)
-        aggregator.add(self.aggregate, (np.frombuffer(block, "<f4") for block in blocks), weight, largest)
+        part = report.part(UPDATE)
+        blocks = self.store.blobs.read_spool_file(spool_file, part.size)
+        aggregator.add(self.aggregate, map(ENCODINGS[part.encoding].decode, blocks), weight, largest)
         if self.store.must_save_aggregator and not aggregator.keeps_updates:
             self.store.save_aggregator(aggregator.to_tensors(self.aggregate))
         self.reports[report.task] = report

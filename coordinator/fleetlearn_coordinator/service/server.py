@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any, Literal
 
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, Report, Task, Welcome
+from fleetlearn_protocol.messages import MODEL, Cancel, CheckIn, ComeBack, Report, Task, VectorReference, Welcome
 
 from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
@@ -98,14 +100,11 @@ class Coordinator:
         if not self.done.done():  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, now), now)
 
-    def announce(self, device: str, report: Report) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
-        self._carry_out(self.engine.announce(device, report.task, report.round), self.loop.time())
-        size = self.run.model.nbytes
-        if report.size != size:
-            text = f"an update of {report.size} bytes was announced; the model has {size}"
-            raise ProtocolError(Code.WRONG_LENGTH, text)
+        self._carry_out(self.engine.announce(device, report.task, report.round), now)
+        check_parts(report, self.run.model.size)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
@@ -213,8 +212,8 @@ class Coordinator:
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                model=run.model_digest,
-                model_bytes=run.model.nbytes,
+                vectors=(VectorReference(MODEL, run.model_digest, FLOAT32.size(run.model.size), FLOAT32.name),),
+                parts=ASKED_PARTS,
                 hyper=run.hyper,
                 epochs=local.epochs,
                 batch_size=local.batch_size,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.stored_report import read_report
 
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
@@ -175,7 +176,7 @@ class SqliteLedger:
             elif state != "accepted":
                 found.dropped.append((task, device, state))
             else:
-                report = decode(content, Report, f"{self.path}: the report of {task}")
+                report = _decode_report(content, f"{self.path}: the report of {task}")
                 found.reports.append(SavedReport(task, device, report, weight, spool_file))
         return found
 
@@ -184,5 +185,12 @@ def decode(content: str | bytes, kind: type[T], what: str) -> T:
     """Read JSON out of the database. Raises StoreError, naming ``what`` is damaged."""
     try:
         return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None
+
+
+def _decode_report(content: bytes, what: str) -> Report:
+    try:
+        return read_report(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None

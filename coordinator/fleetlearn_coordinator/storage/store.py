@@ -96,12 +96,14 @@ class Store:
         assert saved.spool_file is not None
         self.blobs.reserve_spool_file(saved.spool_file)
         self._held[saved.task] = saved.spool_file
-        update = bytearray()
-        for part in self.blobs.read_spool_file(saved.spool_file, saved.report.size):
-            update += part
-        if checksum(update) != saved.report.crc32:
-            where = self.blobs.where_spool_file(saved.spool_file)
-            raise StoreError(Code.WRONG_HASH, f"{where}: the update of {saved.task} is damaged")
+        update, begin = bytearray(), 0
+        for block in self.blobs.read_spool_file(saved.spool_file, saved.report.size):
+            update += block
+        for part in saved.report.parts:
+            if checksum(memoryview(update)[begin : begin + part.size]) != part.crc32:
+                where = self.blobs.where_spool_file(saved.spool_file)
+                raise StoreError(Code.WRONG_HASH, f"{where}: the update of {saved.task} is damaged")
+            begin += part.size
         return update
 
     def _free_held(self) -> None:

@@ -18,11 +18,11 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     summarise,
     training_of,
 )
-from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.messages import Evaluation, Part, Report
 
 
 def report(examples: int, loss: float, metrics: Mapping[str, float]) -> Report:
-    return Report("t", 1, 0, 4, examples, 1, 1.0, True, loss, dict(metrics))
+    return Report("t", 1, (Part("update", "float32", 4, 0),), examples, 1, 1.0, True, loss, dict(metrics))
 
 
 def measured(weights: list[int], **sums: list[float]) -> Measurements:

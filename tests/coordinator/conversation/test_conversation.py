@@ -22,7 +22,7 @@ from fleetlearn_coordinator.conversation.effects import (
 from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
-from fleetlearn_coordinator.conversation.uploads import Uploads
+from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, Uploads, check_parts
 from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -45,6 +45,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    VectorReference,
     Waiting,
     Welcome,
     encode,
@@ -70,11 +71,11 @@ class Spool:
         self.files[self.used] = bytearray(4 * SIZE)
         return self.used
 
-    def free_spool_file(self, slot: int) -> None:
-        del self.files[slot]
+    def free_spool_file(self, number: int) -> None:
+        del self.files[number]
 
-    def write_spool_file(self, slot: int, offset: int, content: Buffer) -> None:
-        self.files[slot][offset : offset + len(content)] = content
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        self.files[number][offset : offset + len(content)] = content
 
 
 class Room:
@@ -96,7 +97,8 @@ class Room:
         for command in commands:
             match command:
                 case Assign(device, task, round, seed):
-                    message: FromCoordinator = Task(task, round, "b" * 64, MODEL, 4 * SIZE, {}, 1, 10, seed, 600.0)
+                    vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
+                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED_PARTS, {}, 1, 10, seed, 600.0)
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
                 case Commit():
@@ -129,12 +131,11 @@ class Room:
         del self.devices[device]
         self.tell(self.engine.disconnect(device, now))
 
-    def announce(self, device: str, report: Report) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
         self.tell(self.engine.announce(device, report.task, report.round))
-        if report.size != 4 * SIZE:
-            raise ProtocolError(Code.WRONG_LENGTH, "another size")
+        check_parts(report, SIZE)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
@@ -177,7 +178,7 @@ class Device:
     def __init__(self, room: Room, name: str = "a") -> None:
         self.room, self.name = room, name
         self.effects: list[Effect] = []
-        self.conversation = Conversation(room, room.uploads, self.perform, room.now)
+        self.conversation = Conversation(room, room.uploads, self, room.now)
 
     def perform(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -185,6 +186,9 @@ class Device:
             if effect.device in self.room.devices:
                 self.room.devices[effect.device].conversation.replaced()
             self.room.devices[effect.device] = self
+
+    def arriving(self) -> int:
+        return 0
 
     def say(self, *messages: FromDevice | str | bytes) -> list[FromCoordinator]:
         """Say these, and return what is answered."""

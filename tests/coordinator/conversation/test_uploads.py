@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Proven
@@ -13,15 +14,16 @@ from fleetlearn_coordinator.conversation.uploads import (
 )
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, checksum
+from fleetlearn_protocol.vector import Vector
 
 UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
 
 def report_of(task: str, update: Vector = UPDATE) -> Report:
-    return Report(task, 1, checksum(update), update.nbytes, 5, 1, 1.0, True, 0.5)
+    return Report(task, 1, (FLOAT32.part("update", update),), 5, 1, 1.0, True, 0.5)
 
 
 @pytest.fixture
@@ -77,6 +79,26 @@ def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, p
     with pytest.raises(ProtocolError) as caught:
         upload.take(chunk._replace(offset=UPDATE.nbytes), blobs)
     assert caught.value.code is Code.WRONG_LENGTH
+
+
+def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
+    first, second = UPDATE[:3].tobytes(), UPDATE[3:5].tobytes()
+    parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
+    uploads = make(blobs, 1)
+    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts))
+    assert list(uploads.grants(0.0)) == [upload]
+    with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
+        upload.take(Chunk(1, 0, memoryview(first + second[:4])), blobs)
+    assert caught.value.code is Code.WRONG_LENGTH
+    for offset, payload in ((0, first[:8]), (8, first[8:]), (12, second)):
+        upload.take(Chunk(1, offset, memoryview(payload)), blobs)
+    upload.check_complete()
+    upload.report = msgspec.structs.replace(upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7)))
+    with pytest.raises(
+        ProtocolError, match=f"part b has CRC-32 {parts[1].crc32:08x}; 00000007 was announced"
+    ) as caught:
+        upload.check_complete()
+    assert caught.value.code is Code.WRONG_HASH
 
 
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
@@ -162,7 +184,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     ]  # one with a place, one not
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 2 * 2 + 1
     lost = next(crawler for crawler in crawlers if crawler.spool_file is None)
-    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, 0, 0.0)
+    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, 0.0)
 
 
 @pytest.mark.parametrize(

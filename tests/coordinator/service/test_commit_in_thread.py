@@ -69,7 +69,7 @@ def test_devices_are_answered_while_a_commit_is_under_way(
                 task = await close_the_round(coordinator, b)
                 assert (await c.receive()).task == late.task  # type: ignore[union-attr]  # it is cancelled
                 # The model of the round that is over goes on being served.
-                assert await c.fetch(task.model) == before.tobytes()
+                assert await c.fetch(task.vector("model").sha256) == before.tobytes()
                 await c.send(report_of(late, update_of(1.0)))
                 assert (await c.expect(Refused)).code is Code.NOT_WANTED
                 await b.send(report_of(task, update_of(1.0)))
@@ -86,7 +86,7 @@ def test_devices_are_answered_while_a_commit_is_under_way(
             np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
             task = await again.task()
             assert task.round == 2
-            assert await again.fetch(task.model) == coordinator.run.model.tobytes()
+            assert await again.fetch(task.vector("model").sha256) == coordinator.run.model.tobytes()
             engine = coordinator.engine
             assert len(engine.leases) == 3
             assert sorted([*engine.leases, *engine.selection.idle]) == ["a", "b", "c", "d"], "each is there once"

@@ -27,8 +27,9 @@ from fleetlearn_coordinator.storage.ledger import (
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 from fleetlearn_coordinator.storage.store import MODELS_KEPT, SPOOL_FILES_HELD, Store, open_store
 from fleetlearn_protocol import Code
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, check_finite, checksum, digest
+from fleetlearn_protocol.vector import Vector, check_finite, digest
 from full_disk import largest_file
 
 SIZE = 33_000
@@ -40,7 +41,7 @@ def spool(kept: Store, task: str, update: Vector, weight: int) -> None:
     """What the server does with an update that has come in whole."""
     spool_file = kept.blobs.take_spool_file()
     kept.blobs.write_spool_file(spool_file, 0, update.tobytes())
-    report = Report(task, 1, checksum(update), update.nbytes, weight, 1, 1.0, True, 0.5)
+    report = Report(task, 1, (FLOAT32.part("update", update),), weight, 1, 1.0, True, 0.5)
     kept.record_report(report, weight, spool_file)
 
 
