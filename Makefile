@@ -67,6 +67,7 @@ check: $(INSTALLED)
 	@$(BIN)/mypy
 	@$(BIN)/mypy --package examples
 	@MYPYPATH=benchmarks:tests/support $(BIN)/mypy benchmarks/*.py
+	@MYPYPATH=protocol/transcripts $(BIN)/mypy protocol/transcripts/*.py
 	@$(BIN)/lint-imports
 
 dist: .venv/.installed
