@@ -451,8 +451,8 @@ class Driver:
         assert trained is not None
         assert trained.report.task == task
         try:
-            update = trained.update.data.cast("B")
-            await asyncio.to_thread(self._state.save_pending, trained.report, update, trained.bundle, trained.kept)
+            save = self._state.save_pending
+            await asyncio.to_thread(save, trained.report, trained.content, trained.bundle, trained.kept)
         except StateError as error:
             self._abandon(error, error.code, task)
         else:

@@ -17,10 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
+    MODEL,
     PROTOCOL_VERSION,
+    UPDATE,
     Accepted,
     Cancel,
     CheckIn,
@@ -386,6 +389,9 @@ class Session:
         self._reported_again = False
         self._fetched.clear()
         text = f"task {task.task}: round {task.round}, {task.epochs} epochs, {task.deadline:g} s to the deadline"
+        unknown = _unsupported(task)
+        if unknown is not None:
+            return [*commands, Note(text), *self._give_up("unsupported", unknown)]
         return [*commands, Note(text), *self._go_on()]
 
     def _begin(self, content: Content) -> Commands:
@@ -548,6 +554,19 @@ class Session:
 
     def _ignore(self, message: FromCoordinator, about: str) -> Commands:
         return [Note(f"{_tag(message)} about {about[:64]} is ignored: it is not what the device works on")]
+
+
+def _unsupported(task: Task) -> str | None:
+    """What of the task this version cannot do, for people. It works with the model alone, and reports an update."""
+    vectors = [(vector.name, vector.encoding) for vector in task.vectors]
+    for what, given, name in (
+        ("sends the vectors", vectors, MODEL),
+        ("asks for the parts", [*task.parts.items()], UPDATE),
+    ):
+        if given not in [[(name, encoding)] for encoding in ENCODINGS]:
+            listed = ", ".join(f"{each} ({encoding})" for each, encoding in given)
+            return f"the task {what} {listed}; this device knows {name} ({', '.join(ENCODINGS)})"
+    return None
 
 
 def _tag(message: FromCoordinator) -> str:

@@ -5,11 +5,12 @@
     lock             held while a process uses the directory
     identity.json    the device's name, made once
     bundles/SHA/     training bundles by their manifest's SHA-256, the last KEEP used; only files that are needed
-    models/SHA       the last round's parameter vector
+    models/SHA       the last task's vectors: the round's model
     partial/SHA      a content that is still arriving: a download goes on from its length
     training.json    the task that is being trained, and how often its training was begun: it is there while a
                      training runs, and so tells the next process that this one was killed by it, or during it
-    pending/         a finished update: CRC.bin, raw float32, and report.json, whose appearing makes it exist;
+    pending/         a finished update: CRC.bin, the bytes of its report's parts (all their CRC-32, with - between), and
+                     report.json, whose appearing makes it exist;
                      NAME.reserved is room on the disk that a training under way holds for them
     kept/SHA         what the device keeps of its own from task to task of a bundle (kept.py): raw float32, its CRC-32
                      behind it. Personal parameters are the user's: nothing deletes them, not even when the bundle goes
@@ -35,6 +36,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -54,6 +56,7 @@ from fleetlearn_protocol.manifest import (
     read_manifest,
 )
 from fleetlearn_protocol.messages import FailureCode, Identifier, Report, Task
+from fleetlearn_protocol.stored_report import read_report
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.session.commands import Wanted
@@ -143,7 +146,7 @@ class State:
     def bundle(self, sha256: str) -> Path:
         return self.path / "bundles" / sha256
 
-    def model(self, sha256: str) -> Path:
+    def vector(self, sha256: str) -> Path:
         return self.path / "models" / sha256
 
     # Contents
@@ -163,7 +166,9 @@ class State:
                 for file in needed_files(manifest, kind):
                     entry = manifest.file(file)
                     wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
-            wanted.append(Wanted(task.model, "the model", f"models/{task.model}", task.model_bytes, task.model_bytes))
+            for vector in task.vectors:
+                place = f"models/{vector.sha256}"
+                wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
             return self._resume([content for content in wanted if not self._has(content)])
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
@@ -228,7 +233,7 @@ class State:
         for old in _bundles_by_use(self.path)[KEEP:]:
             self.forget_bundle(old.name)
         for path in (self.path / "models").iterdir():
-            if path.name != task.model:
+            if path.name not in {vector.sha256 for vector in task.vectors}:
                 path.unlink()
 
     def _partial(self, wanted: Wanted) -> Path:
@@ -281,13 +286,14 @@ class State:
     def _reserved(self, name: str) -> Path:
         return self.path / "pending" / f"{name}.reserved"
 
-    def save_pending(self, report: Report, update: Buffer, bundle: str = "", kept: Vector | None = None) -> None:
-        """Make an update (the bytes that ``report`` describes) durable, and with it what the device keeps for its next
-        task of ``bundle``, where that is anything: after a crash all of both is there or nothing. Raises StateError.
+    def save_pending(self, report: Report, content: Buffer, bundle: str = "", kept: Vector | None = None) -> None:
+        """Make an update durable, and with it what the device keeps for its next task of ``bundle``, where that is
+        anything: after a crash all of both is there or nothing. ``content`` is the bytes of the report's parts, one
+        after the other. Raises StateError.
         """
         folder = self.path / "pending"
         with _clear_errors(folder):
-            _write_durably(self._update(report), update, into=self._reserved("update"))
+            _write_durably(self._update(report), content, into=self._reserved("update"))
             if kept is not None and kept.size:
                 target = folder / f"{_KEPT}{report.task}.{bundle}"
                 _write_durably(target, kept.data.cast("B"), _CRC.pack(checksum(kept)), into=self._reserved("kept"))
@@ -318,8 +324,7 @@ class State:
         with _clear_errors(self.path):
             report = _read_report(self.path)
             if report is not None:
-                path = self._update(report)
-                if path.exists() and path.stat().st_size == report.size and checksum(path.read_bytes()) == report.crc32:
+                if _intact(self._update(report), report):
                     return report
                 log.warning("the saved update of task %s is damaged; it is dropped", report.task)
                 self.drop_pending(report.task)
@@ -334,19 +339,21 @@ class State:
                 self._settle()
 
     def update_chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """The pending update's bytes from ``offset`` on, as binary frames. Raises StateError."""
+        """The pending update's bytes from ``offset`` on, as binary frames. Each holds bytes of one part alone. Raises
+        StateError."""
         with _clear_errors(self.path):
             report = _read_report(self.path)
             if report is None:
                 raise StateError(f"{self.path} holds no finished update")
             with self._update(report).open("rb") as file:
                 file.seek(offset)
-                while payload := file.read(chunk_bytes):
-                    yield pack_chunk(transfer, offset, payload)
-                    offset += len(payload)
+                for end in accumulate(part.size for part in report.parts):
+                    while offset < end and (payload := file.read(min(chunk_bytes, end - offset))):
+                        yield pack_chunk(transfer, offset, payload)
+                        offset += len(payload)
 
     def _update(self, report: Report) -> Path:
-        return self.path / "pending" / f"{report.crc32:08x}.bin"
+        return self.path / "pending" / ("-".join(f"{part.crc32:08x}" for part in report.parts) + ".bin")
 
     def _settle(self) -> None:
         """Bring pending/ in order: what came with the report goes to its place; what belongs to no report goes.
@@ -389,12 +396,20 @@ def _bundles_by_use(state: Path) -> list[Path]:
 def _read_report(state: Path) -> Report | None:
     path = state / "pending" / "report.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return read_report(path.read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         log.warning("%s is damaged and is ignored: %s", path, error)
         return None
+
+
+def _intact(path: Path, report: Report) -> bool:
+    """Whether the file holds the bytes that the report describes."""
+    if not path.exists() or path.stat().st_size != report.size:
+        return False
+    with path.open("rb") as file:
+        return all(checksum(file.read(part.size)) == part.crc32 for part in report.parts)
 
 
 def _identity(path: Path, name: str | None) -> str:

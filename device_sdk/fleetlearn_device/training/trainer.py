@@ -7,9 +7,10 @@ import time
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import Report, Task, decode_from_device, encode
-from fleetlearn_protocol.vector import Vector, checksum, from_bytes
+from fleetlearn_protocol.messages import MODEL, UPDATE, Report, Task, encode
+from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
@@ -30,8 +31,8 @@ class KilledError(TrainingError):
 
 class Trained(NamedTuple):
     report: Report
-    update: Vector
-    """float32, shape (P,): what travels of the model after training, minus the round's."""
+    content: memoryview
+    """The bytes of the report's parts, one after the other."""
     bundle: str
     """SHA-256 of its manifest."""
     kept: Vector
@@ -79,10 +80,13 @@ class Trainer:
             self._state.end_training()
 
     def _train(self, task: Task, end: float) -> Trained:
-        model = from_bytes(self._state.model(task.model).read_bytes())
+        vector, encoding = task.vector(MODEL), ENCODINGS[task.parts[UPDATE]]
+        content, received = self._state.vector(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+        received.check(content)
+        model = received.decode(content)
         runtime = self._open(task, model)
         kept = kept_size(runtime.manifest)
-        self._state.reserve(4 * runtime.manifest.size, 4 * kept)
+        self._state.reserve(encoding.size(runtime.manifest.size), 4 * kept)
         outcome = train(
             runtime,
             self._data,
@@ -96,11 +100,11 @@ class Trainer:
             on_step=self._count,
             on_evaluated=self._count_batch,
         )
+        update = encoding.encode(outcome.update)
         report = Report(
             task=task.task,
             round=task.round,
-            crc32=checksum(outcome.update),
-            size=outcome.update.nbytes,
+            parts=(encoding.part(UPDATE, update),),
             examples=outcome.examples,
             steps=outcome.steps,
             epochs=outcome.epochs,
@@ -108,11 +112,10 @@ class Trainer:
             loss=outcome.loss,
             metrics=outcome.metrics,
             seconds=outcome.seconds,
-            encoding=task.encoding,
             evaluation=outcome.evaluation,
         )
-        decode_from_device(encode(report))  # refuses here what the coordinator would refuse
-        return Trained(report, outcome.update, task.bundle, outcome.kept)
+        encode(report)  # raises here what the coordinator would refuse
+        return Trained(report, update, task.bundle, outcome.kept)
 
     def _open(self, task: Task, model: Vector) -> Runtime:
         """The task's runtime, ready to train: the last one, if it was of the same bundle."""

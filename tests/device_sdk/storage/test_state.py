@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.state import KEEP, State, StateError, describe, needed_files
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.manifest import (
@@ -34,7 +35,7 @@ from fleetlearn_protocol.manifest import (
     Parameter,
     write_manifest,
 )
-from fleetlearn_protocol.messages import Report, Task
+from fleetlearn_protocol.messages import Report, Task, VectorReference
 from fleetlearn_protocol.vector import Vector
 
 
@@ -43,7 +44,7 @@ def sha(content: bytes) -> str:
 
 
 UPDATE = bytes(range(256)) * 4
-REPORT = Report("t1", 3, zlib.crc32(UPDATE), len(UPDATE), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
+REPORT = Report("t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
 FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}
 MODEL = b"model of the round.."
 
@@ -66,7 +67,18 @@ def manifest(name: str = "linear", files: dict[str, bytes] = FILES) -> bytes:
 
 
 def task(bundle: bytes, model: bytes = MODEL) -> Task:
-    return Task("t1", 1, sha(bundle), sha(model), len(model), {}, 1, 0, 0, 10.0)
+    return Task(
+        "t1",
+        1,
+        sha(bundle),
+        (VectorReference("model", sha(model), len(model), "float32"),),
+        {"update": "float32"},
+        {},
+        1,
+        0,
+        0,
+        10.0,
+    )
 
 
 @pytest.fixture
@@ -105,7 +117,7 @@ def test_the_manifest_says_what_else_is_lacking(state: State) -> None:
     assert (second[TRAIN].sha256, second[TRAIN].size) == (sha(FILES[TRAIN]), len(FILES[TRAIN]))
     bring_all(state, given, bundle)
     assert (state.bundle(sha(bundle)) / TRAIN).read_bytes() == FILES[TRAIN]
-    assert state.model(sha(MODEL)).read_bytes() == MODEL
+    assert state.vector(sha(MODEL)).read_bytes() == MODEL
     assert not list((state.path / "partial").iterdir())
 
 
@@ -130,7 +142,7 @@ def test_a_second_round_lacks_the_model_alone(state: State) -> None:
     bring_all(state, task(bundle), bundle)
     after = task(bundle, b"model of round two..")
     assert [wanted.name for wanted in state.lacking(after, "onnx")] == ["the model"]
-    assert not state.model(sha(MODEL)).exists()
+    assert not state.vector(sha(MODEL)).exists()
 
 
 def test_a_content_with_other_bytes_is_deleted(state: State) -> None:
@@ -227,10 +239,41 @@ def test_an_update_is_dropped_by_its_own_task_alone(state: State) -> None:
 
 def test_a_later_update_replaces_an_earlier_one(state: State) -> None:
     state.save_pending(REPORT, UPDATE)
-    later = Report("t2", 4, zlib.crc32(b"later..."), 8, 7, 3, 2.0, True, 0.5)
+    later = Report("t2", 4, (FLOAT32.part("update", b"later..."),), 7, 3, 2.0, True, 0.5)
     state.save_pending(later, b"later...")
     assert state.load_pending() == later
-    assert {path.name for path in (state.path / "pending").iterdir()} == {"report.json", f"{later.crc32:08x}.bin"}
+    names = {path.name for path in (state.path / "pending").iterdir()}
+    assert names == {"report.json", f"{later.parts[0].crc32:08x}.bin"}
+
+
+def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: Path) -> None:
+    State(tmp_path).close()
+    crc32 = zlib.crc32(UPDATE)
+    before = {
+        "type": "report", "task": "t1", "round": 3, "crc32": crc32, "size": len(UPDATE), "examples": 7, "steps": 3,
+        "epochs": 2.0, "complete": True, "loss": 0.5, "metrics": {"accuracy": 0.25}, "seconds": 0.0,
+        "encoding": "float32", "evaluation": None,
+    }  # fmt: skip
+    (tmp_path / "pending" / "report.json").write_text(json.dumps(before))
+    (tmp_path / "pending" / f"{crc32:08x}.bin").write_bytes(UPDATE)
+    state = State(tmp_path)
+    assert state.load_pending() == REPORT
+    assert b"".join(unpack_chunk(frame).payload for frame in state.update_chunks(5, 0)) == UPDATE
+    state.close()
+
+
+def test_each_chunk_holds_bytes_of_one_part(state: State) -> None:
+    parts = bytes(range(12)), b"8 bytes!"
+    report = Report("t2", 4, tuple(FLOAT32.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
+    state.save_pending(report, b"".join(parts))
+    assert state.load_pending() == report
+    for offset, sizes in [(0, [8, 4, 8]), (8, [4, 8]), (12, [8]), (16, [4]), (20, [])]:
+        chunks = [unpack_chunk(frame) for frame in state.update_chunks(5, offset, 8)]
+        assert [len(chunk.payload) for chunk in chunks] == sizes
+        assert b"".join(chunk.payload for chunk in chunks) == b"".join(parts)[offset:]
+    name = "-".join(f"{part.crc32:08x}" for part in report.parts)
+    (state.path / "pending" / f"{name}.bin").write_bytes(parts[0] + b"8 Bytes!")
+    assert state.load_pending() is None
 
 
 @pytest.mark.parametrize("damage", ["update cut short", "other bytes", "update missing", "report cut short"])
@@ -238,7 +281,7 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
     first = State(tmp_path)
     first.save_pending(REPORT, UPDATE)
     first.close()
-    update, report = tmp_path / "pending" / f"{REPORT.crc32:08x}.bin", tmp_path / "pending" / "report.json"
+    update, report = tmp_path / "pending" / f"{REPORT.parts[0].crc32:08x}.bin", tmp_path / "pending" / "report.json"
     match damage:
         case "update cut short":
             update.write_bytes(UPDATE[:-4])
