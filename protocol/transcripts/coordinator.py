@@ -9,10 +9,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunk, unpack_chunk
-from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device
+from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
 from values import Mismatch, compare, fill, shown
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -23,8 +22,10 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
     return {
         "round": 1,
         "bundle": bundle.sha256,
-        "model": hashlib.sha256(model).hexdigest(),
-        "model_bytes": len(model),
+        "vectors": [
+            {"name": "model", "sha256": hashlib.sha256(model).hexdigest(), "size": len(model), "encoding": "float32"}
+        ],
+        "parts": {"update": "float32"},
         "hyper": {row.name: 0.01 if row.default is None else row.default for row in bundle.manifest.hyper},
         "epochs": 2,
         "batch_size": 8,
@@ -35,12 +36,17 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
 
 def upload_size(report: dict[str, Any]) -> int:
     """Return how many bytes the report announces."""
-    return int(report["size"])
+    return sum(part["size"] for part in report["parts"])
 
 
-def check_upload(report: dict[str, Any], upload: bytes | bytearray) -> list[str]:
-    """Return a line for each difference between the uploaded bytes and what the report announced."""
-    return compare(report["crc32"], zlib.crc32(upload), {}, "the upload's CRC-32")
+def check_upload(report: dict[str, Any], upload: bytes) -> list[str]:
+    """Return a line for each part of the upload whose checksum is not the one that the report announced."""
+    lines, start = [], 0
+    for part in report["parts"]:
+        content = upload[start : start + part["size"]]
+        lines += compare(part["crc32"], zlib.crc32(content), {}, f"the CRC-32 of the part {part['name']}")
+        start += part["size"]
+    return lines
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -186,8 +192,8 @@ class Coordinator:
         frame = await self._open().recv()
         if isinstance(frame, bytes):
             return unpack_chunk(frame)
-        message = decode_from_device(frame)
-        return {"type": message.__struct_config__.tag, **msgspec.to_builtins(message)}
+        came: dict[str, Any] = json.loads(encode(decode_from_device(frame)))  # with its defaults filled in
+        return came
 
     async def _expect(self, expected: Any, first: Sequence[str] = (), name: str | None = None) -> None:
         """Wait for a message. Heartbeats, fetches that are answered, and the kinds in ``first`` may come before it."""
@@ -252,7 +258,7 @@ class Coordinator:
             elif not await self._passes(came, {}):
                 raise Mismatch(f"expected: a chunk from byte {len(self.upload)} on\n    came:     {said(came)}")
         if size is None:
-            lines = check_upload(self.report, self.upload)
+            lines = check_upload(self.report, bytes(self.upload))
             if name is not None:
                 lines += compare(name, self.upload.hex(), self.bound, "the upload")
             if lines:
