@@ -7,6 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from fleetlearn_protocol import Bundle
@@ -68,6 +69,8 @@ class Coordinator:
         contents = [bundle.read("manifest.json"), *map(bundle.read, bundle.manifest.files)]
         self.contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
         self.patience = patience
+        self.path = "/"
+        """The path of the address that the device's process was given: another one for each process."""
         self._new: asyncio.Queue[ServerConnection] = asyncio.Queue()
         self._left: dict[ServerConnection, asyncio.Event] = {}
         self.begin()
@@ -81,9 +84,12 @@ class Coordinator:
         self.fetch: dict[str, Any] = {}
         self.answers_fetches = True
         self._granted: dict[int, int] = {}
+        self._transfers = count(100)  # the transcripts' own numbers are smaller
 
     async def connected(self, connection: ServerConnection) -> None:
         """Keep a connection that the device made, until a step asks for it and a later one ends it."""
+        if connection.request is None or connection.request.path != self.path:
+            return  # a process that was killed since had made it
         self._left[connection] = asyncio.Event()
         self._new.put_nowait(connection)
         await self._left[connection].wait()
@@ -129,8 +135,9 @@ class Coordinator:
                 await self._expect(check_in)
                 await self._say({"type": "welcome", **step.get("welcome", {})})
             case {"uploads": task}:
-                await self._say({"type": "grant", "task": task, "transfer": 100, "offset": 0})
-                await self._chunks(100, name=step.get("as"))
+                transfer = next(self._transfers)
+                await self._say({"type": "grant", "task": task, "transfer": transfer, "offset": 0})
+                await self._chunks(transfer, name=step.get("as"))
                 await self._expect({"type": "uploaded", "task": task})
                 await self._say({"type": "accepted", "task": task})
             case {"connects": _}:

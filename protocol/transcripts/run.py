@@ -31,16 +31,19 @@ FOLDER = Path(__file__).parent
 class Device:
     """The device's process and its state, which several transcripts may share."""
 
-    def __init__(self, command: list[str], url: str, folder: Path, log: Path) -> None:
-        self.command, self.url, self.folder, self.log = command, url, folder, log
-        self.states = 0
+    def __init__(self, command: list[str], port: int, folder: Path, log: Path) -> None:
+        self.command, self.port, self.folder, self.log = command, port, folder, log
+        self.states = self.starts = 0
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        state = self.folder / f"state-{self.states}"
-        command = [part.replace("{url}", self.url).replace("{state}", str(state)) for part in self.command]
+    def start(self) -> str:
+        """Start the process. Returns the path of the address that it is given."""
+        self.starts += 1
+        url, state = f"ws://127.0.0.1:{self.port}/{self.starts}", str(self.folder / f"state-{self.states}")
+        command = [part.replace("{url}", url).replace("{state}", state) for part in self.command]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return f"/{self.starts}"
 
     def kill(self) -> None:
         if self.process is not None:
@@ -63,7 +66,7 @@ async def play(transcript: dict[str, Any], coordinator: Coordinator, device: Dev
     if transcript.get("new device") or not device.running:
         device.forget()
         coordinator.leave()
-        device.start()
+        coordinator.path = device.start()
     coordinator.begin()
     for number, step in enumerate(transcript["steps"], 1):
         try:
@@ -72,7 +75,7 @@ async def play(transcript: dict[str, Any], coordinator: Coordinator, device: Dev
                     device.kill()
                     coordinator.leave()
                 case {"start": _}:
-                    device.start()
+                    coordinator.path = device.start()
                 case {"stays away": seconds}:
                     await coordinator.expect_no_connection(seconds, lambda: device.running)
                 case _:
@@ -96,7 +99,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
         max_size=MAX_FRAME_BYTES, close_timeout=1, ping_interval=None,
     ) as server:  # fmt: skip
         port = next(iter(server.sockets)).getsockname()[1]
-        device = Device(options.command, f"ws://127.0.0.1:{port}", folder, options.log or folder / "device.log")
+        device = Device(options.command, port, folder, options.log or folder / "device.log")
         failed = played = 0
         try:
             for file in options.file or sorted(FOLDER.glob("*.json")):
