@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from fleetlearn_protocol.command_line import needs, version_of
+from fleetlearn_protocol.command_line import needs
 
 with needs("fleetlearn-coordinator", "coordinator"):
     import msgspec
     import typer
     from fleetlearn_protocol import open_bundle, write_inference_model
     from fleetlearn_protocol.errors import FleetError
+    from fleetlearn_protocol.typer_app import command_app, fail
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.logging import RichHandler
@@ -26,25 +27,8 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
-app = typer.Typer(
-    help="Federated learning's coordinator.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(version_of("fleetlearn-coordinator"))
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
-    ] = False,
-) -> None:
-    """What comes before a command."""
 
 
 @app.command()
@@ -147,8 +131,7 @@ def _errors() -> Iterator[None]:
         yield
     except (FleetError, OSError, DatabaseError) as error:
         what = f"the database of the run: {error}" if isinstance(error, DatabaseError) else str(error)
-        Console(stderr=True).print(f"error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        fail("error", what)
 
 
 def main() -> None:

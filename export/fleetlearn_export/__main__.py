@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fleetlearn_protocol import BundleError, open_bundle
-from fleetlearn_protocol.command_line import needs, version_of
+from fleetlearn_protocol.command_line import needs
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.installation import check_installation
 
 with needs("fleetlearn-export", "export"):
     import typer
+    from fleetlearn_protocol.typer_app import command_app, fail
     from rich import box
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -26,9 +27,7 @@ with needs("fleetlearn-export", "export"):
 
 COMMANDS = ("export", "inspect", "quantize")
 
-app = typer.Typer(
-    help="PyTorch model to training bundle.", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = command_app("fleetlearn-export", "PyTorch model to training bundle.")
 
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch for which costs are given.")]
 
@@ -39,21 +38,6 @@ def main() -> None:
     if arguments and arguments[0] not in (*COMMANDS, "--help", "--version"):
         arguments.insert(0, "export")
     app(arguments)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(version_of("fleetlearn-export"))
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
-    ] = False,
-) -> None:
-    """What comes before a command."""
 
 
 @app.command()
@@ -166,10 +150,7 @@ def _errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except (ExportError, BundleError, ImportError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"fleetlearn-export: {error}", style="red", markup=False, highlight=False
-        )
-        raise typer.Exit(1) from None
+        fail("fleetlearn-export", str(error))
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-from fleetlearn_protocol.command_line import needs, version_of
+from fleetlearn_protocol.command_line import needs
 
 with needs("fleetlearn-simulate", "simulator"):
     import typer
     from fleetlearn_protocol.errors import FleetError
+    from fleetlearn_protocol.typer_app import command_app, fail
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -34,12 +35,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
     from fleetlearn_simulator.training.choice import BackendChoice
 
-app = typer.Typer(
-    help="Simulates a fleet of devices in virtual time.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
 ScenarioFile = Annotated[
     Path, typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong.")
 ]
@@ -66,21 +62,6 @@ RayAddress = Annotated[
         help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else a new one on this machine.",
     ),
 ]
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(version_of("fleetlearn-simulate"))
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_show_version)
-    ] = False,
-) -> None:
-    """What comes before a command."""
 
 
 @app.command()
@@ -322,11 +303,8 @@ def _errors() -> Iterator[None]:
         _fail(error.text)
 
 
-def _fail(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(
-        f"fleetlearn-simulate: {text}", style="red", markup=False, highlight=False
-    )
-    raise typer.Exit(1)
+def _fail(text: str) -> NoReturn:
+    fail("fleetlearn-simulate", text)
 
 
 def main() -> None:

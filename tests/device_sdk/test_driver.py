@@ -1,4 +1,7 @@
-"""The driver on a real socket, against a coordinator that the test plays; whole processes where one is killed."""
+"""The driver on a real socket, against a coordinator that the test plays; whole processes where one is killed.
+
+What any SDK must do is in the transcripts (tests/protocol/test_transcripts.py); here is what only this one has.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import shutil
 import signal
 import sys
 import threading
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -31,8 +33,6 @@ from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
-    Accepted,
-    Cancel,
     CheckIn,
     ComeBack,
     Failed,
@@ -41,8 +41,6 @@ from fleetlearn_protocol.messages import (
     Held,
     Refused,
     Report,
-    Uploaded,
-    Waiting,
 )
 from line_bundle import line_data, write_line_bundle
 from processes import free_port
@@ -163,66 +161,6 @@ def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: A
     asyncio.run(test())
 
 
-def test_an_upload_goes_on_where_the_grant_says(served: Served, data: Any, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with pair(served, data, tmp_path) as (coordinator, _):
-            line = await coordinator.line()
-            await line.check_in(chunk_bytes=256)
-            await line.say(served.task())
-            report = await line.answer_fetches(Report)
-            part = await line.take_upload(report, bytes_=768)
-            assert len(part) == 768
-            line.cut()
-
-            line = await coordinator.line()
-            assert (await line.check_in(chunk_bytes=256)).held == Held("t1", 1)
-            assert await line.expect(Report) == report
-            rest = await line.take_upload(report, 768, transfer=8)
-            assert zlib.crc32(part + rest) == report.part("update").crc32
-
-    asyncio.run(test())
-
-
-def test_an_upload_that_is_told_to_wait_is_reported_again_on_the_same_connection(
-    served: Served, data: Any, tmp_path: Path
-) -> None:
-    async def test() -> None:
-        async with pair(served, data, tmp_path) as (coordinator, _):
-            line = await coordinator.line()
-            await line.check_in(chunk_bytes=256)
-            await line.say(served.task())
-            report = await line.answer_fetches(Report)
-            part = await line.take_upload(report, bytes_=768)
-            await line.say(Waiting(task=report.task))
-            while (message := await line.hear()) != report:  # what was on its way
-                assert isinstance(message, bytes | Uploaded)
-            rest = await line.take_upload(report, 768, transfer=8)
-            assert zlib.crc32(part + rest) == report.part("update").crc32
-            await line.say(Accepted(report.task))
-            await line.say(served.task("t2"))
-            assert (await line.answer_fetches(Report)).task == "t2"
-
-    asyncio.run(test())
-
-
-def test_a_connection_cut_in_training_is_made_again_and_training_goes_on(
-    served: Served, data: Any, tmp_path: Path
-) -> None:
-    async def test() -> None:
-        async with pair(served, data, tmp_path) as (coordinator, _):
-            line = await in_training(coordinator, served)
-            line.cut()
-            line = await coordinator.line()
-            assert (await line.check_in(heartbeat=0.02)).held is None
-            first = await line.beat()
-            assert first.task == "t1"
-            await line.say(served.task("t1", **LONG))  # the coordinator cannot know that it goes on
-            assert (await line.beat()).steps >= first.steps > 0
-            await line.say(Cancel("t1", Code.ROUND_OVER))
-
-    asyncio.run(test())
-
-
 def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(tmp_path: Path) -> None:
     update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
     report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
@@ -248,24 +186,6 @@ def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
     asyncio.run(test())
 
 
-def test_wrong_bytes_are_fetched_once_more(served: Served, data: Any, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with pair(served, data, tmp_path) as (coordinator, _):
-            line = await coordinator.line()
-            await line.check_in()
-            await line.say(served.task())
-            fetch = await line.expect(Fetch)
-            right = line.contents
-            line.contents = dict(right) | {fetch.sha256: right[fetch.sha256][::-1]}
-            await line.send_content(fetch)
-            line.contents = right
-            assert await line.expect(Fetch) == Fetch(fetch.sha256, 0)
-            await line.send_content(fetch)
-            await line.accept(await line.answer_fetches(Report))
-
-    asyncio.run(test())
-
-
 def test_bytes_that_are_wrong_twice_give_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):
@@ -281,19 +201,6 @@ def test_bytes_that_are_wrong_twice_give_the_task_back(served: Served, data: Any
             assert "manifest.json arrived twice" in failed.text
             assert await line.closed() == 1000
             assert (await (await coordinator.line()).expect(CheckIn)).held is None
-
-    asyncio.run(test())
-
-
-def test_a_cancelled_training_stops_and_the_next_task_begins(served: Served, data: Any, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with pair(served, data, tmp_path) as (coordinator, _):
-            line = await in_training(coordinator, served)
-            await line.say(Cancel("t1", Code.ROUND_OVER, "enough"))
-            await line.say(served.task("t2"))
-            report = await line.answer_fetches(Report)
-            assert (report.task, report.steps) == ("t2", 6)
-            await line.accept(report)
 
     asyncio.run(test())
 

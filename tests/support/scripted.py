@@ -75,13 +75,6 @@ class Line:
         await self.say(Welcome("scripted", heartbeat, chunk_bytes))
         return check_in
 
-    async def beat(self) -> Heartbeat:
-        """The next heartbeat; nothing else may come."""
-        async with asyncio.timeout(PATIENCE):
-            message = decode_from_device(await self.connection.recv())
-        assert isinstance(message, Heartbeat), message
-        return message
-
     async def send_content(self, fetch: Fetch, *, chunk: int = 4096, stop_after: int | None = None) -> None:
         """Answer a fetch; ``stop_after`` bytes or more, go no further."""
         content, transfer = self.contents[fetch.sha256], 1 + list(self.contents).index(fetch.sha256)

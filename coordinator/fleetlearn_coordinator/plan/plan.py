@@ -20,7 +20,7 @@ from msgspec import Meta
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.toml_errors import Section, explain, near, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import Settings
 
 Positive = Annotated[int, Meta(ge=1, le=10**6)]
@@ -199,11 +199,9 @@ class Plan(Section, frozen=True, kw_only=True):
         try:
             refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
             _fill(raw)
-            plan = msgspec.convert({**raw, "file": file}, cls, dec_hook=place)
+            plan = read_tables({**raw, "file": file}, "plan", cls, place)
             for problem in _contradictions(plan):
                 raise ValueError(problem)
-        except msgspec.ValidationError as error:
-            raise PlanError(Code.BAD_MESSAGE, f"{file}: {explain(error, raw, 'plan', Plan, SECTIONS)}") from None
         except ValueError as error:
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import repeat
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
-import msgspec.inspect
+from msgspec import inspect as types
+
+MISSING = object()
+"""Stands for a value that must be given and is not."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of a file's tables."""
+
+
+Table = TypeVar("Table", bound=Section)
 
 
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -48,48 +55,90 @@ def refuse_unknown(
                     raise ValueError(f"{prefix}{key} is not a key of a {what}{hint} Allowed here: {', '.join(known)}.")
 
 
-def explain(
-    error: msgspec.ValidationError,
-    raw: Any,
+def read_tables(
+    raw: Mapping[str, Any],
     what: str,
-    root: type[Section],
-    sections: Mapping[str, type[Section]],
+    root: type[Table],
+    dec_hook: Callable[[type, Any], Any] | None = None,
     prefix: str = "",
-) -> str:
-    """msgspec's message ("Expected `int` >= 1 - at `$.round.goal`") with the key, what was given and the range.
+) -> Table:
+    """Return a file's tables as a Struct.
 
-    ``prefix`` goes before the key, where ``raw`` is a table of a larger one.
+    Raises ValueError, which names the first key that is missing or whose value is refused, what was given and what is
+    allowed. ``what`` is the file's kind for people, ``dec_hook`` is msgspec's. ``prefix`` goes before each key, where
+    ``raw`` is a table of a larger one.
     """
-    why, _, where = str(error).partition(" - at ")
-    found = re.search(r"\$\.?((?:\.?\w+|\[\d+\])*)", where)
-    key = found.group(1) if found else ""
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", why):
-        return prefix + f"{key}.{missing.group(1)}".lstrip(".") + f" is missing; a {what} must have it"
-    section, _, name = re.sub(r"\[\d+\]", "", key).rpartition(".")
-    types = get_type_hints(sections.get(section, root), include_extras=True)
-    allowed = describe(msgspec.inspect.type_info(types[name])) if name in types and not key.endswith("]") else ""
-    why = why.replace("Expected `object`", "expected a table")
-    given = _at(raw, re.findall(r"\w+", key))
-    takes = f"it takes {allowed}" if allowed else why[0].lower() + why[1:]
-    return f"{prefix}{key} = {given!r} is refused: {takes}"
+    try:
+        return msgspec.convert(raw, root, dec_hook=dec_hook)
+    except msgspec.ValidationError:
+        # msgspec says where the mistake is in an English sentence only. So each value is converted by itself.
+        raise ValueError(f"{prefix}{_mistake(raw, root, '', what, dec_hook)}") from None
 
 
-def describe(info: msgspec.inspect.Type) -> str:
-    """The values that a key takes, in words; empty where msgspec's own message says it better."""
-    if isinstance(info, msgspec.inspect.UnionType):
-        tables = [f"a table of {_fields(kind)}" for kind in info.types if isinstance(kind, msgspec.inspect.StructType)]
-        return ", or ".join(filter(None, [*map(describe, info.types), *tables]))
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return " or ".join(f'"{value}"' for value in info.values)
-    if not isinstance(info, msgspec.inspect.IntType | msgspec.inspect.FloatType):
-        return ""
-    words = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
-    bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
-    return f"{'an integer' if isinstance(info, msgspec.inspect.IntType) else 'a number'}, {bounds}"
+def _mistake(value: Any, kind: Any, key: str, what: str, dec_hook: Callable[[type, Any], Any] | None) -> str | None:
+    """Return a sentence on the innermost value that its type refuses, the first where there are several, or None."""
+    try:
+        msgspec.convert(value, kind, dec_hook=dec_hook)
+        return None
+    except msgspec.ValidationError:
+        for place, part, its_kind in _parts(value, kind, key):
+            if part is MISSING:
+                return f"{place} is missing; a {what} must have it"
+            if inner := _mistake(part, its_kind, place, what, dec_hook):
+                return inner
+        return f"{key} = {value!r} is refused: it takes {describe(types.type_info(kind))}"
 
 
-def _fields(info: msgspec.inspect.StructType) -> str:
-    return ", ".join(field.name for field in info.fields)
+def _parts(value: Any, kind: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a table or a list holds: key, value and type. The value is MISSING where the type requires one."""
+    if get_origin(kind) is Annotated:
+        yield from _parts(value, get_args(kind)[0], key)
+    elif get_origin(kind) in (Union, UnionType):
+        for alternative in get_args(kind):
+            yield from _parts(value, alternative, key)
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            if field.required or field.name in value:
+                yield f"{key}.{field.name}".lstrip("."), value.get(field.name, MISSING), field.type
+    elif isinstance(value, dict) and get_origin(kind) is dict:
+        for name, item in value.items():
+            yield f"{key}.{name}", item, get_args(kind)[1]
+    elif isinstance(value, list) and get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        for index, (item, its_kind) in enumerate(zip(value, repeat(kinds[0]) if ... in kinds else kinds, strict=False)):
+            yield f"{key}[{index}]", item, its_kind
+
+
+def describe(info: types.Type) -> str:
+    """Return the values that a type takes, in words."""
+    match info:
+        case types.UnionType():
+            return ", or ".join(describe(kind) for kind in info.types if not isinstance(kind, types.NoneType))
+        case types.LiteralType():
+            return " or ".join(f'"{value}"' for value in info.values)
+        case types.IntType() | types.FloatType():
+            words = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
+            bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+            noun = "an integer" if isinstance(info, types.IntType) else "a number"
+            return f"{noun}, {bounds}" if bounds else noun
+        case types.StrType() if info.pattern is not None:
+            return f"a string matching {info.pattern}"
+        case types.StrType() if info.max_length is not None:
+            return f"a string of {info.min_length} to {info.max_length} characters"
+        case types.StrType():
+            return "a string"
+        case types.BoolType():
+            return "true or false"
+        case types.StructType():
+            return f"a table of {', '.join(field.name for field in info.fields)}"
+        case types.DictType():
+            return f"a table; each key is {describe(info.key_type)}, each value {describe(info.value_type)}"
+        case types.VarTupleType():
+            return f"a list; each entry is {describe(info.item_type)}"
+        case types.TupleType():
+            return f"a list of {len(info.item_types)} entries: {'; '.join(map(describe, info.item_types))}"
+    assert isinstance(info, types.CustomType)
+    return f"a {info.cls.__name__.lower()}"
 
 
 def _at(raw: Any, path: Iterable[str]) -> Any:

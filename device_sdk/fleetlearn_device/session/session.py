@@ -357,7 +357,7 @@ class Session:
                 if task != self.current:
                     return self._ignore(message, task)
                 return [Note(f"task {task} is cancelled: {text or code.value}"), *self._forget()]
-            case Refused():
+            case _:  # refused
                 return self._refusal(message, now)
 
     def _welcome(self, message: Welcome, now: float) -> Commands:

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.toml_errors import Section, explain, near
+from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables
 
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
@@ -119,8 +118,5 @@ def read_tiers(raw: Mapping[str, Any]) -> dict[str, Tier]:
         if like is not None and like not in list(PRESETS):
             hint = near(str(like), PRESETS)
             raise ValueError(f"{where}.like = {like!r} is not known{hint} Presets: {', '.join(PRESETS)}.")
-        try:
-            tiers[name] = msgspec.convert({**PRESETS.get(str(like), {}), **table}, Tier)
-        except msgspec.ValidationError as error:
-            raise ValueError(explain(error, table, "tier", Tier, TIER_TABLES, prefix=f"{where}.")) from None
+        tiers[name] = read_tables({**PRESETS.get(str(like), {}), **table}, "tier", Tier, prefix=f"{where}.")
     return tiers

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
-from fleetlearn_coordinator.plan.toml_errors import Section, explain, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Section, read_tables, refuse_unknown
 from fleetlearn_protocol.messages import Identifier
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -200,17 +200,13 @@ def _one(
         plan = read_plan(raw, base, label)
         fill_defaults(raw, plan)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
-        scenario = msgspec.convert(
-            {**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, Scenario, dec_hook=to_path
-        )
+        scenario = read_tables({**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, "scenario", Scenario, to_path)
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except PlanError as error:
         raise SimulatorError(error.text) from None  # it names the plan and the label
     except SimulatorError as error:
         raise SimulatorError(f"{label}: {error.text}") from None
-    except msgspec.ValidationError as error:
-        raise SimulatorError(f"{label}: {explain(error, raw, 'scenario', Scenario, SECTIONS)}") from None
     except ValueError as error:
         raise SimulatorError(f"{label}: {error}") from None
     return msgspec.structs.replace(scenario, plan=msgspec.structs.replace(plan, seed=scenario.seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -637,6 +638,24 @@ def test_a_task_given_again_by_a_restarted_coordinator_has_its_new_deadline() ->
     tell(session, task("A"), 90.0)
     assert acts(session.tick(100.0)) == [Send(Heartbeat("A", 0))]
     assert session.work is Work.LOCATING
+
+
+def test_the_next_content_is_fetched_when_one_is_stored() -> None:
+    session = brought_to("locating")
+    other = replace(WANTED, sha256="c" * 64, name="the other", have=0)
+    session.located("A", [replace(WANTED, have=0), other], 0.0)
+    tell(session, Content(3, SHA, len(MODEL), 0))
+    session.received_chunk(pack_chunk(3, 0, MODEL), 0.0)
+    assert acts(session.stored(SHA, True, 0.0)) == [Send(Fetch("c" * 64, 0))]
+    assert session.work is Work.FETCHING
+
+
+def test_a_content_that_begins_behind_its_end_breaks_the_protocol() -> None:
+    session = brought_to("locating")
+    session.located("A", [replace(WANTED, size=None, have=30)], 0.0)
+    closed, *_ = acts(tell(session, Content(3, SHA, 20, 30)))
+    assert isinstance(closed, Close)
+    assert "begins at 30, behind its end" in closed.reason
 
 
 def test_heartbeats_say_how_far_training_is() -> None:

@@ -1,0 +1,131 @@
+"""The transcripts: the Python device is held to all of them, and their program finds what differs."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from line_bundle import line_data, write_line_bundle
+
+FOLDER = Path(__file__).parents[2] / "protocol" / "transcripts"
+TRANSCRIPTS = [row for path in sorted(FOLDER.glob("*.json")) for row in json.loads(path.read_text(encoding="ascii"))]
+VALUES: dict[str, Any] = runpy.run_path(str(FOLDER / "values.py"))
+QUICK = """
+import sys
+from fleetlearn_device.driver import Device, Timing
+Device(sys.argv[1], sys.argv[2], sys.argv[3], timing=Timing(base=0.01)).run()
+"""
+"""A device whose first waits before connecting again are short."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a bundle and data that fit it."""
+    write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
+    x, y = line_data(20)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    return tmp_path
+
+
+def play(folder: Path, *options: str) -> tuple[int, list[str]]:
+    """The program's status and the lines that it prints."""
+    device = (sys.executable, "-c", QUICK, "{url}", str(folder / "data.npz"), "{state}")
+    command = [sys.executable, FOLDER / "run.py", "--bundle", folder / "line.bundle", *options, "--", *device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_the_device_holds_to_all(folder: Path) -> None:
+    status, lines = play(folder)
+    assert lines == [
+        *(f"ok         {row['name']}" for row in TRANSCRIPTS),
+        f"{len(TRANSCRIPTS)} of {len(TRANSCRIPTS)} transcripts went as written",
+    ]
+    assert status == 0
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    names = [row["name"] for row in TRANSCRIPTS]
+    assert len(set(names)) == len(names)
+
+
+WELCOMED: list[dict[str, Any]] = [{"checks in": {}}]
+TASK: list[dict[str, Any]] = [{"coordinator": {"type": "task", "task": "t"}}]
+REPORT: list[dict[str, Any]] = [{"device": {"type": "report", "task": "t"}, "as": "$report"}]
+GRANT: list[dict[str, Any]] = [{"coordinator": {"type": "grant", "task": "t", "transfer": 7, "offset": 0}}]
+
+
+WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "a field": ([{"checks in": {"examples": 21}}], "examples is 20; expected 21"),
+    "a message": ([*WELCOMED, *TASK, {"device": {"type": "failed"}}], "a report is not a failed"),
+    "a fetch": (
+        [*WELCOMED, {"fetches are answered": False}, {**TASK[0], "model": 9}, *REPORT],
+        "a fetch is not a report",
+    ),
+    "an update": (
+        [*WELCOMED, *TASK, *REPORT, {"uploads": "t", "as": "$bytes"},
+         {"coordinator": {"type": "task", "task": "u", "seed": 6}}, {"device": {"type": "report", "task": "u"}},
+         {"uploads": "u", "as": "$bytes"}],
+        "the upload is",
+    ),
+    "a chunk": (
+        [*WELCOMED, *TASK, *REPORT, *GRANT, {"chunks": {"transfer": 7}}, {"device": {"type": "uploaded"}},
+         {"coordinator": {"type": "grant", "task": "t", "transfer": 8, "offset": 0}},
+         {"coordinator": {"type": "grant", "task": "t", "transfer": 9, "offset": 4}}, {"chunks": {"transfer": 9}}],
+        "the chunk.transfer is 8; expected 9",
+    ),
+    "a connection that stays": ([*WELCOMED, {"closed": None}], "the device did nothing for 3 s"),
+    "a connection that ends": (
+        [*WELCOMED, {"coordinator": {"type": "come-back", "after": 0.1, "reason": "busy"}}, *REPORT],
+        "the device closed the connection (code 1000)",
+    ),
+    "a closing code": ([*WELCOMED, {"coordinator sends": "{"}, {"closed": 1000}], "with code 1002; expected 1000"),
+    "a device that comes back": ([*WELCOMED, {"cut": True}, {"stays away": 20.0}], "the device connected again"),
+    "a process that ended": ([*WELCOMED, {"kill": True}, {"connects": True}], "the device's process has ended"),
+}  # fmt: skip
+
+
+def test_what_differs_is_said(folder: Path) -> None:
+    file = folder / "wrong.json"
+    file.write_text(json.dumps([{"name": name, "steps": steps} for name, (steps, _) in WRONG.items()]))
+    status, lines = play(folder, "--file", str(file), "--patience", "3")
+    text = "\n".join(lines)
+    for name, (_, said) in WRONG.items():
+        assert f"DIFFERENT  {name}\n    step " in text, text
+        assert said in text.split(f"DIFFERENT  {name}\n")[1].split("\nDIFFERENT")[0]
+    assert lines[-1] == f"0 of {len(WRONG)} transcripts went as written"
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "came", "lines"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, []),
+        ({"a": 1, "c": None}, {"a": 2}, ["a is 2; expected 1", "c is not there"]),
+        ({"a": {"b": [1]}}, {"a": {"b": [2]}}, ["a.b is [2]; expected [1]"]),
+        ({"a": {"at least": 1, "at most": 3}}, {"a": 3}, []),
+        ({"a": {"at least": 1, "at most": 3}}, {"a": 4}, ["a is 4; expected at least 1 and at most 3"]),
+        ({"a": {"at least": 1}}, {"a": None}, ["a is null; expected at least 1"]),
+        ({"a": "$x", "b": "$x"}, {"a": 1, "b": 1}, []),
+        ({"a": "$x", "b": "$x"}, {"a": 1, "b": 2}, ["b is 2; expected 1"]),
+    ],
+)
+def test_messages_are_compared(expected: Any, came: Any, lines: list[str]) -> None:
+    assert VALUES["compare"](expected, came, {}) == lines
+
+
+def test_placeholders_are_filled_in() -> None:
+    assert VALUES["fill"]({"a": ["$x", "y"], "b": 1}, {"$x": 5}) == {"a": [5, "y"], "b": 1}
+    with pytest.raises(VALUES["Mismatch"], match=r"\$x before"):
+        VALUES["fill"]("$x", {})
+
+
+def test_no_transcript_is_no_success(folder: Path) -> None:
+    assert play(folder, "--only", "nothing is named like this") == (1, ["0 of 0 transcripts went as written"])
