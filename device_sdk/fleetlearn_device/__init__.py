@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetlearn_device.driver import Device
+    from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.runtime import open_runtime
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor: while a device
@@ -19,7 +19,7 @@ __all__ = ["Device", "open_runtime"]
 def __getattr__(name: str) -> Any:
     # Late, so that each takes no more time and memory than it needs: a runtime alone needs no websockets.
     if name == "Device":
-        from fleetlearn_device.driver import Device
+        from fleetlearn_device.device import Device
 
         return Device
     if name == "open_runtime":

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
     options = _parser().parse_args(arguments)
     # Imported late: --help and a wrong option need none of it.
-    from fleetlearn_device.storage.state import StateError
+    from fleetlearn_device.storage.errors import StateError
 
     try:
         return _info(options) if options.command == "info" else _run(options)
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     from fleetlearn_protocol.errors import Code, FleetError
 
     with needs("fleetlearn-device", "device"):
-        from fleetlearn_device.driver import Device
+        from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.checks import DataError
     from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
@@ -111,13 +111,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from fleetlearn_device.storage.state import describe
+    from fleetlearn_device.storage.state_directory import describe
 
     summary = describe(options.state)
     print(f"device   {summary.device or '(not named yet)'}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
-    for sha256, size in summary.kept:
+    for sha256, size in summary.kept_states:
         print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
     if summary.pending is None:
         print("update   none waits for its acknowledgement")

@@ -65,7 +65,7 @@ class StartTraining:
 class StopTraining:
     """Stop soon; answer with ``ended``."""
 
-    task: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class SavePending:
 class DropPending:
     """Delete the saved update of this task; stop uploading it."""
 
-    task: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
     """Send the saved update's chunks from ``offset`` on; answer with ``update_sent``. Replaces one under way."""
 
-    task: str
+    task_id: str
     transfer: int
     offset: int
     chunk_bytes: int

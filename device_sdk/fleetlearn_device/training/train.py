@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import Evaluation, FailureCode
+from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data, as_data
-from fleetlearn_device.training.kept_state import collect
+from fleetlearn_device.training.kept_state import collect_kept_state
 
 SEEDS = 2**53
 """Seeds of a random step: 0 to 2^53 - 1."""
@@ -25,50 +25,42 @@ EVALUATION_BATCH = 256
 
 
 class TrainingError(Exception):
-    """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
-
-    code: FailureCode = "runtime-error"
+    """Training came to no result."""
 
 
 class DivergedError(TrainingError):
     """The loss or the model is no longer finite."""
 
-    code: FailureCode = "diverged"
-
 
 class BadValuesError(DivergedError, DataError):
-    """The loss or the model is no longer finite, and so is a value in the data."""
-
-    code = "bad-data"
+    """The loss or the model is no longer finite, and the data hold a value that is not finite either."""
 
 
 class OutOfTimeError(TrainingError):
     """The time budget was used up before the first step."""
 
-    code = "out-of-time"
-
 
 class StoppedError(TrainingError):
-    """``should_stop`` said so; what was done is dropped."""
-
-    code = "stopping"
+    """``should_stop`` returned True. The work is dropped."""
 
 
-class Outcome(NamedTuple):
-    """What training came to. Partial work is reported as what it is: ``complete`` is False, the counts are true."""
+class TrainingResult(NamedTuple):
+    """The result of training. Where the time was over before the last epoch's end, ``complete`` is False, and the
+    counts are of the work that was done."""
 
     update: Vector
     """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
-    kept: Vector
-    """What the device keeps of its own for its next task (kept.py): float32, shape (kept_size,)."""
+    kept_state: Vector
+    """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
     """n_k: how many examples the device has."""
     steps: int
     epochs: float
     """Passes done; a fraction where the last was cut short."""
     seen: int
-    """Examples visited, each as often as it was."""
+    """Examples in all steps; an example counts once for each epoch."""
     complete: bool
+    """All epochs were done."""
     loss: float
     """Mean over the examples of all steps, each measured before its step."""
     metrics: dict[str, float]
@@ -76,7 +68,7 @@ class Outcome(NamedTuple):
     seconds: float
     """Wall-clock time, evaluation included."""
     evaluation: Evaluation | None
-    """Of the model before training, on all data."""
+    """Sums of the model before training, on all data. None where it was not asked for."""
 
 
 def train(
@@ -93,7 +85,7 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
-) -> Outcome:
+) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
     Args:
@@ -159,15 +151,15 @@ def train(
         if on_step is not None:
             on_step(steps, loss)
     update: Vector = runtime.parameters - runtime.anchor
-    kept = collect(runtime)
-    for what, vector in (("update", update), ("device's own part", kept)):
+    kept_state = collect_kept_state(runtime)
+    for what, vector in (("update", update), ("device's own part", kept_state)):
         try:
             check_finite(vector)
         except ProtocolError as error:
             raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
-    return Outcome(
+    return TrainingResult(
         update=update,
-        kept=kept,
+        kept_state=kept_state,
         examples=data.examples,
         steps=steps,
         epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),

@@ -196,19 +196,19 @@ class Model(RuleBasedStateMachine):
                 assert task.model in self.complete
                 assert 0 < seconds <= task.deadline
                 self.training = task
-            case StopTraining(task=name):
+            case StopTraining(task_id=name):
                 assert self.training is not None
                 assert self.training.task == name
             case SavePending(report=report):
                 self.jobs.append(lambda: self.save(report))
-            case DropPending(task=name):
+            case DropPending(task_id=name):
                 self.upload = None
                 if self.pending is not None and self.pending.task == name:
                     self.pending = None
             case SendUpdate():
                 assert self.pending is not None
-                assert self.pending.task == command.task
-                assert command.task not in self.acknowledged
+                assert self.pending.task == command.task_id
+                assert command.task_id not in self.acknowledged
                 self.upload = command
             case Close(code=code, reason=reason):
                 assert code == 1000, reason
