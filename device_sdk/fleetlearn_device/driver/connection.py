@@ -17,7 +17,8 @@ from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.timing import Timing, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
-from fleetlearn_device.session.session import Link, Session
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.states import Closing, Online
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -124,11 +125,11 @@ class Connector:
                 async for frame in socket:
                     received = session.received if isinstance(frame, str) else session.received_chunk
                     await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]
-                    welcomed = welcomed or session.link is Link.ONLINE
-            if session.link is not Link.CLOSING:
+                    welcomed = welcomed or isinstance(session.link, Online)
+            if not isinstance(session.link, Closing):
                 log.info("the coordinator closed the connection: %s", _close_reason(socket))
         except ConnectionClosed as error:
-            if session.link is not Link.CLOSING:
+            if not isinstance(session.link, Closing):
                 log.warning("the connection is lost: %s", printable(str(error)))
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             log.warning("cannot connect to %s: %s", self._url, error or type(error).__name__)
