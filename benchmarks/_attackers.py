@@ -27,8 +27,10 @@ from fleetlearn_protocol.messages import (
     FromCoordinator,
     FromDevice,
     Heartbeat,
+    Part,
     Report,
     Task,
+    VectorReference,
     decode_from_coordinator,
     encode,
 )
@@ -234,7 +236,8 @@ async def _with_tasks(address: str, stop: asyncio.Event, data: Callable[[Task, i
 
     async def once(wire: Wire) -> None:
         await wire.check_in()
-        task = Task("t1-1", 1, "0" * 64, "0" * 64, 4, {}, 1, 1, 1, 1.0)  # of which nobody has heard
+        model = VectorReference("model", "0" * 64, 4, "float32")
+        task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)  # nobody has heard of it
 
         async def listen() -> None:
             nonlocal task
@@ -258,14 +261,15 @@ async def reports(address: str, stop: asyncio.Event) -> None:
     """One report after another of its own task, each of another update."""
 
     def report(task: Task, number: int) -> bytes:
-        return text(Report(task.task, task.round, number % 2**32, task.model_bytes, 1, 1, 1.0, True, 1.0))
+        part = Part("update", "float32", task.vector("model").size, number % 2**32)
+        return text(Report(task.task, task.round, (part,), 1, 1, 1.0, True, 1.0))
 
     await _with_tasks(address, stop, report)
 
 
 async def fetches(address: str, stop: asyncio.Event) -> None:
     """The round's model again and again."""
-    await _with_tasks(address, stop, lambda task, number: text(Fetch(task.model)))
+    await _with_tasks(address, stop, lambda task, number: text(Fetch(task.vector("model").sha256)))
 
 
 async def whole_fetches(address: str, stop: asyncio.Event) -> None:
@@ -278,7 +282,7 @@ async def whole_fetches(address: str, stop: asyncio.Event) -> None:
             opcode, payload = await wire.receive()
             message = decode_from_coordinator(payload.decode()) if opcode == TEXT else None
             if isinstance(message, Task):
-                model = message.model
+                model = message.vector("model").sha256
             elif isinstance(message, Content):
                 left = message.size
             elif opcode == BINARY:

@@ -28,6 +28,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     Uploaded,
+    VectorReference,
     Welcome,
     decode_from_device,
     encode,
@@ -80,9 +81,11 @@ class Round:
                 _send(connection, Welcome("bare", 60.0, CHUNK_BYTES))
                 self.connections.append(connection)
                 if len(self.connections) == self.devices:
+                    model = VectorReference("model", "0" * 64, 4 * self.size, "float32")
                     for number, other in enumerate(self.connections):
-                        task = Task(f"t{number}", 1, "0" * 64, "0" * 64, 4 * self.size, {}, 1, 20, 0, 600.0)
-                        _send(other, task)
+                        _send(
+                            other, Task(f"t{number}", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 20, 0, 600.0)
+                        )
             case Fetch(sha256):
                 download = asyncio.create_task(self._download(connection, sha256))
                 self.running.add(download)

@@ -266,7 +266,7 @@ class Fleet:
                 peer.task = task
                 moments = self.log[task.round]
                 moments.first_task = min(moments.first_task, time.perf_counter())
-                self._send(peer, Fetch(task.model))
+                self._send(peer, Fetch(task.vector("model").sha256))
             case Content(_, _, size, offset):
                 peer.fetched = size - offset
             case Grant(name, transfer, offset):

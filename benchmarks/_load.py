@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
@@ -22,6 +23,7 @@ from fleetlearn_protocol.messages import (
     Content,
     Fetch,
     Grant,
+    Part,
     Report,
     Task,
     Uploaded,
@@ -30,7 +32,6 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
     encode,
 )
-from fleetlearn_protocol.vector import checksum
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -39,16 +40,16 @@ EXAMPLES = 100
 
 
 class Update(NamedTuple):
-    """What a device will send: float32 bytes."""
+    """What a device will send."""
 
     content: bytes
-    crc32: int
+    part: Part
 
 
 def make_update(size: int, seed: int = 0) -> Update:
     """A plausible update of ``size`` parameters."""
     content = (np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)).tobytes()
-    return Update(content, checksum(content))
+    return Update(content, FLOAT32.part("update", content))
 
 
 def report(task: Task, update: Update) -> Report:
@@ -56,8 +57,7 @@ def report(task: Task, update: Update) -> Report:
     return Report(
         task=task.task,
         round=task.round,
-        crc32=update.crc32,
-        size=len(update.content),
+        parts=(update.part,),
         examples=EXAMPLES,
         steps=1,
         epochs=1.0,
@@ -103,7 +103,7 @@ async def take_part(
                     if moments.first_task == float("inf"):
                         moments.first_task = time.perf_counter()
                         opened(task.round)
-                    await connection.send(encode(Fetch(task.model)))
+                    await connection.send(encode(Fetch(task.vector("model").sha256)))
                 case Content(transfer, _, size):
                     await _receive(connection, transfer, size)
                     assert task is not None

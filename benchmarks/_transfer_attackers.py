@@ -29,6 +29,7 @@ from fleetlearn_protocol.messages import (
     FromDevice,
     Grant,
     Heartbeat,
+    Part,
     Report,
     Task,
     Waiting,
@@ -194,7 +195,8 @@ async def _crawl(connection: ClientConnection, transfer: int, offset: int, every
 
 
 def _report(task: Task) -> Report:
-    return Report(task.task, task.round, 0, task.model_bytes, 1, 1, 1.0, True, 1.0)
+    part = Part("update", "float32", task.vector("model").size, 0)
+    return Report(task.task, task.round, (part,), 1, 1, 1.0, True, 1.0)
 
 
 async def _largest_file(address: str) -> str:

@@ -28,7 +28,7 @@ from fleetlearn_protocol.manifest import (
     read_manifest,
     write_manifest,
 )
-from fleetlearn_protocol.vector import Slot, Vector, check_finite, digest, flatten
+from fleetlearn_protocol.vector import TableRow, Vector, check_finite, digest, flatten
 
 
 class Bundle(NamedTuple):
@@ -38,7 +38,7 @@ class Bundle(NamedTuple):
     """The directory or zip."""
     manifest: Manifest
     sha256: str
-    """Of manifest.json: the bundle's name in the protocol."""
+    """SHA-256 of manifest.json: the bundle's name in the protocol."""
 
     def read(self, file: str) -> bytes:
         """The bytes of one file of the manifest (or manifest.json itself), checked. Raises BundleError."""
@@ -62,7 +62,7 @@ class Bundle(NamedTuple):
             return np.zeros(self.manifest.state_size, np.float32)
         return self._vector(STATE, self.manifest.state)
 
-    def _vector(self, file: str, table: Sequence[Slot]) -> Vector:
+    def _vector(self, file: str, table: Sequence[TableRow]) -> Vector:
         try:
             tensors = load_safetensors(self.read(file))
             for name, tensor in tensors.items():

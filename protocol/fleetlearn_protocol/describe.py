@@ -32,6 +32,7 @@ _LIMITS = {
     "PROTOCOL_VERSION": messages,
     "MAX_CONTROL_BYTES": messages,
     "MAX_VECTOR_BYTES": messages,
+    "MAX_VECTORS": messages,
     "CHUNK_BYTES": frames,
     "MAX_FRAME_BYTES": frames,
     "MAX_REFUSALS": messages,
@@ -55,7 +56,10 @@ def tables() -> dict[str, str]:
         ),
         "from-device": "\n".join(_message(kind) for kind in get_args(messages.FromDevice)),
         "from-coordinator": "\n".join(_message(kind) for kind in get_args(messages.FromCoordinator)),
-        "parts": "\n".join(_struct(kind, "### ") for kind in (messages.Held, messages.Evaluation)),
+        "parts": "\n".join(
+            _struct(kind, "### ")
+            for kind in (messages.Held, messages.VectorReference, messages.Part, messages.Evaluation)
+        ),
         "codes": _table(
             ("code", "meaning"),
             [(f"`{code.value}`", _notes(errors)[f"Code.{code.name}"]) for code in errors.Code],
@@ -131,8 +135,8 @@ def _kind(kind: types.Type, alias: bool = True) -> str:
             return " or ".join(f'`"{value}"`' for value in values)
         case types.EnumType():
             return "code"
-        case types.DictType(key_type=key, value_type=value, max_length=high):
-            return f"object, {_within(key)} to {_within(value)}" + _bounds(None, high, " entries")
+        case types.DictType(key_type=key, value_type=value, min_length=low, max_length=high):
+            return f"object, {_within(key)} to {_within(value)}" + _bounds(low, high, " entries")
         case types.VarTupleType(item_type=item, min_length=low, max_length=high):
             return f"array of {_within(item)}" + _bounds(low, high, " entries")
         case types.StructType(cls=cls):

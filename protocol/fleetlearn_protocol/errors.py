@@ -41,6 +41,8 @@ class Code(StrEnum):
     """More or fewer bytes than announced, or than the model has."""
     WRONG_HASH = "wrong-hash"
     """The bytes do not have the announced SHA-256 or CRC-32."""
+    WRONG_PARTS = "wrong-parts"
+    """A report's parts or their encodings are not those that its task asked for."""
     NOT_FINITE = "not-finite"
     """NaN or infinity in a number or a vector."""
     OUT_OF_RANGE = "out-of-range"

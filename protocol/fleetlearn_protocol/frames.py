@@ -24,6 +24,7 @@ MAX_FRAME_BYTES = HEADER.size + CHUNK_BYTES
 CHUNK_KIND = 1
 
 Buffer = bytes | bytearray | memoryview
+"""Bytes in memory."""
 
 
 class Chunk(NamedTuple):
@@ -31,7 +32,7 @@ class Chunk(NamedTuple):
 
     transfer: int
     offset: int
-    """Of the payload's first byte in the content."""
+    """Place of the payload's first byte in the content or upload, in bytes."""
     payload: memoryview
 
 

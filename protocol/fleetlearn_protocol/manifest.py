@@ -41,8 +41,8 @@ ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 
 TensorName = Annotated[str, Meta(min_length=1, max_length=256)]
 FilePath = Annotated[str, Meta(max_length=200)]
-_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
-"""A part of a file path: no name that begins or ends with a dot, and nothing that a file system reads otherwise."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+"""A name in a file path: it neither begins nor ends with a dot, and its characters are safe in every file system."""
 MAX_ELEMENTS = 2**31
 """Most elements of a parameter vector."""
 Size = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
@@ -59,7 +59,7 @@ class Parameter(msgspec.Struct, frozen=True):
     shape: Shape
     """Sizes of the axes; empty for a scalar."""
     offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
-    """Of its first element in the flat vector, in elements."""
+    """Place of its first element in the flat vector, in elements."""
     buffer: bool = False
     """Takes no gradient (BatchNorm's running statistics)."""
     personal: bool = False
@@ -74,13 +74,13 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     name: TensorName
     """As in ``batch.NAME``, or infer.onnx's name of the output."""
     dtype: Literal["float32", "float64", "int64", "int32", "uint8", "bool"]
-    """Of its elements."""
+    """Type of its elements."""
     shape: Shape
-    """Of one example."""
+    """Shape of one example."""
     below: Annotated[int, Meta(ge=1, le=MAX_EXACT)] | None = None
-    """Of an array of integers that name classes or rows of a table: they are 0 to ``below`` - 1."""
+    """Where the integers name classes, or rows of a table: how many there are. The integers are 0 to ``below`` - 1."""
     ignored: Annotated[int, Meta(ge=-MAX_EXACT, le=MAX_EXACT)] | None = None
-    """One integer more that is allowed: the loss leaves out what has it as its class."""
+    """One more integer that is allowed: the loss leaves out examples of this class."""
 
 
 class Hyper(msgspec.Struct, frozen=True):
@@ -96,11 +96,11 @@ class State(msgspec.Struct, frozen=True):
     """One row of the state table: a float32 tensor that the step hands to the next step, on the same device."""
 
     name: TensorName
-    """As in ``state.NAME``; of an optimizer's slot ``SLOT.PARAMETER``."""
+    """As in ``state.NAME``; ``SLOT.PARAMETER`` for a slot of an optimizer."""
     shape: Shape
     """Sizes of the axes; empty for a scalar."""
     offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
-    """Of its first element in the flat state vector, in elements."""
+    """Place of its first element in the flat state vector, in elements."""
     kept: bool = False
     """Whether it outlives a task. Otherwise each task begins with its initial value."""
 
@@ -125,7 +125,7 @@ class LocalStep(msgspec.Struct, frozen=True):
 Reference = Literal["anchor", "correction", "previous"]
 """A vector like the model's, P elements, that the step reads: the round's model; SCAFFOLD's c - c_k; the model with
 which the device's last task of this bundle ended, and before that the round's."""
-NEEDS: dict[str, tuple[Reference, ...]] = {
+REFERENCES_READ: dict[str, tuple[Reference, ...]] = {
     "proximal": ("anchor",),
     "correction": ("correction",),
     "contrastive": ("anchor", "previous"),
@@ -134,11 +134,13 @@ NEEDS: dict[str, tuple[Reference, ...]] = {
 
 
 class Many(msgspec.Struct, frozen=True):
-    """train_many.onnx: several steps of many devices in one call. Parameters, state and ``seed`` have a leading axis of
-    ``devices``; batch arrays (devices, steps, n, ...); references and hyper-parameters are as in train.onnx, one for
-    all, but ``previous`` and ``correction``, which have the axis too. ``steps`` (int64, shape (devices,)) says how many
-    of the steps each device does; the rest changes nothing of it. Outputs ``next.param.NAME`` and ``next.state.NAME``
-    have the axis; ``loss`` and ``metric.NAME`` are (devices, steps), 0 for what was not done.
+    """train_many.onnx: several steps of many devices in one call.
+
+    Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices, steps, n, ...).
+    References and hyper-parameters are as in train.onnx, one for all devices, except ``previous`` and ``correction``,
+    which have the axis too. ``steps`` (int64, shape (devices,)) says how many steps each device does; the steps after
+    these change nothing. Outputs ``next.param.NAME`` and ``next.state.NAME`` have the axis; ``loss`` and
+    ``metric.NAME`` are (devices, steps), 0 for steps that were not done.
     """
 
     devices: Annotated[int, Meta(ge=1, le=2**20)]
@@ -153,9 +155,9 @@ class File(msgspec.Struct, frozen=True):
     """What a file of the bundle must be."""
 
     sha256: Digest
-    """Of its bytes."""
+    """SHA-256 of the file's bytes."""
     size: Bytes
-    """In bytes."""
+    """Size in bytes."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -191,9 +193,9 @@ class Manifest(msgspec.Struct, frozen=True):
     many: Many | None = None
     """What graphs/train_many.onnx takes, where the bundle has one."""
     opset: Version = 0
-    """Of the ONNX operators in the graphs."""
+    """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
-    """Of the ONNX files."""
+    """Version of the ONNX file format."""
     made_by: Annotated[str, Meta(max_length=200)] = ""
     """The exporter and its version, for people."""
 
@@ -259,16 +261,16 @@ def read_manifest(content: bytes) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except msgspec.DecodeError as error:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is damaged: {error}") from None
-    problem = _problem(manifest)
+    problem = _contradiction(manifest)
     if problem is not None:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} contradicts itself: {problem}")
     return manifest
 
 
-def _problem(manifest: Manifest) -> str | None:
-    """What types alone cannot say: the first thing that is wrong."""
+def _contradiction(manifest: Manifest) -> str | None:
+    """Check what the types alone cannot say. Returns the first thing that is wrong, or None."""
     for path in manifest.files:
-        if not all(map(_PLAIN.fullmatch, path.split("/"))):
+        if not all(map(_PLAIN_NAME.fullmatch, path.split("/"))):
             return f"file path {path!r} is not a plain path below the bundle"
     for what, names in (
         ("parameter", [row.name for row in manifest.parameters]),
@@ -301,14 +303,14 @@ def _problem(manifest: Manifest) -> str | None:
     for path in wanted:
         if path not in manifest.files:
             return f"{path} is missing"
-    for switch, references in NEEDS.items():
+    for switch, references in REFERENCES_READ.items():
         for reference in references:
             if getattr(manifest.step, switch) and reference not in manifest.references:
                 return f"a {switch} step reads the reference {reference}, which is not among {manifest.references}"
-    return _table_problem(manifest)
+    return _table_contradiction(manifest)
 
 
-def _table_problem(manifest: Manifest) -> str | None:
+def _table_contradiction(manifest: Manifest) -> str | None:
     tables: tuple[tuple[str, Sequence[Parameter | State]], ...] = (
         ("parameter", manifest.parameters),
         ("state", manifest.state),

@@ -23,8 +23,14 @@ PROTOCOL_NAME = "fleetlearn.v1"
 """The WebSocket subprotocol (Sec-WebSocket-Protocol) that both sides name in the handshake."""
 MAX_CONTROL_BYTES = 64 * 1024
 """Largest control message, in bytes of UTF-8."""
-MAX_VECTOR_BYTES = 4 * 2**31
-"""Largest parameter vector, in bytes (2^31 float32)."""
+MAX_VECTOR_BYTES = 2**33
+"""Most bytes of a vector, and of all parts of a report together."""
+MAX_VECTORS = 8
+"""Most vectors of a task, and most parts of a report."""
+MODEL = "model"
+"""Name of the vector that holds the round's model."""
+UPDATE = "update"
+"""Name of the part that holds the update."""
 MAX_EXAMPLES = 2**31
 MAX_EXACT = 2**53 - 1
 """Largest integer in any message: a browser's numbers are doubles, and hold no larger one exactly."""
@@ -34,7 +40,7 @@ SILENT_HEARTBEATS = 3
 """Heartbeats of silence after which the coordinator ends a connection."""
 
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-"""A device or task: 1 to 64 characters that are safe in a file name."""
+"""A device, task, vector, part or encoding: 1 to 64 characters that are safe in a file name."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -50,14 +56,14 @@ Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 """A duration, at most a leap year."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
-"""A place in a content or an update, in bytes."""
+"""A place in a content or an upload, in bytes."""
+VectorSize = Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=MAX_EXACT)]
 """A non-negative integer that a browser holds exactly."""
 RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 """Numbers by name."""
-Encoding = Literal["float32"]
 FailureCode = Literal[
     "diverged",
     "out-of-time",
@@ -66,6 +72,7 @@ FailureCode = Literal[
     "disk-full",
     "bad-bundle",
     "bad-data",
+    "unsupported",
     "runtime-error",
     "stopping",
 ]
@@ -80,9 +87,35 @@ class Held(msgspec.Struct, frozen=True):
     """A finished update that the device still holds, unacknowledged."""
 
     task: Identifier
-    """The task that it is of."""
+    """The update's task."""
     round: RoundNumber
     """The task's round."""
+
+
+class VectorReference(msgspec.Struct, frozen=True):
+    """A vector that a task works with. The device fetches its bytes by their hash."""
+
+    name: Identifier
+    """What the vector is. `model`: the round's parameter vector."""
+    sha256: Digest
+    """SHA-256 of the encoded vector's bytes."""
+    size: VectorSize
+    """Bytes of the encoded vector."""
+    encoding: Identifier
+    """How numbers became these bytes, such as `float32` (section 4)."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One vector of an upload."""
+
+    name: Identifier
+    """What the vector is. `update`: what training changed in the model."""
+    encoding: Identifier
+    """How numbers became these bytes, such as `float32` (section 4)."""
+    size: VectorSize
+    """Bytes of the encoded vector."""
+    crc32: Checksum
+    """CRC-32 of zlib, PNG and Ethernet (not CRC-32C, Castagnoli's) of the encoded vector's bytes."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -93,7 +126,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     loss_sum: Number
     """Sum of their losses."""
     metric_sums: Numbers = {}
-    """Sum of each metric over them."""
+    """Sum of each metric over these examples."""
 
 
 # --- device to coordinator ---
@@ -122,7 +155,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     task: Identifier | None = None
     """The task being trained, if any."""
     steps: Count = 0
-    """Batches evaluated and optimizer steps done of it, together: a number that rises with each."""
+    """Batches evaluated plus optimizer steps done of the task."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
@@ -135,16 +168,14 @@ class Fetch(Message, frozen=True, tag="fetch"):
 
 
 class Report(Message, frozen=True, tag="report"):
-    """A task is done; this is what its update will be. The bytes follow once granted."""
+    """A task is done; this describes its result. The bytes follow once the upload is granted."""
 
     task: Identifier
     """The task that was given."""
     round: RoundNumber
     """The task's round."""
-    crc32: Checksum
-    """CRC-32 of zlib, PNG and Ethernet (not CRC-32C, Castagnoli's) of the encoded update's bytes."""
-    size: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES)]
-    """Bytes of the encoded update."""
+    parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The vectors that will be uploaded, one after the other in this order."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """n_k, the weight: training examples on the device, whether or not all of them were visited."""
     steps: Annotated[int, Meta(ge=1, le=2**31)]
@@ -159,10 +190,17 @@ class Report(Message, frozen=True, tag="report"):
     """Mean training metrics over the same examples."""
     seconds: Seconds = 0.0
     """Wall-clock seconds spent training."""
-    encoding: Encoding = "float32"
-    """As the task asked."""
     evaluation: Evaluation | None = None
-    """Where the task asked for it."""
+    """The measurement, where the task asked for one (`evaluate`)."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole upload."""
+        return sum(part.size for part in self.parts)
+
+    def part(self, name: str) -> Part:
+        """The part of this name. Raises KeyError."""
+        return {part.name: part for part in self.parts}[name]
 
 
 class Uploaded(Message, frozen=True, tag="uploaded"):
@@ -206,10 +244,10 @@ class Task(Message, frozen=True, tag="task"):
     """The round that it belongs to."""
     bundle: Digest
     """SHA-256 of the bundle's manifest.json."""
-    model: Digest
-    """SHA-256 of the round's parameter vector."""
-    model_bytes: Annotated[int, Meta(ge=4, le=MAX_VECTOR_BYTES, multiple_of=4)]
-    """Bytes of that vector: 4 for each element of the model that travels."""
+    vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The vectors that training needs, each under another name; the round's model is always one of them."""
+    parts: Annotated[dict[Identifier, Identifier], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The parts that the report must have: the name of each and its encoding."""
     hyper: Numbers
     """Values of the bundle's hyper-parameters, such as lr and mu."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]
@@ -224,8 +262,10 @@ class Task(Message, frozen=True, tag="task"):
     """Seconds that training may take; after them report what was done. null: what the deadline allows."""
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
-    encoding: Encoding = "float32"
-    """How the update is to be encoded."""
+
+    def vector(self, name: str) -> VectorReference:
+        """The vector of this name. Raises KeyError."""
+        return {vector.name: vector for vector in self.vectors}[name]
 
 
 class ComeBack(Message, frozen=True, tag="come-back"):
@@ -325,7 +365,9 @@ _coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(Fr
 def encode(message: FromDevice | FromCoordinator) -> str:
     """The message as the text of one frame.
 
-    What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large), naming the field.
+    What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large), naming the field. The
+    types alone do not ensure that: nothing holds a message to its bounds when it is made, and NaN would travel as null.
+    The check takes 1 microsecond for a heartbeat and 5 for a task.
     """
     try:
         content = _encoder.encode(message)

@@ -1,4 +1,7 @@
-"""The model as one flat vector: contiguous little-endian float32, tensors in manifest order, each a view into it."""
+"""The model as one flat vector in memory: contiguous float32, tensors in manifest order, each a view into it.
+
+encodings.py says how such a vector becomes bytes on the wire.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import Buffer
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("fleetlearn keeps parameters as little-endian float32 views; this machine is big-endian")
 
 Vector = NDArray[np.float32]
-Buffer = bytes | bytearray | memoryview
 
 
-class Slot(Protocol):
-    """A tensor's place in the vector, as the manifest's parameter table has it."""
+class TableRow(Protocol):
+    """A row of the manifest's parameter or state table: a tensor's place in the vector."""
 
     @property
     def name(self) -> str: ...
@@ -32,28 +35,28 @@ class Slot(Protocol):
     def offset(self) -> int: ...
 
 
-def views(vector: Vector, table: Sequence[Slot]) -> dict[str, Vector]:
+def views(vector: Vector, table: Sequence[TableRow]) -> dict[str, Vector]:
     """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies.
 
     ``table`` may be a part of the manifest's. Raises ValueError on a vector too short for it, or not flat.
     """
-    end = max((slot.offset + prod(slot.shape) for slot in table), default=0)
+    end = max((row.offset + prod(row.shape) for row in table), default=0)
     if vector.ndim != 1 or vector.size < end:
         raise ValueError(f"a vector of shape {vector.shape} was given; the table needs {end} elements")
-    return {slot.name: vector[slot.offset : slot.offset + prod(slot.shape)].reshape(slot.shape) for slot in table}
+    return {row.name: vector[row.offset : row.offset + prod(row.shape)].reshape(row.shape) for row in table}
 
 
-def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[Slot]) -> Vector:
+def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[TableRow]) -> Vector:
     """The tensors as one vector. Raises ValueError on a missing, surplus or wrongly shaped tensor."""
-    missing = [slot.name for slot in table if slot.name not in tensors]
-    surplus = sorted(set(tensors) - {slot.name for slot in table})
+    missing = [row.name for row in table if row.name not in tensors]
+    surplus = sorted(set(tensors) - {row.name for row in table})
     if missing or surplus:
         raise ValueError(f"the tensors do not fit the table: missing {missing}, not in it {surplus}")
-    vector = np.empty(sum(prod(slot.shape) for slot in table), np.float32)
-    for slot, view in zip(table, views(vector, table).values(), strict=True):
-        tensor = tensors[slot.name]
-        if tensor.shape != slot.shape:
-            raise ValueError(f"tensor {slot.name} has shape {tensor.shape}; the table says {slot.shape}")
+    vector = np.empty(sum(prod(row.shape) for row in table), np.float32)
+    for row, view in zip(table, views(vector, table).values(), strict=True):
+        tensor = tensors[row.name]
+        if tensor.shape != row.shape:
+            raise ValueError(f"tensor {row.name} has shape {tensor.shape}; the table says {row.shape}")
         view[...] = tensor
     return vector
 
@@ -64,7 +67,7 @@ def digest(content: Buffer | Vector) -> str:
 
 
 def checksum(content: Buffer | Vector, before: int = 0) -> int:
-    """CRC-32 of the bytes, going on from that of the bytes ``before`` them.
+    """CRC-32 of the bytes. ``before`` is the CRC-32 of the bytes that precede them, 0 where none do.
 
     Updates are guarded by it against damage and mixed-up resumption; nobody but their device vouches for their bytes,
     so a cryptographic hash would buy nothing for four times the CPU (the coordinator's largest cost of an update).
@@ -74,20 +77,6 @@ def checksum(content: Buffer | Vector, before: int = 0) -> int:
 
 def _bytes(content: Buffer | Vector) -> Buffer:
     return np.ascontiguousarray(content).data if isinstance(content, np.ndarray) else content
-
-
-def from_bytes(content: Buffer, length: int | None = None) -> Vector:
-    """The bytes as float32, shape (size / 4,): a view, read-only where they are.
-
-    Raises ProtocolError (wrong-length: other than ``length`` elements; not-finite).
-    """
-    size = memoryview(content).nbytes
-    if size % 4 or (length is not None and size != 4 * length):
-        expected = "a multiple of 4" if length is None else str(4 * length)
-        raise ProtocolError(Code.WRONG_LENGTH, f"a vector of {size} bytes was given; expected {expected}")
-    vector = np.frombuffer(content, "<f4")
-    check_finite(vector)
-    return vector
 
 
 def check_finite(vector: Vector) -> float:

@@ -67,8 +67,12 @@ def allowed(kind: types.Type) -> list[Any]:
             return list(values)
         case types.EnumType():
             return [code.value for code in Code]
-        case types.DictType():
+        case types.DictType(value_type=types.FloatType()):
             return [{}, {f"n{i}": 0.5 for i in range(64)}, {"_": 1e30, "type": -1e30}]
+        case types.DictType(key_type=key, value_type=value, max_length=int(most)):
+            return [dict(zip(allowed(key), allowed(value), strict=True)), {f"n{i}": f"e{i}" for i in range(most)}]
+        case types.VarTupleType(item_type=item, max_length=int(most)):
+            return [allowed(item), [allowed(item)[0]] * most]
         case types.StructType(fields=fields):
             return [{f.name: allowed(f.type)[place] for f in fields} for place in (0, -1)]
     raise TypeError(f"no values are known for {kind}")
@@ -93,6 +97,13 @@ def forbidden(kind: types.Type) -> list[Any]:
             return [1, None, ["a"], "a" * (most + 1)]
         case types.LiteralType() | types.EnumType():
             return ["", "nope", "`$.type`", 0, None]
+        case types.DictType(key_type=key, value_type=types.StrType() as value, max_length=int(most)):
+            keys = [{bad: "x"} for bad in forbidden(key) if isinstance(bad, str)]
+            values = [{"x": bad} for bad in forbidden(value)]
+            return [[], None, {}, {f"n{i}": "x" for i in range(most + 1)}, *keys, *values]
+        case types.VarTupleType(item_type=item, max_length=int(most)):
+            good = allowed(item)[0]
+            return [{}, None, good, [], [good] * (most + 1), *([good, bad] for bad in forbidden(item))]
         case types.DictType():
             many = {f"n{i}": 0 for i in range(65)}
             return [[], None, many, {"a": "1"}, {"a": None}, {"a": True}, {"a": 1.1e30}, {"1": 1}, {"": 1}, {"a\n": 1}]

@@ -67,6 +67,7 @@ def vector() -> dict[str, Any]:
         return np.array(words, "<u4").tobytes().hex()
 
     return {
+        "encoding": "float32",
         "table": table,
         "tensors": {
             "w": model[:6].reshape(2, 3).tolist(),

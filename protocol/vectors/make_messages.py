@@ -23,8 +23,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "report": m.Report(
         task="t4-11",
         round=4,
-        crc32=0x9BE3E0A3,
-        size=6653480,
+        parts=(m.Part("update", "float32", 6653480, 0x9BE3E0A3), m.Part("control", "int8", 1663370, 0)),
         examples=1200,
         steps=120,
         epochs=2.0,
@@ -32,7 +31,6 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         loss=0.25,
         metrics={"accuracy": 0.9375},
         seconds=12.5,
-        encoding="float32",
         evaluation=m.Evaluation(1200, 412.5, {"accuracy": 1000.0}),
     ),
     "uploaded": m.Uploaded("t4-11"),
@@ -42,8 +40,8 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         task="t4-11",
         round=4,
         bundle=A,
-        model=B,
-        model_bytes=6653480,
+        vectors=(m.VectorReference("model", B, 6653480, "float32"), m.VectorReference("control", A, 1663370, "int8")),
+        parts={"update": "float32", "control": "int8"},
         hyper={"lr": 0.1, "mu": 0.01},
         epochs=2,
         batch_size=20,
@@ -51,7 +49,6 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         deadline=600.0,
         time_budget=60.5,
         evaluate=True,
-        encoding="float32",
     ),
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(7, A, 6653480, 131072),
@@ -72,7 +69,7 @@ def direction_of(tag: str) -> str:
 def messages() -> dict[str, Any]:
     valid, invalid = [], []
     for tag, example in EXAMPLES.items():
-        full = {"type": tag, **msgspec.to_builtins(example)}
+        full = plain(tag)
         struct = types.type_info(type(example))
         assert isinstance(struct, types.StructType)
         defaults = {f.name: plain_default(f) for f in struct.fields if not f.required}
@@ -189,7 +186,8 @@ def entry(tag: str, name: str, text: str, **more: Any) -> dict[str, Any]:
 
 
 def plain(tag: str) -> dict[str, Any]:
-    return {"type": tag, **msgspec.to_builtins(EXAMPLES[tag])}
+    fields: dict[str, Any] = json.loads(msgspec.json.encode(EXAMPLES[tag]))
+    return fields
 
 
 def plain_default(field: types.Field) -> Any:

@@ -27,6 +27,7 @@ from fleetlearn_device.storage.outbox import Outbox
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_device.training.train import StoppedError, train
 from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
@@ -177,7 +178,7 @@ def test_an_upload_goes_on_where_the_grant_says(served: Served, data: Any, tmp_p
             assert (await line.check_in(chunk_bytes=256)).held == Held("t1", 1)
             assert await line.expect(Report) == report
             rest = await line.take_upload(report, 768, transfer=8)
-            assert zlib.crc32(part + rest) == report.crc32
+            assert zlib.crc32(part + rest) == report.part("update").crc32
 
     asyncio.run(test())
 
@@ -196,7 +197,7 @@ def test_an_upload_that_is_told_to_wait_is_reported_again_on_the_same_connection
             while (message := await line.hear()) != report:  # what was on its way
                 assert isinstance(message, bytes | Uploaded)
             rest = await line.take_upload(report, 768, transfer=8)
-            assert zlib.crc32(part + rest) == report.crc32
+            assert zlib.crc32(part + rest) == report.part("update").crc32
             await line.say(Accepted(report.task))
             await line.say(served.task("t2"))
             assert (await line.answer_fetches(Report)).task == "t2"
@@ -224,7 +225,7 @@ def test_a_connection_cut_in_training_is_made_again_and_training_goes_on(
 
 def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(tmp_path: Path) -> None:
     update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
-    report = Report("t1", 1, zlib.crc32(update.tobytes()), update.nbytes, 20, 3, 1.0, True, 0.5)
+    report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
     state = StateDirectory(tmp_path)
     state.outbox.save(report, update.data.cast("B"))
     state.close()
@@ -960,7 +961,7 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
     np.savez(tmp_path / "data.npz", x=x, y=y)
     state = StateDirectory(tmp_path / "state")
     shutil.copytree(served.bundle.path, state.contents.bundle_path(served.bundle.sha256))
-    state.contents.model_path(served.model_sha256).write_bytes(served.model.tobytes())
+    state.contents.vector_path(served.model_sha256).write_bytes(served.model.tobytes())
     state.close()
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else each thread reserves 64 MiB
 

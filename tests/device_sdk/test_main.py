@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.storage.state_directory import StateDirectory
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.messages import Part, Report
 
 HEAVY = (
     "torch",
@@ -172,7 +172,7 @@ def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "sensor-7" in shown
     assert "none waits" in shown
-    report = Report("t3-1", 3, zlib.crc32(b"12345678"), 8, 7, 3, 2.0, True, 0.5)
+    report = Report("t3-1", 3, (Part("update", "float32", 8, zlib.crc32(b"12345678")),), 7, 3, 2.0, True, 0.5)
     state.outbox.save(report, b"12345678", "ab" * 32, np.zeros(3, np.float32))
     assert main(["info", "--state", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

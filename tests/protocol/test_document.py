@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from fleetlearn_protocol import describe, errors, frames, messages, vector
+from fleetlearn_protocol import describe, encodings, errors, frames, messages, vector
 from msgspec import inspect as types
 
 DOCUMENT = Path(describe.__file__).parents[1] / "PROTOCOL.md"
@@ -51,6 +51,7 @@ def test_every_code_is_used_outside_its_table(code: errors.Code) -> None:
         f"more than {messages.MAX_REFUSALS} refused",
         f"silent for {messages.SILENT_HEARTBEATS}\nheartbeats",
         "larger than 64 KiB",
+        *(f"| `{name}` | IEEE 754" for name in encodings.ENCODINGS),
         f"`123456789` give 0x{vector.checksum(b'123456789'):X}",
     ],
 )

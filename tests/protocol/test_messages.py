@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from typing import Any, get_args
 
 import msgspec
@@ -12,7 +14,7 @@ from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st
 
-REPORT = m.Report("t1-1", 1, 0, 40, 100, 5, 1.0, True, 0.5)
+REPORT = m.Report("t1-1", 1, (m.Part("update", "float32", 40, 0),), 100, 5, 1.0, True, 0.5)
 
 
 def refused(text: str | bytes, decode: Any = m.decode_from_device) -> ProtocolError:
@@ -117,7 +119,27 @@ def test_a_message_above_the_limit_is_not_sent() -> None:
     assert caught.value.code is Code.TOO_LARGE
 
 
-VALUES = [None, True, 0, 1, -1, 2**53, 0.5, 1e31, "", "t1", "0" * 64, "x" * 1001, "float32", "stopping", [], {}]
+IDENTIFIERS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+VALUES = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    2**53,
+    0.5,
+    1e31,
+    "",
+    "t1",
+    "0" * 64,
+    "x" * 1001,
+    "float32",
+    "stopping",
+    [],
+    {},
+    {"update": "float32"},
+    [{"name": "x", "encoding": "x", "size": 1, "crc32": 0}],
+]
 FIELDS = sorted({name for kind in get_args(m.FromDevice) for name in kind.__struct_fields__})
 TAGS = [kind.__struct_config__.tag for kind in get_args(m.FromDevice)]
 
@@ -143,10 +165,19 @@ def test_any_fields_are_a_message_that_can_be_sent_or_refused(tag: str, fields: 
 @given(
     st.builds(
         m.Report,
-        task=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
+        task=IDENTIFIERS,
         round=st.integers(0, 2**31),
-        crc32=st.integers(0, 2**32 - 1),
-        size=st.integers(4, m.MAX_VECTOR_BYTES),
+        parts=st.lists(
+            st.builds(
+                m.Part,
+                name=IDENTIFIERS,
+                encoding=IDENTIFIERS,
+                size=st.integers(1, m.MAX_VECTOR_BYTES),
+                crc32=st.integers(0, 2**32 - 1),
+            ),
+            min_size=1,
+            max_size=m.MAX_VECTORS,
+        ).map(tuple),
         examples=st.integers(1, 2**31),
         steps=st.integers(1, 2**31),
         epochs=st.floats(0, 1e6),
@@ -167,7 +198,7 @@ def test_codes_are_words_that_never_change() -> None:
     assert [code.value for code in Code] == [
         "bad-message", "unknown-type", "too-large", "bad-version", "bad-frame", "out-of-turn", "duplicate",
         "unknown-task", "stale-round", "not-wanted", "unknown-content", "wrong-offset", "wrong-length", "wrong-hash",
-        "not-finite", "out-of-range", "busy", "replaced", "round-over",
+        "wrong-parts", "not-finite", "out-of-range", "busy", "replaced", "round-over",
     ]  # fmt: skip
 
 
@@ -177,6 +208,27 @@ def test_an_error_s_text_always_fits_a_message(text: str) -> None:
     refusal = m.Refused(error.code, error.text)
     assert m.decode_from_coordinator(m.encode(refusal)) == refusal
     assert str(error) == f"{error.text} [busy]"
+
+
+def test_messages_need_no_numpy() -> None:
+    code = (
+        "import sys; from fleetlearn_protocol import Code, ProtocolError, errors, frames, messages\n"
+        "assert not {'numpy', 'safetensors'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_vectors_and_parts_by_name() -> None:
+    assert REPORT.part("update") == REPORT.parts[0]
+    two = msgspec.structs.replace(REPORT, parts=(*REPORT.parts, m.Part("control", "float32", 8, 0)))
+    assert (REPORT.size, two.size) == (40, 48)
+    with pytest.raises(KeyError, match="control"):
+        REPORT.part("control")
+    model = m.VectorReference("model", "0" * 64, 40, "float32")
+    task = m.Task("t1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 0, 0, 1.0)
+    assert task.vector("model") == model
+    with pytest.raises(KeyError, match="control"):
+        task.vector("control")
 
 
 def test_clip() -> None:

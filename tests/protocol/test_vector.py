@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import Parameter
-from fleetlearn_protocol.vector import check_finite, checksum, digest, flatten, from_bytes, views
+from fleetlearn_protocol.vector import check_finite, checksum, digest, flatten, views
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -107,38 +107,6 @@ def test_digest_tells_minus_0_from_0() -> None:
     assert digest(np.array([-0.0], np.float32)) != digest(np.array([0.0], np.float32))
 
 
-@given(hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
-def test_from_bytes_is_exact(vector: Any) -> None:
-    content = vector.tobytes()
-    for same in (content, bytearray(content), memoryview(content), vector.data):
-        assert from_bytes(same, len(vector)).tobytes() == content
-    assert from_bytes(content).dtype == np.float32
-
-
-def test_from_bytes_is_a_view() -> None:
-    content = bytearray(8)
-    vector = from_bytes(content)
-    content[3] = 0x40
-    assert vector.tolist() == [2, 0]
-    assert vector.flags.writeable
-    assert not from_bytes(bytes(content)).flags.writeable
-
-
-def test_from_bytes_that_are_not_aligned() -> None:
-    content = b"x" + np.array([1, 2], "<f4").tobytes()
-    assert from_bytes(memoryview(content)[1:]).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("size", "length", "expected"),
-    [(3, None, "a multiple of 4"), (5, 1, "4"), (4, 2, "8"), (8, 1, "4"), (0, 1, "4"), (4, 0, "0")],
-)
-def test_from_bytes_of_another_length(size: int, length: int | None, expected: str) -> None:
-    with pytest.raises(ProtocolError, match=f"a vector of {size} bytes was given; expected {expected}") as caught:
-        from_bytes(bytes(size), length)
-    assert caught.value.code is Code.WRONG_LENGTH
-
-
 @pytest.mark.parametrize(
     ("values", "largest"),
     [
@@ -167,7 +135,5 @@ def test_the_first_place_that_is_not_finite(vector: Any) -> None:
         with pytest.raises(ProtocolError, match=f"element {bad[0]} of the vector is") as caught:
             check_finite(vector)
         assert caught.value.code is Code.NOT_FINITE
-        with pytest.raises(ProtocolError, match=f"element {bad[0]} of the vector is"):
-            from_bytes(vector.tobytes())
     else:
         assert check_finite(vector) == max(map(abs, vector.tolist()), default=0)

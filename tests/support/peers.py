@@ -14,6 +14,7 @@ import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.service.serve import running
 from fleetlearn_protocol import open_bundle, write_bundle
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -39,6 +40,7 @@ from fleetlearn_protocol.messages import (
     FromDevice,
     Grant,
     Held,
+    Part,
     Report,
     Task,
     Uploaded,
@@ -46,7 +48,7 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
     encode,
 )
-from fleetlearn_protocol.vector import Vector, checksum
+from fleetlearn_protocol.vector import Vector
 from safetensors.numpy import save
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -182,11 +184,13 @@ class Peer:
 
 
 def report_of(task: Task, update: Vector, /, **fields: Any) -> Report:
+    """A report of the update; ``fields`` are what is to be otherwise, of its part or of the report."""
+    otherwise = {name: fields.pop(name) for name in Part.__struct_fields__ if name in fields}
+    part = msgspec.structs.replace(FLOAT32.part("update", update.tobytes()), **otherwise)
     values: dict[str, Any] = {
         "task": task.task,
         "round": task.round,
-        "crc32": checksum(update),
-        "size": update.nbytes,
+        "parts": (part,),
         "examples": 10,
         "steps": 5,
         "epochs": 1.0,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES, pack_chunk, unpack_chunk
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
@@ -118,7 +119,7 @@ class Line:
 
     async def accept(self, report: Report) -> bytes:
         update = await self.take_upload(report)
-        assert zlib.crc32(update) == report.crc32
+        assert zlib.crc32(update) == report.part("update").crc32
         await self.say(Accepted(report.task))
         return update
 
@@ -208,13 +209,15 @@ class Served:
     def task(self, name: str = "t1", **changes: Any) -> Task:
         settings: dict[str, Any] = {
             "round": 1,
+            "parts": {"update": "float32"},
             "hyper": {"lr": 0.1, "mu": 0.01},
             "epochs": 2,
             "batch_size": 8,
             "seed": 5,
             "deadline": 300.0,
         } | changes
-        return Task(name, bundle=self.bundle.sha256, model=self.model_sha256, model_bytes=self.model.nbytes, **settings)
+        model = FLOAT32.reference("model", self.model)
+        return Task(name, bundle=self.bundle.sha256, vectors=(model,), **settings)
 
 
 @contextmanager

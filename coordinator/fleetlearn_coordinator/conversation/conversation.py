@@ -47,7 +47,7 @@ from fleetlearn_coordinator.conversation.limits import (
     WRITE_LIMIT,
 )
 from fleetlearn_coordinator.conversation.transfer import Content as ServedContent
-from fleetlearn_coordinator.conversation.transfer import Download, Upload
+from fleetlearn_coordinator.conversation.transfer import Download, Upload, check_parts
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
 
@@ -321,10 +321,11 @@ class Conversation:
         except ProtocolError as error:
             self._refuse(error, message.task)
             return
-        if message.size != coordinator.run.model.nbytes:
+        try:
+            check_parts(message, coordinator.run.model.size)
+        except ProtocolError as error:
             self.stop_upload()
-            text = f"an update of {message.size} bytes was announced; the model has {coordinator.run.model.nbytes}"
-            self._reject(device, message.task, ProtocolError(Code.WRONG_LENGTH, text))
+            self._reject(device, message.task, error)
             return
         if self.upload is not None:
             if self.upload.report == message:

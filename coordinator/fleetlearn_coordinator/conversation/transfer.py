@@ -14,16 +14,16 @@ slots as there are places: where there are more, the upload that has brought lea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import ENCODINGS, FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, Chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, check_finite, checksum
+from fleetlearn_protocol.messages import UPDATE, Part, Report
+from fleetlearn_protocol.vector import Vector, checksum
 from websockets.frames import Frame, Opcode
 
 from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Turn
@@ -31,6 +31,8 @@ from fleetlearn_coordinator.storage.store import Store
 
 STALLED_PER_PLACE = 8
 """Downloads with unread bytes and without a place, for each place."""
+ASKED_PARTS = {UPDATE: FLOAT32.name}
+"""What each task asks its device to report: name of the part -> its encoding."""
 
 
 class Content:
@@ -73,7 +75,7 @@ class Contents:
         if before is not None:
             self._contents.pop(before, None)
         self._model = sha256
-        self._add(sha256, vector.data.cast("B"))
+        self._add(sha256, FLOAT32.encode(vector))
         return before
 
     def find(self, sha256: str, offset: int) -> Content:
@@ -143,6 +145,23 @@ class Downloads:
             oldest.transport.abort()
 
 
+def check_parts(report: Report, elements: int) -> None:
+    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the ASKED_PARTS, of ``elements`` each."""
+    given = [(part.name, part.encoding) for part in report.parts]
+    if given != list(ASKED_PARTS.items()):
+        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(ASKED_PARTS.items())}"
+        raise ProtocolError(Code.WRONG_PARTS, text)
+    for part in report.parts:
+        expected = ENCODINGS[part.encoding].size(elements)
+        if part.size != expected:
+            text = f"part {part.name} has {part.size} bytes; a model of {elements} elements takes {expected}"
+            raise ProtocolError(Code.WRONG_LENGTH, text)
+
+
+def _listed(parts: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} ({encoding})" for name, encoding in parts)
+
+
 def _nothing() -> int:
     return 0
 
@@ -161,8 +180,8 @@ class Upload(Turn):
     """The number that its chunks carry, while it has a place and for what is on its way afterwards. 0: none."""
     restarted: bool = False
     """A chunk was refused, and nothing has come under the new number yet."""
-    crc32: int = 0
-    """CRC-32 of the bytes received so far."""
+    crc32: dict[str, int] = field(default_factory=dict)
+    """Name of each part that has begun to arrive -> CRC-32 of its bytes so far."""
     arriving: Callable[[], int] = _nothing
     """Bytes received of a chunk that is not complete."""
     began: float | None = None
@@ -184,13 +203,13 @@ class Upload(Turn):
             raise ProtocolError(
                 Code.WRONG_OFFSET, f"a chunk begins at byte {chunk.offset}; {self.offset} bytes are here so far"
             )
-        if self.offset + size > self.report.size or size % 4:
+        part, end = self._arriving_part()
+        if self.offset + size > end:
             raise ProtocolError(
-                Code.WRONG_LENGTH,
-                f"a chunk of {size} bytes at {self.offset}; the update has {self.report.size} bytes of float32",
+                Code.WRONG_LENGTH, f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}"
             )
-        largest = check_finite(np.frombuffer(chunk.payload, "<f4"))
-        self.crc32 = checksum(chunk.payload, self.crc32)
+        largest = ENCODINGS[part.encoding].check(chunk.payload)
+        self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         store.write_slot(self.slot, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
@@ -202,11 +221,22 @@ class Upload(Turn):
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"{self.offset} bytes were sent; the update was announced with {self.report.size}"
             )
-        if self.crc32 != self.report.crc32:
-            raise ProtocolError(
-                Code.WRONG_HASH,
-                f"the update has CRC-32 {self.crc32:08x}; {self.report.crc32:08x} was announced. Send it again.",
-            )
+        for part in self.report.parts:
+            if self.crc32[part.name] != part.crc32:
+                raise ProtocolError(
+                    Code.WRONG_HASH,
+                    f"part {part.name} has CRC-32 {self.crc32[part.name]:08x}; {part.crc32:08x} was announced. Send it "
+                    "again.",
+                )
+
+    def _arriving_part(self) -> tuple[Part, int]:
+        """The part that the next byte belongs to, the last one where all have arrived; and the byte where it ends."""
+        end = 0
+        for part in self.report.parts:
+            end += part.size
+            if self.offset < end:
+                break
+        return part, end
 
 
 class Uploads:
@@ -292,7 +322,7 @@ class Uploads:
     def forget(self, task: str, but: Report | None = None) -> None:
         """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
         broken = self._broken.get(task)
-        if broken is not None and (but is None or broken.report.crc32 != but.crc32):
+        if broken is not None and (but is None or broken.report.parts != but.parts):
             self._begin_again(self._broken.pop(task))
 
     def forget_all(self) -> None:
@@ -321,7 +351,8 @@ class Uploads:
     def _begin_again(self, upload: Upload) -> None:
         """Forget its bytes. If chunks of it are on their way, they come for nothing."""
         self._spare.pop(upload, None)
-        upload.transfer = upload.offset = upload.crc32 = 0
+        upload.transfer = upload.offset = 0
+        upload.crc32.clear()
         upload.largest = 0.0
         if upload.slot is not None:
             self._store.free_slot(upload.slot)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.messages import UPDATE, Report
 from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_coordinator.aggregation import exact_mean
@@ -135,7 +136,9 @@ class Run:
         weight = self.weight(report)
         exact_mean.check(largest, weight)
         self.store.accept(report, weight, slot)
-        exact_mean.add_parts(self.total, self.store.read_slot(slot, report.size), weight, largest)
+        part = report.part(UPDATE)
+        blocks = map(ENCODINGS[part.encoding].decode, self.store.read_slot(slot, part))
+        exact_mean.add_parts(self.total, blocks, weight, largest)
         self.store.fold(self.total)
         self.reports[report.task] = report
 

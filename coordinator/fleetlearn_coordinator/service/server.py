@@ -14,15 +14,25 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, ComeBack, FromCoordinator, Refused, Task, Waiting
+from fleetlearn_protocol.messages import (
+    MODEL,
+    SILENT_HEARTBEATS,
+    ComeBack,
+    FromCoordinator,
+    Refused,
+    Task,
+    VectorReference,
+    Waiting,
+)
 from fleetlearn_protocol.messages import Cancel as CancelMessage
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
-from fleetlearn_coordinator.conversation.transfer import Contents, Download, Downloads, Uploads
+from fleetlearn_coordinator.conversation.transfer import ASKED_PARTS, Contents, Download, Downloads, Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.rounds.engine import Assign, Cancel, Command, Finish, Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
@@ -232,8 +242,8 @@ class Coordinator:
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                model=run.model_digest,
-                model_bytes=run.model.nbytes,
+                vectors=(VectorReference(MODEL, run.model_digest, FLOAT32.size(run.model.size), FLOAT32.name),),
+                parts=ASKED_PARTS,
                 hyper=run.hyper,
                 epochs=local.epochs,
                 batch_size=local.batch_size,

@@ -25,9 +25,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.messages import UPDATE, Part, Report
+from fleetlearn_protocol.stored_report import read_report
 from fleetlearn_protocol.vector import Vector, checksum, digest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -292,16 +294,18 @@ class Store:
     def write_slot(self, slot: int, offset: int, content: Buffer) -> None:
         write_all(self._slots[slot], content, offset)
 
-    def read_slot(self, slot: int, size: int) -> Iterator[Vector]:
-        """The first ``size`` bytes as float32, in parts that share one buffer. Raises StoreError (a short file)."""
-        buffer = np.empty(min(size // 4, BLOCK), np.float32)
-        for place in range(0, size, buffer.nbytes):
-            part = buffer[: (size - place) // 4]
-            if os.preadv(self._slots[slot], [part.data], place) != part.nbytes:
+    def read_slot(self, slot: int, part: Part) -> Iterator[memoryview]:
+        """The bytes of the slot's only part, in blocks of BLOCK elements that share one buffer. Raises StoreError (a
+        short file)."""
+        buffer = np.empty(min(part.size, ENCODINGS[part.encoding].size(BLOCK)), np.uint8).data
+        for place in range(0, part.size, len(buffer)):
+            block = buffer[: part.size - place]
+            if os.preadv(self._slots[slot], [block], place) != len(block):
                 raise StoreError(
-                    Code.WRONG_LENGTH, f"{self._slot_path(slot)} ends before its update's {size} bytes: it is damaged"
+                    Code.WRONG_LENGTH,
+                    f"{self._slot_path(slot)} ends before its update's {part.size} bytes: it is damaged",
                 )
-            yield part
+            yield block
 
     def accept(self, report: Report, weight: int, slot: int) -> None:
         """From here on the update counts, whatever happens to this process."""
@@ -360,22 +364,31 @@ class Store:
             elif state != "accepted":
                 opened.dropped.append((task, device, state))
             else:
-                opened.reports.append(
-                    (task, device, decode(report, Report, f"{self.folder / DATABASE}: the report of {task}"))
-                )
+                opened.reports.append((task, device, self._decode_report(task, report)))
                 if slot is not None and not given_up:
                     self._add_again(opened.total, task, opened.reports[-1][2], weight, slot)
         return opened
+
+    def _decode_report(self, task: str, content: bytes) -> Report:
+        try:
+            return read_report(content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            text = f"{self.folder / DATABASE}: the report of {task} is damaged: {error}"
+            raise StoreError(Code.WRONG_HASH, text) from None
 
     def _add_again(self, total: Sum, task: str, report: Report, weight: int, slot: int) -> None:
         while len(self._slots) <= slot:
             self._add_slot()
         self._free.remove(slot)
         self._held[task] = slot
-        update = np.concatenate([part.copy() for part in self.read_slot(slot, report.size)])
-        if checksum(update) != report.crc32:
+        part = report.part(UPDATE)
+        crc32, blocks = 0, []
+        for block in self.read_slot(slot, part):
+            crc32 = checksum(block, crc32)
+            blocks.append(ENCODINGS[part.encoding].decode(block).copy())
+        if crc32 != part.crc32:
             raise StoreError(Code.WRONG_HASH, f"{self._slot_path(slot)}: the update of {task} is damaged")
-        exact_mean.add(total, update, weight)
+        exact_mean.add(total, np.concatenate(blocks), weight)
 
     def _read_sum(self, size: int) -> Sum:
         total = exact_mean.init(size)

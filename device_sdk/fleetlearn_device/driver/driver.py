@@ -230,8 +230,8 @@ class Driver:
         assert finished is not None
         assert finished.report.task == task_id
         try:
-            update = finished.update.data.cast("B")
-            await asyncio.to_thread(self._outbox.save, finished.report, update, finished.bundle, finished.kept_state)
+            save = self._outbox.save
+            await asyncio.to_thread(save, finished.report, finished.content, finished.bundle, finished.kept_state)
         except StateError as error:
             self._abandon(error, task_id)
         else:

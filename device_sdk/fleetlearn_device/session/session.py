@@ -16,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
+    MODEL,
     PROTOCOL_VERSION,
+    UPDATE,
     Accepted,
     Cancel,
     CheckIn,
@@ -363,6 +366,9 @@ class Session:
             commands = [Note(f"task {self.task_id} is dropped for task {task.task}", True), *self._drop_task()]
         self.work = Locating(Assignment(task, deadline))
         text = f"task {task.task}: round {task.round}, {task.epochs} epochs, {task.deadline:g} s to the deadline"
+        unsupported = _unsupported(task)
+        if unsupported is not None:
+            return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
         return [*commands, Note(text), *self._locate()]
 
     def _receive(self, content: Content) -> Commands:
@@ -546,6 +552,19 @@ class Session:
 
     def _awaits_answer(self) -> bool:
         return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
+
+
+def _unsupported(task: Task) -> str | None:
+    """What of the task this version cannot do, for people. It works with the model alone, and reports an update."""
+    vectors = [(vector.name, vector.encoding) for vector in task.vectors]
+    for what, given, name in (
+        ("sends the vectors", vectors, MODEL),
+        ("asks for the parts", [*task.parts.items()], UPDATE),
+    ):
+        if given not in [[(name, encoding)] for encoding in ENCODINGS]:
+            listed = ", ".join(f"{each} ({encoding})" for each, encoding in given)
+            return f"the task {what} {listed}; this device knows {name} ({', '.join(ENCODINGS)})"
+    return None
 
 
 def _tag(message: FromCoordinator) -> str:

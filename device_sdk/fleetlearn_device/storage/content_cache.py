@@ -1,9 +1,9 @@
-"""The cache of contents: bundles, the last round's model, and downloads that are still arriving.
+"""The cache of contents: bundles, the last task's vectors, and downloads that are still arriving.
 
 ::
 
     bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only files that are needed
-    models/SHA       the last round's parameter vector
+    models/SHA       the last task's vectors: the round's model
     partial/SHA      a content that is still arriving: a download goes on from the file's length
 
 A content is checked against its SHA-256 when it has arrived, and again when a process first uses it. Therefore none of
@@ -56,14 +56,14 @@ class ContentCache:
         """Return the folder of a bundle, which may lack files."""
         return self._path / "bundles" / sha256
 
-    def model_path(self, sha256: str) -> Path:
-        """Return the file of a model, which may be absent."""
+    def vector_path(self, sha256: str) -> Path:
+        """Return the file of a task's vector, which may be absent."""
         return self._path / "models" / sha256
 
     def lacking(self, task: Task, kind: str) -> list[Wanted]:
         """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
 
-        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other models, and downloads that
+        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other vectors, and downloads that
         the task does not need. Raises BundleError on a manifest that this version cannot read or that lacks the files
         of this runtime, StateError.
         """
@@ -76,7 +76,9 @@ class ContentCache:
                 for file in needed_files(manifest, kind):
                     entry = manifest.file(file)
                     wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
-            wanted.append(Wanted(task.model, "the model", f"models/{task.model}", task.model_bytes, task.model_bytes))
+            for vector in task.vectors:
+                place = f"models/{vector.sha256}"
+                wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
             return self._resume([content for content in wanted if not self._has(content)])
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
@@ -146,7 +148,7 @@ class ContentCache:
         for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
             self.delete_bundle(old.name)
         for path in (self._path / "models").iterdir():
-            if path.name != task.model:
+            if path.name not in {vector.sha256 for vector in task.vectors}:
                 path.unlink()
 
     def _partial(self, wanted: Wanted) -> Path:

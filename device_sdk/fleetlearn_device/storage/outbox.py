@@ -2,7 +2,7 @@
 
 ::
 
-    CRC.bin             the update, raw float32
+    CRC.bin             the bytes of the report's parts; its name has the CRC-32 of each part, with - between them
     report.json         its report; the update exists from the moment this file appears
     kept-TASK.BUNDLE    the task's kept state, until it is moved to kept/
     NAME.reserved       room on the disk for one of these files, which a running training holds
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
 from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.stored_report import read_report as decode_report
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
@@ -62,13 +64,14 @@ class Outbox:
             for path in self._path.glob("*.reserved"):
                 path.unlink()
 
-    def save(self, report: Report, update: Buffer, bundle: str = "", kept_state: Vector | None = None) -> None:
+    def save(self, report: Report, content: Buffer, bundle: str = "", kept_state: Vector | None = None) -> None:
         """Make an update durable, and with it the kept state for the next task of ``bundle``, if it is not empty.
 
-        ``report`` describes the update's bytes. After a crash both are there, or neither. Raises StateError.
+        ``content`` holds the bytes of the report's parts, one after the other. After a crash both the update and the
+        kept state are there, or neither. Raises StateError.
         """
         with os_errors_as_state_errors(self._path):
-            write_durably(self._update(report), update, into=self._reserved("update"))
+            write_durably(self._update(report), content, into=self._reserved("update"))
             if kept_state is not None and kept_state.size:
                 target = self._path / f"{_KEPT}{report.task}.{bundle}"
                 write_durably(target, *file_contents(kept_state), into=self._reserved("kept"))
@@ -81,8 +84,7 @@ class Outbox:
         with os_errors_as_state_errors(self._path):
             report = read_report(self._path)
             if report is not None:
-                path = self._update(report)
-                if path.exists() and path.stat().st_size == report.size and checksum(path.read_bytes()) == report.crc32:
+                if _is_intact(self._update(report), report):
                     return report
                 log.warning("the saved update of task %s is damaged; it is dropped", report.task)
                 self.drop(report.task)
@@ -97,19 +99,23 @@ class Outbox:
                 self._settle()
 
     def chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the update's bytes from ``offset`` on, as binary frames. Raises StateError."""
+        """Yield the update's bytes from ``offset`` on, as binary frames, each with bytes of one part.
+
+        Raises StateError.
+        """
         with os_errors_as_state_errors(self._path):
             report = read_report(self._path)
             if report is None:
                 raise StateError(f"{self._path} holds no finished update")
             with self._update(report).open("rb") as file:
                 file.seek(offset)
-                while payload := file.read(chunk_bytes):
-                    yield pack_chunk(transfer, offset, payload)
-                    offset += len(payload)
+                for end in accumulate(part.size for part in report.parts):
+                    while offset < end and (payload := file.read(min(chunk_bytes, end - offset))):
+                        yield pack_chunk(transfer, offset, payload)
+                        offset += len(payload)
 
     def _update(self, report: Report) -> Path:
-        return self._path / f"{report.crc32:08x}.bin"
+        return self._path / ("-".join(f"{part.crc32:08x}" for part in report.parts) + ".bin")
 
     def _reserved(self, name: str) -> Path:
         return self._path / f"{name}.reserved"
@@ -130,9 +136,17 @@ def read_report(pending: Path) -> Report | None:
     """Return the report of the update in the folder pending/; None where there is none, or it is damaged."""
     path = pending / "report.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return decode_report(path.read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         log.warning("%s is damaged and is ignored: %s", path, error)
         return None
+
+
+def _is_intact(path: Path, report: Report) -> bool:
+    """Return whether the file holds the bytes that the report describes."""
+    if not path.exists() or path.stat().st_size != report.size:
+        return False
+    with path.open("rb") as file:
+        return all(checksum(file.read(part.size)) == part.crc32 for part in report.parts)

@@ -7,9 +7,10 @@ import time
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import Report, Task, decode_from_device, encode
-from fleetlearn_protocol.vector import Vector, checksum, from_bytes
+from fleetlearn_protocol.messages import MODEL, UPDATE, Report, Task, encode
+from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
@@ -30,8 +31,8 @@ class FinishedUpdate(NamedTuple):
     """What a task's training leaves, to be saved together."""
 
     report: Report
-    update: Vector
-    """The travelling parameters after training minus the round's model: float32, shape (P,)."""
+    content: memoryview
+    """The bytes of the report's parts, one after the other."""
     bundle: str
     """SHA-256 of the bundle's manifest."""
     kept_state: Vector
@@ -86,9 +87,12 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        model = from_bytes(self._contents.model_path(task.model).read_bytes())
+        vector, encoding = task.vector(MODEL), ENCODINGS[task.parts[UPDATE]]
+        content, received = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+        received.check(content)
+        model = received.decode(content)
         runtime = self._open(task, model)
-        self._outbox.reserve(4 * runtime.manifest.size, 4 * kept_state_size(runtime.manifest))
+        self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
         result = train(
             runtime,
             self._data,
@@ -102,11 +106,11 @@ class Trainer:
             on_step=self._count,
             on_evaluated=self._count_batch,
         )
+        update = encoding.encode(result.update)
         report = Report(
             task=task.task,
             round=task.round,
-            crc32=checksum(result.update),
-            size=result.update.nbytes,
+            parts=(encoding.part(UPDATE, update),),
             examples=result.examples,
             steps=result.steps,
             epochs=result.epochs,
@@ -114,11 +118,10 @@ class Trainer:
             loss=result.loss,
             metrics=result.metrics,
             seconds=result.seconds,
-            encoding=task.encoding,
             evaluation=result.evaluation,
         )
-        decode_from_device(encode(report))  # refuses here what the coordinator would refuse
-        return FinishedUpdate(report, result.update, task.bundle, result.kept_state)
+        encode(report)  # raises here what the coordinator would refuse
+        return FinishedUpdate(report, update, task.bundle, result.kept_state)
 
     def _open(self, task: Task, model: Vector) -> Runtime:
         """Return the task's runtime, ready to train: the open one, if it is of the same bundle."""

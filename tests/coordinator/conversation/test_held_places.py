@@ -273,7 +273,7 @@ async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_lar
         stuck = [await stop_reading(coordinator, reader, sha256) for reader in readers]
         assert all(download in coordinator.downloads.places.held for download in stuck)
         c = await join("c")
-        model = (await c.task()).model
+        model = (await c.task()).vector("model").sha256
         await c.send(Fetch(model))
         assert await c.expect(Waiting) == Waiting(sha256=model)
         assert await read_content(c) == coordinator.run.model.tobytes()
@@ -285,8 +285,8 @@ async def test_a_download_that_lost_its_place_goes_on_where_it_was(make_large_pl
     async with fleet(plan) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = [await a.task(), await b.task()]
-        stuck = await stop_reading(coordinator, a, tasks[0].model)
-        assert len(await fetch(b, tasks[1].model)) == 4 * LARGE
+        stuck = await stop_reading(coordinator, a, tasks[0].vector("model").sha256)
+        assert len(await fetch(b, tasks[1].vector("model").sha256)) == 4 * LARGE
         assert not stuck.turn.is_set()
         a.connection.transport.resume_reading()
         assert await read_content(a) == coordinator.run.model.tobytes()
@@ -301,9 +301,9 @@ async def test_a_device_without_a_task_waits_for_those_with_one(make_large_plan:
             a = await join("a")
             task = await a.task()
             b = await join("b")
-            stuck = await stop_reading(coordinator, b, task.model)
+            stuck = await stop_reading(coordinator, b, task.vector("model").sha256)
             assert stuck in coordinator.downloads.places.held
-            assert len(await fetch(a, task.model)) == 4 * LARGE
+            assert len(await fetch(a, task.vector("model").sha256)) == 4 * LARGE
 
 
 @run_async
@@ -342,7 +342,7 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
     async with fleet(plan) as (coordinator, join):
         a, x = await join("a"), await join("x")
         task = await x.task()
-        stuck = await stop_reading(coordinator, x, task.model)
+        stuck = await stop_reading(coordinator, x, task.vector("model").sha256)
         await a.do_round(update_of(1.0, LARGE))
         await until(lambda: coordinator.devices["x"].download is None)
         assert stuck not in coordinator.downloads.places
@@ -350,7 +350,7 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
         await x.expect(Content)
         await x.expect(Cancel)
         refused = await x.expect(Refused)
-        assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, task.model)
+        assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, task.vector("model").sha256)
         assert (await x.task()).round == 2
 
 

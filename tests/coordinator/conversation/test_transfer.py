@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Proven
@@ -19,9 +20,10 @@ from fleetlearn_coordinator.conversation.transfer import (
 )
 from fleetlearn_coordinator.storage.store import Store
 from fleetlearn_protocol import Code, ProtocolError, open_bundle
-from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunks, unpack_chunk
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, checksum
+from fleetlearn_protocol.vector import Vector
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
@@ -29,7 +31,7 @@ UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
 
 def report_of(task: str, update: Vector = UPDATE) -> Report:
-    return Report(task, 1, checksum(update), update.nbytes, 5, 1, 1.0, True, 0.5)
+    return Report(task, 1, (FLOAT32.part("update", update),), 5, 1, 1.0, True, 0.5)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_an_upload_is_spooled_hashed_and_measured(store: Store) -> None:
     assert upload.largest == 3.0
     slot = uploads.keep(upload, 0.0)
     np.testing.assert_array_equal(
-        np.concatenate([part.copy() for part in store.read_slot(slot, UPDATE.nbytes)]), UPDATE
+        np.frombuffer(b"".join(map(bytes, store.read_slot(slot, upload.report.parts[0]))), np.float32), UPDATE
     )
     assert not uploads.active
 
@@ -115,6 +117,26 @@ def test_chunks_that_are_refused_change_nothing(store: Store, offset: int, paylo
     with pytest.raises(ProtocolError) as caught:
         upload.take(chunk._replace(offset=UPDATE.nbytes), store)
     assert caught.value.code is Code.WRONG_LENGTH
+
+
+def test_each_part_of_an_upload_is_checked_by_itself(store: Store) -> None:
+    first, second = UPDATE[:3].tobytes(), UPDATE[3:5].tobytes()
+    parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
+    uploads = make(store, 1)
+    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts))
+    assert list(uploads.grants(0.0)) == [upload]
+    with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
+        upload.take(Chunk(1, 0, memoryview(first + second[:4])), store)
+    assert caught.value.code is Code.WRONG_LENGTH
+    for offset, payload in ((0, first[:8]), (8, first[8:]), (12, second)):
+        upload.take(Chunk(1, offset, memoryview(payload)), store)
+    upload.check_complete()
+    upload.report = msgspec.structs.replace(upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7)))
+    with pytest.raises(
+        ProtocolError, match=f"part b has CRC-32 {parts[1].crc32:08x}; 00000007 was announced"
+    ) as caught:
+        upload.check_complete()
+    assert caught.value.code is Code.WRONG_HASH
 
 
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(store: Store) -> None:
@@ -197,7 +219,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(store: 
     assert [crawler.offset for crawler in crawlers if crawler.slot is not None] == [4, 4]  # one with a place, one not
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 2 * 2 + 1
     lost = next(crawler for crawler in crawlers if crawler.slot is None)
-    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, 0, 0.0)
+    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, 0.0)
 
 
 @pytest.mark.parametrize(

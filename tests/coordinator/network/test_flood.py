@@ -330,7 +330,7 @@ async def test_a_device_at_work_is_never_slowed(make_plan: PlanMaker, patch: pyt
         a = await join("a")
         for number in range(60):
             task = await a.task()
-            await a.fetch(task.model)
+            await a.fetch(task.vector("model").sha256)
             await a.upload(task, update_of(number / 1000))
     assert len(waits) > 60
     assert not any(waits)

@@ -87,7 +87,7 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
         a, b = await join("a"), await join("b")
         task = await a.do_round(update_of(1.0), examples=10)
         await b.do_round(update_of(2.0), examples=30)
-        assert await a.fetch((await a.task()).model) == coordinator.run.model.tobytes()
+        assert await a.fetch((await a.task()).vector("model").sha256) == coordinator.run.model.tobytes()
         assert task.round == 1
         np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.75))
     status = read_status(coordinator.run.plan.data_dir)
@@ -274,6 +274,25 @@ async def test_an_update_of_another_length_ends_the_task(make_plan: PlanMaker) -
         await a.send(report_of(await a.task(), update_of(1.0), size=4 * SIZE - 4))
         assert (await a.expect(Refused)).code is Code.WRONG_LENGTH
         assert coordinator.engine.causes() == {"rejected: wrong-length": 1}
+        assert not coordinator.engine.leases
+
+
+@run_async
+async def test_a_report_of_parts_that_were_not_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan()) as (coordinator, join):
+        for device, otherwise, given in (
+            ("a", {"name": "control"}, "control (float32)"),
+            ("b", {"encoding": "int8"}, "update (int8)"),
+        ):
+            peer = await join(device)
+            task = await peer.task()
+            assert [(vector.name, vector.encoding) for vector in task.vectors] == [("model", "float32")]
+            assert task.parts == {"update": "float32"}
+            await peer.send(report_of(task, update_of(1.0), **otherwise))
+            refused = await peer.expect(Refused)
+            assert refused.code is Code.WRONG_PARTS
+            assert refused.text == f"a report of the parts {given} came; the task asked for update (float32)"
+        assert coordinator.engine.causes() == {"rejected: wrong-parts": 2}
         assert not coordinator.engine.leases
 
 

@@ -132,7 +132,8 @@ async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
         a, _ = await join("a"), await join("b")
         task, update = await a.task(), update_of(1.0)
         began = coordinator.loop.time()
-        for sha256 in (coordinator.run.bundle.sha256, coordinator.run.bundle.manifest.files[TRAIN].sha256, task.model):
+        bundle, model = coordinator.run.bundle, task.vector("model").sha256
+        for sha256 in (bundle.sha256, bundle.manifest.files[TRAIN].sha256, model):
             await asyncio.sleep(0.2)
             await a.fetch(sha256)
         await asyncio.sleep(0.1)
@@ -156,7 +157,7 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
         uploads, downloads = coordinator.uploads.places, coordinator.downloads.places
         uploads.limit = downloads.limit = 0
         await a.send(report_of(tasks["a"], update_of(1.0)))
-        await b.send(Fetch(tasks["b"].model))
+        await b.send(Fetch(tasks["b"].vector("model").sha256))
         await b.expect(Waiting)
         await asyncio.gather(*(beat(one, 1.2, lambda number: Heartbeat()) for one in (a, b)))
         assert coordinator.engine.leases == {name: task.task for name, task in tasks.items()}

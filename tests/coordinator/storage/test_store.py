@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.service.status import read_model, read_status, read_tasks
 from fleetlearn_coordinator.storage import store
-from fleetlearn_coordinator.storage.store import MODELS_KEPT, SLOTS_HELD, Store, StoreError
+from fleetlearn_coordinator.storage.store import DATABASE, MODELS_KEPT, SLOTS_HELD, Store, StoreError
 from fleetlearn_protocol import Code
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, checksum
 
@@ -24,12 +26,15 @@ SIZE = 1000
 BUNDLE = "b" * 64
 
 
+def report_of(task: str, update: Vector, examples: int) -> Report:
+    return Report(task, 1, (FLOAT32.part("update", update),), examples, 1, 1.0, True, 0.5)
+
+
 def spool(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.Sum) -> None:
     """What the server does with an update that has come in whole."""
     slot = kept.take_slot()
     kept.write_slot(slot, 0, update.tobytes())
-    report = Report(task, 1, checksum(update), update.nbytes, weight, 1, 1.0, True, 0.5)
-    kept.accept(report, weight, slot)
+    kept.accept(report_of(task, update, weight), weight, slot)
     exact_mean.add(total, update, weight)
     kept.fold(total)
 
@@ -58,6 +63,27 @@ def test_an_open_round_is_found_again(tmp_path: Path, count: int, durable: str) 
     assert len(opened.reports) == count
     np.testing.assert_array_equal(exact_mean.mean(opened.total), exact_mean.mean(total))
     assert (opened.total.weight, opened.total.count) == (total.weight, count)
+
+
+def test_an_open_round_of_the_version_before_goes_on(tmp_path: Path) -> None:
+    """Its accepted reports describe one update each, without parts."""
+    kept, total = Store(tmp_path, BUNDLE), exact_mean.init(SIZE)
+    kept.open_round(1, 0.0)
+    kept.assign("t1-1", 1, "a")
+    (update,) = updates(1)
+    spool(kept, "t1-1", update, 3, total)
+    kept.close()
+    before = {
+        "type": "report", "task": "t1-1", "round": 1, "crc32": checksum(update), "size": update.nbytes, "examples": 3,
+        "steps": 1, "epochs": 1.0, "complete": True, "loss": 0.5, "metrics": {}, "seconds": 0.0,
+        "encoding": "float32", "evaluation": None,
+    }  # fmt: skip
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database, database:
+        database.execute("UPDATE tasks SET report=?", (json.dumps(before).encode(),))
+    opened = Store(tmp_path, BUNDLE).recover(SIZE)
+    assert opened is not None
+    assert opened.reports == [("t1-1", "a", report_of("t1-1", update, 3))]
+    np.testing.assert_array_equal(exact_mean.mean(opened.total), exact_mean.mean(total))
 
 
 def test_the_disk_holds_a_bounded_number_of_updates(tmp_path: Path) -> None:
@@ -211,7 +237,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
             continue
         slot = kept.take_slot()
         kept.write_slot(slot, 0, update.tobytes())
-        kept.accept(Report(f"t1-{number}", 1, checksum(update), update.nbytes, 1, 1, 1.0, True, 0.5), 1, slot)
+        kept.accept(report_of(f"t1-{number}", update, 1), 1, slot)
         exact_mean.add(total, update, 1)
     with pytest.raises(OSError, match="File too large"), largest_file(16 * SIZE + 12):
         kept.fold(total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from fleetlearn_device.session import session as session_module
 from fleetlearn_device.session.commands import (
@@ -40,10 +41,12 @@ from fleetlearn_protocol.messages import (
     Grant,
     Heartbeat,
     Held,
+    Part,
     Refused,
     Report,
     Task,
     Uploaded,
+    VectorReference,
     Waiting,
     Welcome,
     encode,
@@ -56,11 +59,23 @@ WELCOME = Welcome("test", 10.0, 8)
 
 
 def task(name: str = "A", *, deadline: float = 100.0, budget: float | None = None) -> Task:
-    return Task(name, 1, "b" * 64, SHA, len(MODEL), {"lr": 0.1}, 2, 8, 5, deadline, budget)
+    return Task(
+        name,
+        1,
+        "b" * 64,
+        (VectorReference("model", SHA, len(MODEL), "float32"),),
+        {"update": "float32"},
+        {"lr": 0.1},
+        2,
+        8,
+        5,
+        deadline,
+        budget,
+    )
 
 
 def report(name: str = "A") -> Report:
-    return Report(name, 1, 12, 40, 7, 3, 2.0, True, 0.5)
+    return Report(name, 1, (Part("update", "float32", 40, 12),), 7, 3, 2.0, True, 0.5)
 
 
 def tell(session: Session, message: FromCoordinator, now: float = 0.0) -> Commands:
@@ -522,6 +537,50 @@ def test_a_failed_training_gives_the_task_back_and_backs_off(code: session_modul
     assert (send.message.task, send.message.code, len(send.message.text)) == ("A", code, 1000)
     assert isinstance(close, Close)
     assert (session.work, session.running_task_id, session.faults) == (Idle(), None, 1)
+
+
+KNOWN = VectorReference("model", SHA, len(MODEL), "float32")
+
+
+@pytest.mark.parametrize(
+    ("vectors", "parts", "text"),
+    [
+        (
+            (KNOWN, VectorReference("control", SHA, 8, "float32")),
+            {"update": "float32"},
+            "the task sends the vectors model (float32), control (float32); this device knows model (float32)",
+        ),
+        (
+            (KNOWN, KNOWN),
+            {"update": "float32"},
+            "the task sends the vectors model (float32), model (float32); this device knows model (float32)",
+        ),
+        (
+            (VectorReference("model", SHA, 8, "int8"),),
+            {"update": "float32"},
+            "the task sends the vectors model (int8); this device knows model (float32)",
+        ),
+        (
+            (KNOWN,),
+            {"update": "float16"},
+            "the task asks for the parts update (float16); this device knows update (float32)",
+        ),
+        (
+            (KNOWN,),
+            {"update": "float32", "control": "float32"},
+            "the task asks for the parts update (float32), control (float32); this device knows update (float32)",
+        ),
+    ],
+)
+def test_a_task_that_asks_for_more_than_the_device_knows_is_given_back(
+    vectors: tuple[VectorReference, ...], parts: dict[str, str], text: str
+) -> None:
+    session = brought_to("idle")
+    given = msgspec.structs.replace(task(), vectors=vectors, parts=parts)
+    send, close = acts(tell(session, given))
+    assert send == Send(Failed("A", "unsupported", text))
+    assert isinstance(close, Close)
+    assert session.work == Idle()
 
 
 def test_a_failure_without_a_connection_is_told_on_the_next() -> None:

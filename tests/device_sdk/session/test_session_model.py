@@ -43,10 +43,12 @@ from fleetlearn_protocol.messages import (
     FromDevice,
     Grant,
     Heartbeat,
+    Part,
     Refused,
     Report,
     Task,
     Uploaded,
+    VectorReference,
     Welcome,
     decode_from_device,
     encode,
@@ -86,7 +88,8 @@ class Coordinator:
 
     def assign(self, model: str) -> None:
         self.count += 1
-        self.lease = Task(f"t{self.count}", 1, "b" * 64, model, SIZE, {}, 1, 8, 0, 1000.0)
+        vector = VectorReference("model", model, SIZE, "float32")
+        self.lease = Task(f"t{self.count}", 1, "b" * 64, (vector,), {"update": "float32"}, {}, 1, 8, 0, 1000.0)
         self.tell(self.lease)
 
     def end_lease(self) -> None:
@@ -194,7 +197,7 @@ class Model(RuleBasedStateMachine):
                 self.jobs.append(lambda: self.finish(wanted))
             case StartTraining(task=task, seconds=seconds):
                 assert self.training is None, "two trainings at once"
-                assert task.model in self.complete
+                assert task.vector("model").sha256 in self.complete
                 assert 0 < seconds <= task.deadline
                 self.training = task
             case StopTraining(task_id=name):
@@ -223,9 +226,9 @@ class Model(RuleBasedStateMachine):
             assert message.task not in self.acknowledged, "said again after its acknowledgement"
 
     def locate(self, task: Task) -> None:
-        have = self.partial.get(task.model, 0)
-        wanted = Wanted(task.model, "the model", f"models/{task.model}", SIZE, SIZE, have)
-        self.perform(self.session.located(task.task, [] if task.model in self.complete else [wanted], self.now))
+        model = task.vector("model").sha256
+        wanted = Wanted(model, "the model", f"models/{model}", SIZE, SIZE, self.partial.get(model, 0))
+        self.perform(self.session.located(task.task, [] if model in self.complete else [wanted], self.now))
 
     def finish(self, wanted: Wanted) -> None:
         good = self.partial.pop(wanted.sha256, 0) == SIZE and not self.corrupt
@@ -325,10 +328,10 @@ class Model(RuleBasedStateMachine):
         if how == "stopped" and wanted:
             return  # it stops only when told to
         if how == "well":
-            crc32 = zlib.crc32(task.task.encode())
+            part = Part("update", "float32", SIZE, zlib.crc32(task.task.encode()))
             if not wanted:
                 self.training = None
-            self.perform(self.session.trained(Report(task.task, task.round, crc32, SIZE, 7, 3, 1.0, True, 0.5)))
+            self.perform(self.session.trained(Report(task.task, task.round, (part,), 7, 3, 1.0, True, 0.5)))
             return
         self.training = None
         self.perform(self.session.ended(task.task, "diverged" if how == "diverged" else None, "nan"))

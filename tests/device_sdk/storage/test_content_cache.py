@@ -29,7 +29,7 @@ from fleetlearn_protocol.manifest import (
     read_manifest,
     write_manifest,
 )
-from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.messages import Task, VectorReference
 
 FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}
 MODEL = b"model of the round.."
@@ -57,7 +57,18 @@ def manifest(name: str = "linear", files: dict[str, bytes] = FILES) -> bytes:
 
 
 def task(bundle: bytes, model: bytes = MODEL) -> Task:
-    return Task("t1", 1, sha(bundle), sha(model), len(model), {}, 1, 0, 0, 10.0)
+    return Task(
+        "t1",
+        1,
+        sha(bundle),
+        (VectorReference("model", sha(model), len(model), "float32"),),
+        {"update": "float32"},
+        {},
+        1,
+        0,
+        0,
+        10.0,
+    )
 
 
 def bring(state: StateDirectory, wanted: Wanted, content: bytes) -> bool:
@@ -89,7 +100,7 @@ def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
     assert (second[TRAIN].sha256, second[TRAIN].size) == (sha(FILES[TRAIN]), len(FILES[TRAIN]))
     bring_all(state, given, bundle)
     assert (state.contents.bundle_path(sha(bundle)) / TRAIN).read_bytes() == FILES[TRAIN]
-    assert state.contents.model_path(sha(MODEL)).read_bytes() == MODEL
+    assert state.contents.vector_path(sha(MODEL)).read_bytes() == MODEL
     assert not list((state.path / "partial").iterdir())
 
 
@@ -112,7 +123,7 @@ def test_a_second_round_lacks_the_model_alone(state: StateDirectory) -> None:
     bring_all(state, task(bundle), bundle)
     after = task(bundle, b"model of round two..")
     assert [wanted.name for wanted in state.contents.lacking(after, "onnx")] == ["the model"]
-    assert not state.contents.model_path(sha(MODEL)).exists()
+    assert not state.contents.vector_path(sha(MODEL)).exists()
 
 
 def test_a_content_with_other_bytes_is_deleted(state: StateDirectory) -> None:

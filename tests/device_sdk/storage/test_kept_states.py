@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
 
 UPDATE = bytes(range(256)) * 4
-REPORT = Report("t1", 3, zlib.crc32(UPDATE), len(UPDATE), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
+REPORT = Report("t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
 BUNDLE = "b" * 64
 BEFORE, AFTER = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 LATER = msgspec.structs.replace(REPORT, task="t2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zlib
@@ -11,12 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
 
 UPDATE = bytes(range(256)) * 4
-REPORT = Report("t1", 3, zlib.crc32(UPDATE), len(UPDATE), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
+REPORT = Report("t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
 BUNDLE = "b" * 64
 BEFORE, AFTER = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 LATER = msgspec.structs.replace(REPORT, task="t2")
@@ -46,10 +48,41 @@ def test_an_update_is_dropped_by_its_own_task_alone(state: StateDirectory) -> No
 
 def test_a_later_update_replaces_an_earlier_one(state: StateDirectory) -> None:
     state.outbox.save(REPORT, UPDATE)
-    later = Report("t2", 4, zlib.crc32(b"later..."), 8, 7, 3, 2.0, True, 0.5)
+    later = Report("t2", 4, (FLOAT32.part("update", b"later..."),), 7, 3, 2.0, True, 0.5)
     state.outbox.save(later, b"later...")
     assert state.outbox.load() == later
-    assert {path.name for path in (state.path / "pending").iterdir()} == {"report.json", f"{later.crc32:08x}.bin"}
+    names = {path.name for path in (state.path / "pending").iterdir()}
+    assert names == {"report.json", f"{later.parts[0].crc32:08x}.bin"}
+
+
+def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: Path) -> None:
+    StateDirectory(tmp_path).close()
+    crc32 = zlib.crc32(UPDATE)
+    before = {
+        "type": "report", "task": "t1", "round": 3, "crc32": crc32, "size": len(UPDATE), "examples": 7, "steps": 3,
+        "epochs": 2.0, "complete": True, "loss": 0.5, "metrics": {"accuracy": 0.25}, "seconds": 0.0,
+        "encoding": "float32", "evaluation": None,
+    }  # fmt: skip
+    (tmp_path / "pending" / "report.json").write_text(json.dumps(before))
+    (tmp_path / "pending" / f"{crc32:08x}.bin").write_bytes(UPDATE)
+    state = StateDirectory(tmp_path)
+    assert state.outbox.load() == REPORT
+    assert b"".join(unpack_chunk(frame).payload for frame in state.outbox.chunks(5, 0)) == UPDATE
+    state.close()
+
+
+def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
+    parts = bytes(range(12)), b"8 bytes!"
+    report = Report("t2", 4, tuple(FLOAT32.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
+    state.outbox.save(report, b"".join(parts))
+    assert state.outbox.load() == report
+    for offset, sizes in [(0, [8, 4, 8]), (8, [4, 8]), (12, [8]), (16, [4]), (20, [])]:
+        chunks = [unpack_chunk(frame) for frame in state.outbox.chunks(5, offset, 8)]
+        assert [len(chunk.payload) for chunk in chunks] == sizes
+        assert b"".join(chunk.payload for chunk in chunks) == b"".join(parts)[offset:]
+    name = "-".join(f"{part.crc32:08x}" for part in report.parts)
+    (state.path / "pending" / f"{name}.bin").write_bytes(parts[0] + b"8 Bytes!")
+    assert state.outbox.load() is None
 
 
 @pytest.mark.parametrize("damage", ["update cut short", "other bytes", "update missing", "report cut short"])
@@ -57,7 +90,7 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
     first = StateDirectory(tmp_path)
     first.outbox.save(REPORT, UPDATE)
     first.close()
-    update, report = tmp_path / "pending" / f"{REPORT.crc32:08x}.bin", tmp_path / "pending" / "report.json"
+    update, report = tmp_path / "pending" / f"{REPORT.parts[0].crc32:08x}.bin", tmp_path / "pending" / "report.json"
     match damage:
         case "update cut short":
             update.write_bytes(UPDATE[:-4])
@@ -76,6 +109,7 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
 KILLED_IN_SAVE = """
 import os, pathlib, signal, sys
 import msgspec, numpy as np
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
 from fleetlearn_device.storage.state_directory import StateDirectory
 state, left = StateDirectory(sys.argv[1]), [int(sys.argv[2])]

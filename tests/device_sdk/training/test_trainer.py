@@ -18,6 +18,7 @@ from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.vector import digest
@@ -44,13 +45,14 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
     model = MODELS[number]
     settings: dict[str, Any] = {
         "round": number,
+        "parts": {"update": "float32"},
         "hyper": {"lr": 0.05, "mu": 0.3},
         "epochs": 2,
         "batch_size": 5,
         "seed": 100,
         "deadline": 100.0,
     } | changes
-    return Task(f"t{number}", bundle=bundle.sha256, model=digest(model), model_bytes=model.nbytes, **settings)
+    return Task(f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings)
 
 
 def bring(state: StateDirectory, bundle: Bundle, given: Task) -> list[str]:
@@ -71,7 +73,7 @@ def do(trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, sav
     bring(state, bundle, given)
     trained = trainer.train(given, 100.0)
     if save:
-        state.outbox.save(trained.report, trained.update.tobytes(), trained.bundle, trained.kept_state)
+        state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     return trained
 
 
@@ -102,8 +104,8 @@ def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
         trained = do(trainer, state, full, number)
         now, kept = by_hand(number, kept)
         update = flat(now, full.manifest.travelling) - MODELS[number]
-        assert trained.update.shape == (4,)
-        np.testing.assert_allclose(trained.update, update, atol=2e-5)
+        assert trained.content.nbytes == 16
+        np.testing.assert_allclose(FLOAT32.decode(trained.content), update, atol=2e-5)
         own = state.kept_states.load(full.sha256, 6)
         assert own is not None
         np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
@@ -122,7 +124,7 @@ def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle
                 state = StateDirectory(tmp_path / folder)
                 trainer = Trainer(state, DATA, "onnx", 1)
         state.close()
-        together.append((trained.update.tobytes(), trained.kept_state.tobytes()))
+        together.append((trained.content.tobytes(), trained.kept_state.tobytes()))
     assert together[0] == together[1]
 
 
@@ -132,9 +134,9 @@ def test_a_training_whose_update_was_not_saved_leaves_nothing(state: StateDirect
     do(trainer, state, full, 0)
     lost = do(trainer, state, full, 1, save=False)
     again = do(trainer, state, full, 1)
-    assert again.update.tobytes() == lost.update.tobytes()
+    assert again.content.tobytes() == lost.content.tobytes()
     assert again.kept_state.tobytes() == lost.kept_state.tobytes()
-    assert do(trainer, state, full, 1, save=False).update.tobytes() != again.update.tobytes()
+    assert do(trainer, state, full, 1, save=False).content.tobytes() != again.content.tobytes()
 
 
 def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
@@ -145,7 +147,7 @@ def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full:
     with pytest.raises(StoppedError):
         do(trainer, state, full, 1)
     trainer.halt.clear()
-    assert do(trainer, state, full, 1).update.tobytes() == expected.update.tobytes()
+    assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
 
 
 def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: StateDirectory, full: Bundle) -> None:
@@ -168,13 +170,15 @@ def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory,
     fresh = StateDirectory(tmp_path / "fresh")
     assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept_state.tobytes() == begun.kept_state.tobytes()
     fresh.close()
-    assert do(trainer, state, full, 1).update.tobytes() == expected.update.tobytes()
+    assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
 
 
 def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory, tmp_path: Path) -> None:
     plain = write_line_bundle(tmp_path / "plain.bundle", references=("anchor",))
     zeros = np.zeros(5, np.float32)
-    given = Task("t0", 1, plain.sha256, digest(zeros), 20, {"lr": 0.1}, 1, 0, 0, 100.0)
+    given = Task(
+        "t0", 1, plain.sha256, (FLOAT32.reference("model", zeros),), {"update": "float32"}, {"lr": 0.1}, 1, 0, 0, 100.0
+    )
     contents = {entry.sha256: plain.read(path) for path, entry in plain.manifest.files.items()}
     contents |= {plain.sha256: plain.read("manifest.json"), digest(zeros): zeros.tobytes()}
     names = set()
@@ -186,7 +190,7 @@ def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory,
     assert names == {"manifest.json", "the model", TRAIN, EVAL}
     trained = Trainer(state, DATA, "onnx", 1).train(given, 100.0)
     assert trained.kept_state.shape == (0,)
-    state.outbox.save(trained.report, trained.update.tobytes(), trained.bundle, trained.kept_state)
+    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     assert not list((state.path / "kept").iterdir())
 
 
@@ -207,7 +211,7 @@ def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
         trainer.train(given, 100.0)
     assert bring(state, broken, given) == [TRAIN]
     after = do(trainer, state, full, 1, save=False)
-    assert after.update.any()
+    assert FLOAT32.decode(after.content).any()
     kept = state.kept_states.load(full.sha256, 6)
     assert kept is not None
     np.testing.assert_array_equal(kept, own)
@@ -272,13 +276,13 @@ def test_the_room_held_is_what_the_update_is_written_into(
     trained = do(trainer, state, full, 0, save=False)
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     assert {name: size for name, (_, size) in held.items()} == {
-        "update.reserved": trained.update.nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
+        "update.reserved": trained.content.nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
         "report.reserved": 2**16,
     }  # fmt: skip
-    state.outbox.save(trained.report, trained.update.tobytes(), trained.bundle, trained.kept_state)
+    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     pending = state.path / "pending"
     (update,) = pending.glob("*.bin")
-    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.update.tobytes())
+    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.content.tobytes())
     assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
     assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
     assert state.outbox.load() == trained.report
