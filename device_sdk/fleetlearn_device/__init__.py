@@ -1,4 +1,4 @@
-"""What runs on a device: a bundle's model trained on its own data, for a coordinator or for itself."""
+"""Trains a bundle's model on the device's own data, for a coordinator or for the device itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Device", "open_runtime"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that each takes no more time and memory than it needs: a runtime alone needs no websockets.
+    # Imported late, so that a program that only opens a runtime imports no websockets.
     if name == "Device":
         from fleetlearn_device.device import Device
 

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
     run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
-    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: made up")
+    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks it up when it is asked for, which takes a while."""
+    """Looks the version up only when it is asked for, since that takes a while."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from fleetlearn_protocol.command_line import version_of

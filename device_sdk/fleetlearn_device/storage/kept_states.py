@@ -59,5 +59,5 @@ def file_contents(kept_state: Vector) -> tuple[Buffer, Buffer]:
 
 
 def file_size(state_bytes: int) -> int:
-    """Return the bytes of the file of a kept state with so many bytes; 0 where there is none."""
+    """Return the size of the file of a kept state of ``state_bytes``; 0 where there is no kept state."""
     return state_bytes + _CRC.size if state_bytes else 0

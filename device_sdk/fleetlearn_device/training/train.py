@@ -1,4 +1,4 @@
-"""A task's training on the device: E epochs of steps within a time budget, and what came of them."""
+"""Local training on the device: E epochs of steps within a time budget."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class TrainingResult(NamedTuple):
     kept_state: Vector
     """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
-    """n_k: how many examples the device has."""
+    """n_k: the examples that the device has."""
     steps: int
     epochs: float
-    """Passes done; a fraction where the last was cut short."""
+    """Passes that were done; a fraction where the last one was cut short."""
     seen: int
     """Examples in all steps; an example counts once for each epoch."""
     complete: bool
     """All epochs were done."""
     loss: float
-    """Mean over the examples of all steps, each measured before its step."""
+    """Mean over the examples of all steps; each loss is measured before its step."""
     metrics: dict[str, float]
-    """Means over the same examples; one that is not finite on some batch is left out."""
+    """Means over the same examples. A metric that is not finite on some batch is left out."""
     seconds: float
     """Wall-clock time, evaluation included."""
     evaluation: Evaluation | None
@@ -89,22 +89,22 @@ def train(
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
     Args:
-        data: Arrays, or Data (``as_data`` makes them of other things).
-        hyper: Values by name, such as lr and mu; the manifest's defaults stand in for others.
-        batch_size: Examples in a step; 0 is all in one. Batches of the user's own keep their sizes.
+        data: Arrays, or Data (see ``as_data``).
+        hyper: Values by name, such as lr and mu. Others have the manifest's defaults.
+        batch_size: Examples in a step; 0: all examples in one step. The user's own batches keep their sizes.
         seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
-        time_budget: Seconds from the call on. A step is begun only where one as long as the mean so far would still
-            fit; the first is always begun. None: no limit.
+        time_budget: Seconds from the call on. A step begins only if a step of the mean duration so far would still
+            fit; the first step always begins. None: no limit.
         evaluate: Measure the loaded model on all data first.
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
         on_evaluated: Called after each batch of the evaluation.
 
-    Data are looked through for NaN and infinity only where training diverges, as a model may know what to do with them.
+    Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
-    Raises TrainingError (diverged, out of time, stopped), DataError (also diverged: the data hold what is not finite),
-    ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    Raises TrainingError (diverged, out of time, stopped), DataError (also where training diverged because the data hold a
+    value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
@@ -180,10 +180,10 @@ def evaluate_data(
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
+    """Return the sums of the runtime's model over all data, in batches of ``batch_size`` examples, at most 256.
 
-    A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not finite), DataError,
-    StepError.
+    ``batch_size`` 0: 256. A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not
+    finite), DataError, StepError.
     """
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
@@ -204,7 +204,7 @@ def evaluate_data(
 
 
 def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], bool]) -> str | None:
-    """Which value of a pass over the data is not finite; None where all are, or the pass was stopped."""
+    """Return what to say of the first value that is not finite; None if all are finite, or the pass was stopped."""
     seen = 0
     for batch in data.batches(EVALUATION_BATCH, None):
         if should_stop():
@@ -218,12 +218,13 @@ def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], b
 
 
 def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without those that these data do not define (0/0): that is no reason to drop the training."""
+    """Return the metrics without those that these data do not define (0/0), which must not fail the training."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST}
 
 
 def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
-    """(epoch from 0, batch, its examples) for each step. Raises DataError where a pass yields nothing, or too much."""
+    """Yield (epoch from 0, batch, its examples) for each step. Raises DataError on a pass without batches, or with more
+    examples than the data have."""
     for epoch in range(epochs):
         seen = 0
         for batch in data.batches(batch_size, seed, epoch):

@@ -20,7 +20,7 @@ from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import TrainingError, train
 
 MAX_STARTS = 3
-"""The device gives a task back after so many processes died during its training."""
+"""The device gives a task back after this many processes died during its training."""
 
 
 class KilledError(TrainingError):
