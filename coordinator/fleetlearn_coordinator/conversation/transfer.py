@@ -148,7 +148,7 @@ class Downloads:
 def check_parts(report: Report, elements: int) -> None:
     """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the ASKED_PARTS, of ``elements`` each."""
     given = [(part.name, part.encoding) for part in report.parts]
-    if given != list(ASKED_PARTS.items()):
+    if sorted(given) != sorted(ASKED_PARTS.items()):
         text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(ASKED_PARTS.items())}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:

@@ -103,8 +103,8 @@ def train(
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
-    Raises TrainingError (diverged, out of time, stopped), DataError (also where training diverged because the data hold a
-    value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    Raises TrainingError (diverged, out of time, stopped), DataError (also where training diverged because the data hold
+    a value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
