@@ -153,7 +153,7 @@ def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: 
         assert {path.suffix for path in (folder / "pending").iterdir()} <= {".json", ".bin"}
         state.close()
     else:
-        pytest.fail("save_pending makes more than 30 calls?")
+        pytest.fail("Outbox.save makes more than 30 calls?")
     state.close()
     assert len(outcomes) >= 5
     assert outcomes == sorted(outcomes), "once it is there it stays"
@@ -194,7 +194,7 @@ def test_a_process_killed_while_it_saves_leaves_both_of_a_task_or_neither(tmp_pa
         assert {path.suffix for path in (folder / "pending").iterdir()} == {".json", ".bin"}
         assert [path.name for path in (folder / "kept").iterdir()] == [BUNDLE]
     else:
-        pytest.fail("save_pending makes more than 60 calls?")
+        pytest.fail("Outbox.save makes more than 60 calls?")
     assert len(outcomes) >= 12
     assert outcomes == sorted(outcomes), "once it is there it stays"
     assert not outcomes[0]

@@ -1,4 +1,4 @@
-"""The driver on a real socket, against a coordinator that the test plays; whole processes where one is killed."""
+"""The device on a real socket, against a coordinator that the test plays; whole processes where one is killed."""
 
 from __future__ import annotations
 
