@@ -1,4 +1,4 @@
-"""What runs on a device: a bundle's model trained on its own data, for a coordinator or for itself."""
+"""Trains a bundle's model on the device's own data, for a coordinator or for the device itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetlearn_device.driver import Device
+    from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.runtime import open_runtime
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor: while a device
@@ -17,9 +17,9 @@ __all__ = ["Device", "open_runtime"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that each takes no more time and memory than it needs: a runtime alone needs no websockets.
+    # Imported late, so that a program that only opens a runtime imports no websockets.
     if name == "Device":
-        from fleetlearn_device.driver import Device
+        from fleetlearn_device.device import Device
 
         return Device
     if name == "open_runtime":

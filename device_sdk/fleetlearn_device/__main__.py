@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
     options = _parser().parse_args(arguments)
     # Imported late: --help and a wrong option need none of it.
-    from fleetlearn_device.storage.state import StateError
+    from fleetlearn_device.storage.errors import StateError
 
     try:
         return _info(options) if options.command == "info" else _run(options)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
     run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
-    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: made up")
+    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks it up when it is asked for, which takes a while."""
+    """Looks the version up only when it is asked for, since that takes a while."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from fleetlearn_protocol.command_line import version_of
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     from fleetlearn_protocol.errors import Code, FleetError
 
     with needs("fleetlearn-device", "device"):
-        from fleetlearn_device.driver import Device
+        from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.checks import DataError
     from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
@@ -111,13 +111,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from fleetlearn_device.storage.state import describe
+    from fleetlearn_device.storage.state_directory import describe
 
     summary = describe(options.state)
     print(f"device   {summary.device or '(not named yet)'}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
-    for sha256, size in summary.kept:
+    for sha256, size in summary.kept_states:
         print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
     if summary.pending is None:
         print("update   none waits for its acknowledgement")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
-from fleetlearn_device.storage.state import State
+from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_protocol.messages import Part, Report
 
 HEAVY = (
@@ -135,7 +135,7 @@ def test_data_of_unequal_lengths_end_with_2(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_directory_in_use_ends_with_1(data: str, tmp_path: Path) -> None:
-    state = State(tmp_path / "state")
+    state = StateDirectory(tmp_path / "state")
     ended = run("run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state"))
     state.close()
     assert ended.returncode == 1
@@ -144,7 +144,7 @@ def test_a_directory_in_use_ends_with_1(data: str, tmp_path: Path) -> None:
 
 
 def test_another_name_ends_with_1(data: str, tmp_path: Path) -> None:
-    State(tmp_path / "state", "one").close()
+    StateDirectory(tmp_path / "state", "one").close()
     ended = run("run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state"), "--name", "two")
     assert ended.returncode == 1
     assert "one, not two" in ended.stderr
@@ -167,13 +167,13 @@ def test_without_a_coordinator_the_command_waits_and_sigterm_ends_it(data: str, 
 
 
 def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = State(tmp_path, "sensor-7")
+    state = StateDirectory(tmp_path, "sensor-7")
     assert main(["info", "--state", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "sensor-7" in shown
     assert "none waits" in shown
     report = Report("t3-1", 3, (Part("update", "float32", 8, zlib.crc32(b"12345678")),), 7, 3, 2.0, True, 0.5)
-    state.save_pending(report, b"12345678", "ab" * 32, np.zeros(3, np.float32))
+    state.outbox.save(report, b"12345678", "ab" * 32, np.zeros(3, np.float32))
     assert main(["info", "--state", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "task t3-1 of round 3, 8 bytes" in shown

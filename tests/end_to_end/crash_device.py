@@ -9,14 +9,14 @@ import sys
 
 from dying import Point, die_at
 from fleetlearn_device.__main__ import main
-from fleetlearn_device.storage import state
+from fleetlearn_device.storage.outbox import Outbox
 
 POINTS = {
-    "the work is done but not on disk": Point(state.State, "save_pending", False),
-    "the work is on disk and the device's own part not in its place": Point(state.State, "_settle", False),
-    "the work is on disk and not reported": Point(state.State, "save_pending", True),
-    "the upload is granted": Point(state.State, "update_chunks", False),
-    "the update is acknowledged but not forgotten": Point(state.State, "drop_pending", False),
+    "the work is done but not on disk": Point(Outbox, "save", False),
+    "the work is on disk and the device's own part not in its place": Point(Outbox, "_settle", False),
+    "the work is on disk and not reported": Point(Outbox, "save", True),
+    "the upload is granted": Point(Outbox, "chunks", False),
+    "the update is acknowledged but not forgotten": Point(Outbox, "drop", False),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is handed to a runtime, checked against the bundle's manifest: batches, hyper-parameters, vectors."""
+"""Checks what is given to a runtime against the bundle's manifest: batches, hyper-parameters, vectors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Batch = Sequence[ArrayLike] | Mapping[str, ArrayLike]
 
 
 class DataError(ValueError):
-    """Data that do not fit the bundle's batch signature; the text says what was given and what was expected."""
+    """The data do not fit the bundle's batch. The text says what was given and what was expected."""
 
 
 def describe(inputs: Sequence[Input]) -> str:
-    """The batch signature for people: ``x float32 (n, 1, 8, 8), y int64 (n,)``."""
+    """Return the batch's arrays for people: ``x float32 (n, 1, 8, 8), y int64 (n,)``."""
     return ", ".join(f"{row.name} {row.dtype} {_shape(row)}" for row in inputs)
 
 
 def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
-    """The batch as C-contiguous arrays of exactly the manifest's dtypes, in its order; no copy where they are so.
+    """Return the batch as C-contiguous arrays in the manifest's order and dtypes; arrays that are so are not copied.
 
     A dtype is converted where numpy calls that a cast of the same kind (float64 to float32, uint8 or int32 to int64,
     integers to floats) and every value fits; labels given as floats are refused. Raises DataError.
@@ -77,14 +77,14 @@ def _check_array(given: ArrayLike, row: Input) -> NDArray[Any]:
 
 
 def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> None:
-    """Raise DataError where an integer names no class and no row (``Input.below``), with its array, example and value.
+    """Raise DataError where an integer names no class and no row (``Input.below``). The text names array and example.
 
     One pass over the arrays of integers that have a range: 0.3 ns for each int64 of a large one, 4 us for a small one.
     """
     for array, row in zip(arrays, inputs, strict=True):
         if row.below is None or array.dtype.kind not in "iu" or not array.size:
             continue
-        # Seen as unsigned, negative integers are the largest: one maximum finds what is below and above.
+        # As unsigned integers, negative values are the largest: one maximum finds values below and above the range.
         if array.view(f"u{array.itemsize}").max() < row.below:
             continue
         wrong = (array < 0) | (array >= row.below)
@@ -101,7 +101,7 @@ def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> No
 
 
 def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> str | None:
-    """What to say of the first NaN or infinity, or None. ``start``: the number of the arrays' first example."""
+    """Return what to say of the first NaN or infinity, or None. ``start``: the number of the arrays' first example."""
     for array, row in zip(arrays, inputs, strict=True):
         if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
             place = np.unravel_index(int(finite.argmin()), array.shape)
@@ -111,7 +111,7 @@ def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> s
 
 
 def _example(place: Sequence[Any]) -> str:
-    """Which example, and where in it."""
+    """Return which example it is, and where in the example."""
     inside = f", at {[int(index) for index in place[1:]]}" if place[1:] else ""
     return f"example {int(place[0])} (the first is 0){inside}"
 
@@ -121,7 +121,7 @@ def _shape(row: Input) -> str:
 
 
 def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, float]:
-    """The value of each hyper-parameter, in the manifest's order; its default where it is not given.
+    """Return the value of each hyper-parameter, in the manifest's order; the default where none is given.
 
     Raises ValueError: a name that the bundle does not have, no value for one without default, not a finite float32.
     """
@@ -129,7 +129,7 @@ def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, 
     if unknown:
         raise ValueError(
             f"hyper-parameters {unknown} are not the bundle's; it has {[row.name for row in rows]}. "
-            "Which there are was settled when it was exported"
+            "They were chosen when the bundle was exported"
         )
     values = {row.name: given.get(row.name, row.default) for row in rows}
     missing = [name for name, value in values.items() if value is None]
@@ -148,7 +148,7 @@ def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, 
 
 
 def check_seed(seed: int) -> int:
-    """``seed`` itself. Raises ValueError unless it is an integer from 0 to 2^53 - 1."""
+    """Return ``seed``. Raises ValueError unless it is an integer from 0 to 2^53 - 1."""
     if not isinstance(seed, int | np.integer) or not 0 <= seed <= MAX_EXACT:
         raise ValueError(f"seed is {seed!r}; expected an integer from 0 to 2^53 - 1")
     return int(seed)
@@ -157,7 +157,7 @@ def check_seed(seed: int) -> int:
 def check_load(
     manifest: Manifest, vector: Vector, references: Mapping[str, Vector | None], state: Vector | None
 ) -> None:
-    """Raise ValueError unless what is to be loaded fits the bundle; None is what is not given."""
+    """Raise ValueError unless the vectors to load fit the bundle. None: not given."""
     check_vector(vector, manifest.size, manifest.local_size)
     for name, reference in references.items():
         if reference is not None:
@@ -165,7 +165,7 @@ def check_load(
             if name != "anchor" and name not in manifest.references:
                 raise ValueError(
                     f"a vector {name!r} was given, which the bundle's step does not read; it reads "
-                    f"{list(manifest.references)}. That was settled when it was exported"
+                    f"{list(manifest.references)}, as was chosen when the bundle was exported"
                 )
             check_vector(reference, manifest.size, what=f"the {name}")
     if state is not None:
@@ -173,7 +173,7 @@ def check_load(
 
 
 def check_vector(vector: Vector, *sizes: int, what: str = "the parameter vector") -> Vector:
-    """``vector`` itself. Raises ValueError unless it is a float32 array of shape (size,) for one of the sizes."""
+    """Return ``vector``. Raises ValueError unless it is a float32 array of shape (size,) for one of the sizes."""
     expected = " or ".join(f"({size},)" for size in dict.fromkeys(sizes))
     if not isinstance(vector, np.ndarray):
         raise ValueError(f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape {expected}")
@@ -183,7 +183,7 @@ def check_vector(vector: Vector, *sizes: int, what: str = "the parameter vector"
 
 
 def copy_all(pairs: Sequence[tuple[Vector, Vector]]) -> None:
-    """Copy each (source, target), as if all at once: a source may lie in another pair's target."""
+    """Copy each source to its target, as if all at once: a source may overlap another pair's target."""
     sources = [
         source.copy() if _overlaps(source, (other for _, other in pairs if other is not target)) else source
         for source, target in pairs

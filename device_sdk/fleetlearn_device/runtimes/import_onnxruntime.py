@@ -1,4 +1,4 @@
-"""Importing ONNX Runtime: one distribution of it, and without what it would drag in."""
+"""Imports ONNX Runtime: only one distribution of it, and without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from types import ModuleType
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
-"""All of them install into the one folder ``onnxruntime``, so an environment can hold only one."""
+"""All of these install into the same folder ``onnxruntime``, so an environment can hold only one."""
 
 _TRAINING = "onnxruntime.training"
 _NO_MEMORY = re.compile(
     r"bad_alloc|bad allocation|failed to allocate|cannot allocate memory|memory resources|pthread_create failed", re.I
 )
-"""What ONNX Runtime's errors say where memory was what failed: their types are the same as of any other failure."""
+"""What ONNX Runtime's errors say when memory ran out. They have the same types as all other failures."""
 
 
 class RuntimeUnavailableError(RuntimeError):
-    """This environment cannot run the runtime asked for; the text says what to install or remove."""
+    """This environment cannot run the runtime that was asked for. The text says what to install or remove."""
 
 
 def installed() -> list[str]:
-    """Those of ``DISTRIBUTIONS`` that this environment has."""
+    """Return those of ``DISTRIBUTIONS`` that are installed in this environment."""
     found = []
     for name in DISTRIBUTIONS:
         try:
@@ -37,16 +37,16 @@ def installed() -> list[str]:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of ONNX Runtime, of numpy or of Python itself says that there was not enough memory."""
+    """Return whether an error of ONNX Runtime, numpy or Python says that there was not enough memory."""
     return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 @cache
 def import_onnxruntime() -> ModuleType:
-    """The package ``onnxruntime``. Raises RuntimeUnavailableError where it is missing or installed twice over.
+    """Return the package ``onnxruntime``. Raises RuntimeUnavailableError where it is missing or installed twice.
 
-    The training build of onnxruntime imports its PyTorch front end (torch, onnx, sympy: more than a second, 200 MB)
-    with the package itself, and does without where that is not there. Here it is never there: nothing of it is used.
+    The training build of onnxruntime also imports its PyTorch front end, if it can (torch, onnx, sympy: more than a
+    second, 200 MB). Nothing here uses the front end, so this function makes that import fail.
     """
     present = installed()
     if len(present) > 1:
@@ -69,7 +69,7 @@ def import_onnxruntime() -> ModuleType:
 
 
 def import_training_api() -> ModuleType:
-    """The package ``onnxruntime.training.api``. Raises RuntimeUnavailableError where it is not installed.
+    """Return the package ``onnxruntime.training.api``. Raises RuntimeUnavailableError where it is not installed.
 
     Its parent's ``__init__`` imports onnx and torch for making bundles; the API itself needs neither. So the parent
     is replaced by an empty package while the API is imported, unless the program has imported the parent already.

@@ -1,4 +1,4 @@
-"""Training a bundle's model, one optimizer step at a time, on either of two runtimes."""
+"""What a runtime is, and how one is opened: it trains a bundle's model, one optimizer step at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("auto", "onnx", "ort-training")
 
 
 class Runtime(Protocol):
-    """A bundle's model in training. The first model is the bundle's own; ``load`` sets a round's."""
+    """A bundle's model in training. The first model is the bundle's initial one; ``load`` sets a round's model."""
 
     @property
     def kind(self) -> str:
@@ -25,23 +25,23 @@ class Runtime(Protocol):
 
     @property
     def version(self) -> str:
-        """Of ONNX Runtime."""
+        """The version of ONNX Runtime."""
 
     @property
     def manifest(self) -> Manifest: ...
 
     @property
     def parameters(self) -> Vector:
-        """What travels of the model now: float32, shape (P,), in manifest order. Read-only, and valid until the next
-        ``step`` or ``load``, which reuse its memory; copy it to keep it."""
+        """The travelling parameters now: float32, shape (P,), in manifest order. Read-only, and valid until the next
+        ``step`` or ``load``, which reuse the memory; copy it to keep it."""
 
     @property
     def local(self) -> Vector:
-        """The whole model now, float32, shape (local_size,): ``parameters``, then the personal ones. As above."""
+        """The whole model now: float32, shape (local_size,); the personal parameters are last. Read-only, as above."""
 
     @property
     def state(self) -> Vector:
-        """What the last step hands to the next, float32, shape (state_size,), in the state table's order. As above."""
+        """What the last step passes to the next: float32, shape (state_size,), in manifest order. As above."""
 
     @property
     def anchor(self) -> Vector:
@@ -62,7 +62,7 @@ class Runtime(Protocol):
     ) -> None:
         """Copy a model in, for training to begin from. All are float32.
 
-        vector: shape (P,), what travels, and the personal parameters stay as they are; or shape (local_size,), all.
+        vector: shape (P,): the travelling parameters; the personal ones stay as they are. Or shape (local_size,): all.
         anchor: shape (P,). The travelling part of ``vector`` unless given.
         correction: shape (P,), added to the gradient (SCAFFOLD's c - c_k). Zeros unless given.
         previous: shape (P,), the model with which this device's last task ended (MOON). The anchor unless given.
@@ -85,7 +85,7 @@ class Runtime(Protocol):
         """
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        """Examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
+        """Return examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
 
 
 def open_runtime(
@@ -97,8 +97,8 @@ def open_runtime(
     onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
     measures metrics in the step itself, and gives the same numbers.
 
-    ``model`` (float32, shape (P,) or (local_size,)) is loaded in place of the bundle's own parameters. These are not
-    read then and may be missing, unless the personal ones are needed of them.
+    ``model`` (float32, shape (P,) or (local_size,)) is loaded instead of the bundle's initial parameters. These are
+    then read only for personal parameters that ``model`` lacks, and may be missing otherwise.
 
     Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError,
     MemoryError.
@@ -108,7 +108,7 @@ def open_runtime(
     if threads < 1:
         raise ValueError(f"{threads} threads; expected at least 1")
     own = [PARAMETERS] if model is None else []
-    # A module for each kind, so that opening one imports nothing for the other.
+    # Each kind has a module, so that opening one imports nothing of the other.
     if kind == "ort-training":
         from fleetlearn_device.runtimes.runtime_ort_training import OrtTrainingRuntime
 

@@ -25,8 +25,7 @@ class StepError(RuntimeError):
 
 
 class OnnxRuntime:
-    """Two flat buffers of parameters and state, read from one and written to the other, which change places after each
-    step.
+    """Two flat buffers of parameters and state. A step reads one and writes the other, and they change places after it.
 
     ONNX Runtime reads and writes the buffers' own memory: an OrtValue made from a numpy array on the CPU borrows it,
     so a tensor is a view into the vector. The arrays must outlive the bindings; they are attributes for that reason.
@@ -74,7 +73,7 @@ class OnnxRuntime:
         )
 
     def _tensors(self, buffer: Vector) -> dict[str, Vector]:
-        """The parameters and the state in one of the buffers, by the graph's names."""
+        """Return the parameters and the state in one of the buffers, by the graph's names."""
         table = views(buffer, self.manifest.parameters)
         state = views(buffer[self.manifest.local_size :], self.manifest.state)
         return {f"param.{name}": array for name, array in table.items()} | {
@@ -84,7 +83,7 @@ class OnnxRuntime:
     def _bind(
         self, read: Vector, write: Vector, fixed: dict[str, NDArray[Any]], results: dict[str, NDArray[Any]]
     ) -> Any:
-        """The step from one buffer to the other, with all but the batch bound."""
+        """Bind the step from one buffer to the other: everything except the batch."""
         binding = self._session.io_binding()
         inputs = fixed | self._tensors(read)
         outputs = results | {f"next.{name}": array for name, array in self._tensors(write).items()}
@@ -150,7 +149,7 @@ class OnnxRuntime:
         arrays = check_batch(batch, self.manifest.batch)
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
         self._seed[...] = check_seed(seed)
-        # Borrowed as well, by a binding that will have others in their place before it runs again.
+        # The binding only borrows these arrays. The next run of this binding is given other arrays first.
         for row, array in zip(self.manifest.batch, arrays, strict=True):
             self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
         run(self._session, self._binding, TRAIN, arrays)
@@ -167,7 +166,7 @@ class OnnxRuntime:
 
 
 class Evaluator:
-    """graphs/eval.onnx: sums over a batch. Both runtimes use it."""
+    """Runs graphs/eval.onnx, which sums over a batch. Both runtimes use it."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self._manifest = bundle.manifest
@@ -177,7 +176,7 @@ class Evaluator:
         self._session = make_session(bundle, EVAL, threads, [*parameters, *batch], self._outputs)
 
     def evaluate(self, vector: Vector, batch: Batch) -> Evaluation:
-        """The sums that the model ``vector`` (float32, shape (local_size,)) gives. Raises DataError, StepError."""
+        """Return the sums for the model ``vector`` (float32, shape (local_size,)). Raises DataError, StepError."""
         arrays = check_batch(batch, self._manifest.batch)
         binding = self._session.io_binding()
         for name, array in views(vector, self._manifest.parameters).items():
@@ -192,7 +191,7 @@ class Evaluator:
 
 
 def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
-    """Load the model that a runtime is opened with, or the bundle's own; of that also what ``model`` lacks."""
+    """Load the model with which a runtime is opened, and from the bundle the parameters that ``model`` lacks."""
     whole = bundle.manifest.local_size
     if model is None or bundle.manifest.size < whole != np.size(model):
         runtime.load(bundle.parameters())
@@ -201,12 +200,12 @@ def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
 
 
 def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str]) -> Any:
-    """An InferenceSession for a graph of the bundle.
+    """Return an InferenceSession for a graph of the bundle.
 
     Raises BundleError: it cannot be loaded, or has other names; MemoryError.
     """
     onnxruntime = import_onnxruntime()
-    # From the path, ONNX Runtime reads the file itself and no copy of it stays in memory.
+    # Given a path, ONNX Runtime reads the file itself, and no copy of it stays in memory.
     source = str(bundle.path / file) if bundle.path.is_dir() else bundle.read(file)
     try:
         session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
@@ -231,11 +230,11 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
 
 
 def session_options(threads: int) -> Any:
-    """onnxruntime.SessionOptions: one operator at a time, with this many threads, which sleep when they wait."""
+    """Return the SessionOptions: one operator at a time, with this many threads, which sleep when they wait."""
     options = import_onnxruntime().SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # What goes wrong is raised; without this it is printed as well.
+    # Errors are raised; without this they are printed as well.
     options.log_severity_level = 4
     # Spinning threads take a device's other cores, and its battery, to save microseconds.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -255,17 +254,17 @@ def run(session: Any, binding: Any, file: str, arrays: Arrays) -> None:
 
 
 def borrow(array: NDArray[Any]) -> Any:
-    """An OrtValue in the array's own memory, which is not kept alive by it: the caller keeps the array."""
+    """Return an OrtValue in the array's own memory. It does not keep the array alive: the caller must."""
     return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
 
 
 def read_only(vector: Vector) -> Vector:
-    """A view of the vector that cannot be written to."""
+    """Return a view of the vector that cannot be written to."""
     view = vector.view()
     view.flags.writeable = False
     return view
 
 
 def _scalar(values: Vector, place: int) -> Vector:
-    """A view with no axes: ONNX Runtime refuses numpy's own scalars."""
+    """Return a view without axes: ONNX Runtime refuses numpy's scalars."""
     return values[place : place + 1].reshape(())

@@ -42,7 +42,7 @@ class OrtTrainingRuntime:
             named = ", ".join(what for what, needed in needs.items() if needed)
             raise BundleError(
                 Code.BAD_MESSAGE,
-                f"{bundle.path}: its step has {named}, which the runtime 'ort-training' has not; use 'onnx'",
+                f"{bundle.path}: its step has {named}, which the runtime 'ort-training' cannot run; use 'onnx'",
             )
         if not manifest.has_ort_training:
             raise BundleError(
@@ -92,7 +92,7 @@ class OrtTrainingRuntime:
         load_first(self, bundle, model)
 
     def _map_buffer(self) -> tuple[Vector, list[tuple[slice, slice]]]:
-        """The contiguous copy, and where each parameter stands in it: pairs of places in (buffer, vector).
+        """Return the contiguous copy, and for each parameter its places in (buffer, vector).
 
         The API does not say in which order the copy has the parameters (1.19.2: as the training graph's inputs), so
         each parameter is filled with its own number, and the numbers are looked up. What the checkpoint has beyond

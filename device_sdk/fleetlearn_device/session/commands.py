@@ -1,4 +1,4 @@
-"""What a session asks of its owner. Each command is carried out after those before it."""
+"""The commands that a session gives to its owner, who carries them out in order."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ class Wanted:
 
     sha256: str
     name: str
-    """What it is, such as ``graphs/train.onnx``."""
+    """The name for people, such as ``graphs/train.onnx``."""
     place: str
-    """Its path below the state directory, once it is complete."""
+    """The path below the state directory of the complete content."""
     size: int | None
-    """Bytes; None where only the coordinator knows."""
+    """Bytes. None: only the coordinator knows."""
     limit: int
-    """Most bytes it may have."""
+    """Most bytes that the content may have."""
     have: int = 0
-    """Bytes that an earlier attempt left."""
+    """Bytes that arrived in an earlier attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send the message, if the connection is still open."""
+
     message: FromDevice
 
 
@@ -38,7 +40,7 @@ class Locate:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Append to the partial content. ``offset`` 0 begins it anew."""
+    """Append to the partial content. ``offset`` 0 begins it again."""
 
     wanted: Wanted
     offset: int
@@ -47,25 +49,25 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class FinishContent:
-    """Check the complete content's hash and file it, or delete it; answer with ``stored``."""
+    """Move the complete content to its place, or delete it where its SHA-256 is wrong; answer with ``stored``."""
 
     wanted: Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
-    """Answer with ``trained`` or ``ended``."""
+    """Train the task; answer with ``trained`` or ``ended``."""
 
     task: Task
     seconds: float
-    """Time budget."""
+    """The time budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Stop soon; answer with ``ended``."""
+    """Stop the task's training before its next step; answer with ``ended``."""
 
-    task: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,15 @@ class SavePending:
 class DropPending:
     """Delete the saved update of this task; stop uploading it."""
 
-    task: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the saved update's chunks from ``offset`` on; answer with ``update_sent``. Replaces one under way."""
+    """Send the saved update's chunks from ``offset`` on, instead of any that are being sent; answer with
+    ``update_sent``."""
 
-    task: str
+    task_id: str
     transfer: int
     offset: int
     chunk_bytes: int
@@ -103,7 +106,7 @@ class Close:
 
     reason: str
     after: float | None = None
-    """Connect again after about so many seconds. None: after a back-off."""
+    """Seconds after which to connect again, about. None: after a back-off."""
     code: int = 1000
     """The WebSocket's closing code: 1002 where the coordinator broke the protocol."""
 

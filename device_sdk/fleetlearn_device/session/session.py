@@ -1,21 +1,20 @@
 """The device's side of the conversation, without I/O: events in, commands out.
 
 A ``Session`` opens no socket and no file, starts no thread, reads no clock and draws no random number. Its owner
-(driver.py, or a test) tells it what happened and carries out the commands it answers with, in order; times are
-seconds on any clock that never goes back. Two states describe it: ``link``, the connection, and ``work``, the task.
-Work outlives the connection: training goes on while the device is offline, and what is finished is reported later.
+(the driver, or a test) tells it what happened, and carries out the commands with which it answers, in order. Times are
+seconds on any clock that never goes back. Two states describe the session: ``link``, the connection, and ``work``, the
+task. Work outlives the connection: training goes on while the device is offline, and what is finished is reported
+later.
 
-A message that a well-behaved coordinator can send late or twice (it crossed with ours, or tells what we know) is
-ignored with a note. One that breaks the protocol closes the connection; the work stays, and the owner connects
-again after a back-off that grows with ``faults``.
+A well-behaved coordinator can send a message late or twice: it crossed with ours, or it tells what we know. The session
+ignores such a message with a note. A message that breaks the protocol closes the connection; the work stays, and the
+owner connects again after a back-off that grows with ``faults``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 
 from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
@@ -62,47 +61,35 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.states import (
+    Assignment,
+    CheckingIn,
+    Closing,
+    Fetching,
+    Finished,
+    Holding,
+    Idle,
+    Link,
+    Locating,
+    Offline,
+    Online,
+    Saving,
+    Sent,
+    Storing,
+    Training,
+    Unfinished,
+    Uploading,
+    Work,
+)
 
 PATIENCE = 60.0
-"""Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is given up."""
+"""Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed."""
 BEAT = 0.8
 """Heartbeats are sent at this part of the interval that the coordinator allows."""
 UPLOAD_MARGIN = 0.1, 60.0
 """Part of the deadline that is kept for the upload, and the most seconds it can be."""
-
-
-class Link(StrEnum):
-    """The connection."""
-
-    OFFLINE = "offline"
-    CHECKING_IN = "checking-in"
-    """Connected and checked in; the welcome has not come."""
-    ONLINE = "online"
-    CLOSING = "closing"
-    """Close was commanded; whatever still arrives is ignored."""
-
-
-class Work(StrEnum):
-    """The task."""
-
-    IDLE = "idle"
-    LOCATING = "locating"
-    """Waiting to know what of the bundle and the model is lacking, or to be online or free to go on with it."""
-    FETCHING = "fetching"
-    STORING = "storing"
-    """A content is complete; its hash is being checked."""
-    TRAINING = "training"
-    SAVING = "saving"
-    """Trained; the update is being made durable."""
-    HOLDING = "holding"
-    """The update is durable. It was reported, if the device is online; the upload is not granted."""
-    UPLOADING = "uploading"
-    UPLOADED = "uploaded"
-    """All bytes were sent; the acknowledgement has not come."""
-
-
-UNFINISHED = frozenset({Work.LOCATING, Work.FETCHING, Work.STORING, Work.TRAINING})
-FINISHED = frozenset({Work.HOLDING, Work.UPLOADING, Work.UPLOADED})
+MAX_ARRIVALS = 2
+"""How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time."""
 
 
 class Session:
@@ -120,215 +107,207 @@ class Session:
     ) -> None:
         self.device, self.examples, self.runtime, self.software = device, examples, runtime, software
         self.until_finished = until_finished
-        self.link = Link.OFFLINE
-        self.work = Work.IDLE if held is None else Work.HOLDING
-        self.task: Task | None = None
-        """The task being worked on, until its update is saved."""
-        self.report: Report | None = held
-        """What is reported, from the end of training to the acknowledgement."""
-        self.running: str | None = None
-        """The task whose training or saving has not ended, wanted or not: there is never a second."""
+        self.link: Link = Offline()
+        self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
+        self.running_task_id: str | None = None
+        """The task whose training or saving has not ended, wanted or not. There is never a second."""
         self.faults = 0
         """Failed tasks and broken protocol since the last accepted update."""
         self.steps = 0
+        """How far training was at the last ``tick``."""
         self.stopping = False
         self.finished = False
         """The coordinator said that the training is finished, and ``until_finished`` is set."""
         self.error: Exception | None = None
         """Why the device cannot go on at all."""
-        self._ended: str | None = None
-        """The task that ended on this connection, or whose failure is yet to be told: it is not begun anew."""
-        self._failure: Failed | None = None
-        self._deadline = self._heard = self._beat = 0.0
-        self._interval = 0.0
-        self._chunk_bytes = CHUNK_BYTES
-        self._wanted: list[Wanted] = []
-        self._fetched: Counter[str] = Counter()
-        self._content: Content | None = None
-        self._place = 0
-        self._transfer = 0
-        self._reported_again = False
+        self._last_progress = 0.0
+        """When the last frame arrived, or the device last began to wait for an answer."""
+        self._ended_task_id: str | None = None
+        """The task that ended on this connection, or whose failure is not sent yet. It is not begun again."""
+        self._unsent_failure: Failed | None = None
+        """It is sent with the next welcome."""
 
     @property
-    def current(self) -> str | None:
+    def task_id(self) -> str | None:
         """The task that the device works on or whose update it holds."""
-        if self.report is not None:
-            return self.report.task
-        return self.task.task if self.task is not None else None
+        return self.work.task_id
 
     @property
     def over(self) -> bool:
-        """It was to stop, and nothing is left to be done."""
-        return self.stopping and self.link is Link.OFFLINE and self.running is None
+        """The session was to stop, and nothing is left to be done."""
+        return self.stopping and isinstance(self.link, Offline) and self.running_task_id is None
 
     # The connection
 
     def connected(self, now: float) -> Commands:
         """The connection is open."""
-        self.link, self._heard = Link.CHECKING_IN, now
+        self.link, self._last_progress = CheckingIn(), now
         if self.stopping:
             return self._close("stopping")
         held = None
-        if self.work is Work.HOLDING and self.report is not None:
-            held = Held(self.report.task, self.report.round)
-        return [
-            Send(CheckIn(PROTOCOL_VERSION, self.device, self.examples, self.runtime, self.software, held)),
-        ]
+        if isinstance(self.work, Holding):
+            held = Held(self.work.report.task, self.work.report.round)
+        return [Send(CheckIn(PROTOCOL_VERSION, self.device, self.examples, self.runtime, self.software, held))]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
-        self._park()
-        self.link = Link.OFFLINE
-        self._ended = self._failure.task if self._failure is not None else None
+        self._interrupt_transfer()
+        self.link = Offline()
+        self._ended_task_id = self._unsent_failure.task if self._unsent_failure is not None else None
         return []
 
     def received(self, text: str | bytes, now: float) -> Commands:
         """A text frame arrived."""
-        if self.link in (Link.OFFLINE, Link.CLOSING):
+        if isinstance(self.link, Offline | Closing):
             return []
-        self._heard = now
+        self._last_progress = now
         try:
             return self._handle(decode_from_coordinator(text), now)
         except ProtocolError as error:
-            return self._fault(f"the coordinator broke the protocol: {error}", code=1002)
+            return self._close_for_fault(f"the coordinator broke the protocol: {error}", code=1002)
 
     def received_chunk(self, frame: Buffer, now: float) -> Commands:
         """A binary frame arrived."""
-        if self.link in (Link.OFFLINE, Link.CLOSING):
+        if isinstance(self.link, Offline | Closing):
             return []
-        self._heard = now
+        self._last_progress = now
         try:
-            if self.link is Link.CHECKING_IN:
+            if isinstance(self.link, CheckingIn):
                 raise ProtocolError(Code.OUT_OF_TURN, "a chunk came before the welcome")
             chunk = unpack_chunk(frame)
-            content = self._content
-            if self.work is not Work.FETCHING or content is None or chunk.transfer != content.transfer:
+            work = self.work
+            if not isinstance(work, Fetching) or work.content is None or chunk.transfer != work.content.transfer:
                 return []  # the rest of an earlier fetch, whose task was cancelled
-            wanted = self._wanted[0]
-            if chunk.offset != self._place:
-                text = f"a chunk of {wanted.name} begins at {chunk.offset}; expected {self._place}"
+            wanted, size, end = work.wanted[0], work.content.size, chunk.offset + len(chunk.payload)
+            if chunk.offset != work.end:
+                text = f"a chunk of {wanted.name} begins at {chunk.offset}; expected {work.end}"
                 raise ProtocolError(Code.WRONG_OFFSET, text)
-            if chunk.offset + len(chunk.payload) > content.size:
-                text = f"a chunk of {wanted.name} ends behind its {content.size} bytes"
+            if end > size:
+                text = f"a chunk of {wanted.name} ends behind its {size} bytes"
                 raise ProtocolError(Code.WRONG_LENGTH, text)
         except ProtocolError as error:
-            return self._fault(f"the coordinator broke the protocol: {error}", code=1002)
-        self._place += len(chunk.payload)
+            return self._close_for_fault(f"the coordinator broke the protocol: {error}", code=1002)
+        self.work = replace(work, end=end)
         store = StoreChunk(wanted, chunk.offset, chunk.payload)
-        return [store, *self._finish()] if self._place == content.size else [store]
+        return [store, *self._store(work, work.wanted)] if end == size else [store]
 
     # Answers to commands
 
-    def located(self, task: str, lacking: Sequence[Wanted], now: float) -> Commands:
-        """What the task lacks was looked up; nothing lacking starts its training."""
-        if self.task is None or self.task.task != task or self.work is not Work.LOCATING:
+    def located(self, task_id: str, lacking: Sequence[Wanted], now: float) -> Commands:
+        """What the task lacks was looked up. Its training starts where nothing is lacking."""
+        work = self.work
+        if not isinstance(work, Locating) or work.task_id != task_id:
             return []
         if lacking:
-            self._wanted = list(lacking)
-            return self._fetch(now)
-        if self.running is not None:
-            return []  # the training that this task replaced has yet to notice; its end asks again
+            return self._fetch(work, tuple(lacking), now)
+        if self.running_task_id is not None:
+            return []  # the training that this task replaced has not ended yet; its end asks again
+        task = work.assignment.task
         part, most = UPLOAD_MARGIN
-        seconds = self._deadline - now - min(part * self.task.deadline, most)
-        if self.task.time_budget is not None:
-            seconds = min(seconds, self.task.time_budget)
+        seconds = work.assignment.deadline - now - min(part * task.deadline, most)
+        if task.time_budget is not None:
+            seconds = min(seconds, task.time_budget)
         if seconds <= 0:
-            return self._give_up("out-of-time", "the bundle and the model came too late to train before the deadline")
-        self.work, self.running, self.steps = Work.TRAINING, task, 0
-        return [StartTraining(self.task, seconds)]
+            text = "the bundle and the model came too late to train before the deadline"
+            return self._fail_task(work, "out-of-time", text)
+        self.work, self.running_task_id, self.steps = Training(work.assignment), task_id, 0
+        return [StartTraining(task, seconds)]
 
-    def unusable(self, task: str, text: str, code: FailureCode = "bad-bundle") -> Commands:
+    def unusable(self, task_id: str, text: str, code: FailureCode = "bad-bundle") -> Commands:
         """The task's bundle cannot be used here."""
-        if self.current != task or self.work is not Work.LOCATING:
+        if not isinstance(self.work, Locating) or self.work.task_id != task_id:
             return []
-        return self._give_up(code, text)
+        return self._fail_task(self.work, code, text)
 
     def stored(self, sha256: str, good: bool, now: float) -> Commands:
         """A complete content was filed (``good``), or deleted because its hash was another."""
-        if self.work is not Work.STORING or self.task is None or self._wanted[0].sha256 != sha256:
+        work = self.work
+        if not isinstance(work, Storing) or work.wanted[0].sha256 != sha256:
             return []
-        wanted = self._wanted.pop(0)
+        wanted, *others = work.wanted
         if not good:
-            self._wanted.insert(0, replace(wanted, have=0))
-            return [Note(f"{wanted.name} arrived with another SHA-256 than {sha256}", True), *self._fetch(now)]
-        if self._wanted:
-            return self._fetch(now)
-        self.work = Work.LOCATING
-        return self._go_on()
+            note = Note(f"{wanted.name} arrived with another SHA-256 than {sha256}", True)
+            return [note, *self._fetch(work, (replace(wanted, have=0), *others), now)]
+        if others:
+            return self._fetch(work, tuple(others), now)
+        self.work = Locating(work.assignment)
+        return self._locate()
 
     def trained(self, report: Report) -> Commands:
         """Training ended well; ``report`` describes its update."""
-        if self.work is not Work.TRAINING or self.current != report.task:
+        if not isinstance(self.work, Training) or self.work.task_id != report.task:
             return self.ended(report.task)
-        self.work, self.report = Work.SAVING, report
+        self.work = Saving(report)
         return [SavePending(report)]
 
-    def saved(self, task: str) -> Commands:
+    def saved(self, task_id: str) -> Commands:
         """The update is durable. Only now may it be reported."""
-        self.running = None
-        if self.work is not Work.SAVING or self.report is None or self.report.task != task:
-            return [DropPending(task), *self._go_on()]
-        self.work, self.task = Work.HOLDING, None
-        return self._tell(self.report)
+        self.running_task_id = None
+        if not isinstance(self.work, Saving) or self.work.task_id != task_id:
+            return [DropPending(task_id), *self._locate()]
+        self.work = Holding(self.work.report, reported_again=False)
+        return self._send_if_online(self.work.report)
 
-    def ended(self, task: str, code: FailureCode | None = None, text: str = "") -> Commands:
+    def ended(self, task_id: str, code: FailureCode | None = None, text: str = "") -> Commands:
         """Training or saving ended without an update: it was stopped (``code`` None) or failed."""
-        self.running = None
-        if self.current != task or self.work not in (Work.TRAINING, Work.SAVING):
-            return self._go_on()
-        return self._give_up(code or "stopping", text)
+        self.running_task_id = None
+        if not isinstance(self.work, Training | Saving) or self.work.task_id != task_id:
+            return self._locate()
+        return self._fail_task(self.work, code or "stopping", text)
 
     def update_sent(self, transfer: int, now: float) -> Commands:
         """All chunks of the upload under this transfer number were sent."""
-        if self.work is not Work.UPLOADING or self.report is None or transfer != self._transfer:
+        work = self.work
+        if not isinstance(work, Uploading) or transfer != work.transfer:
             return []
-        self.work, self._heard = Work.UPLOADED, now
-        return [Send(Uploaded(self.report.task))]
+        self.work, self._last_progress = Sent(work.report, work.reported_again, work.transfer), now
+        return [Send(Uploaded(work.task_id))]
 
     # Time and the owner
 
     def due(self) -> float | None:
-        """When ``tick`` is wanted; None: not before something happens."""
+        """When ``tick`` is wanted. None: not before something happens."""
         times = []
-        if self.link is Link.ONLINE:
-            times.append(self._beat)
-        if self._waiting():
-            times.append(self._heard + PATIENCE)
-        if self.work in (Work.LOCATING, Work.FETCHING):
-            times.append(self._deadline)
+        if isinstance(self.link, Online):
+            times.append(self.link.next_heartbeat)
+        if self._awaits_answer():
+            times.append(self._last_progress + PATIENCE)
+        if isinstance(self.work, Locating | Fetching):
+            times.append(self.work.assignment.deadline)
         return min(times, default=None)
 
     def tick(self, now: float, steps: int = 0) -> Commands:
         """Time passed; ``steps`` is how far training is: batches evaluated, and steps."""
-        self.steps = 0 if self.work in (Work.IDLE, Work.LOCATING, Work.FETCHING, Work.STORING) else steps
-        if self.work in (Work.LOCATING, Work.FETCHING) and now >= self._deadline:
-            return self._give_up("out-of-time", "the deadline passed before training began")
-        if self._waiting() and now >= self._heard + PATIENCE:
+        self.steps = 0 if isinstance(self.work, Idle | Locating | Fetching | Storing) else steps
+        if isinstance(self.work, Locating | Fetching) and now >= self.work.assignment.deadline:
+            return self._fail_task(self.work, "out-of-time", "the deadline passed before training began")
+        if self._awaits_answer() and now >= self._last_progress + PATIENCE:
             return self._close(f"no answer for {PATIENCE:g} s")
-        if self.link is Link.ONLINE and now >= self._beat:
-            self._beat = now + self._interval
-            return [Send(Heartbeat(self.current, self.steps))]
+        if isinstance(self.link, Online) and now >= self.link.next_heartbeat:
+            self.link = replace(self.link, next_heartbeat=now + self.link.heartbeat_interval)
+            return [Send(Heartbeat(self.task_id, self.steps))]
         return []
 
     def stop(self) -> Commands:
         """The owner wants to end. An unfinished task is given back; a finished update stays saved."""
         self.stopping = True
         commands: Commands = []
-        if self.work in UNFINISHED and self.current is not None:
-            commands = [*self._tell(Failed(self.current, "stopping", "the device is stopping")), *self._forget()]
+        if isinstance(self.work, Unfinished):
+            failed = Failed(self.work.task_id, "stopping", "the device is stopping")
+            commands = [*self._send_if_online(failed), *self._drop_task()]
         return [*commands, *self._close("stopping")]
 
     def abandon(self, error: Exception, code: FailureCode) -> Commands:
         """The device cannot go on at all (its data do not fit, its disk is full): say so and end with ``error``."""
         self.error, self.stopping = error, True
-        if self.work in UNFINISHED or self.work is Work.SAVING:
-            return self._give_up(code, str(error))
+        if isinstance(self.work, Unfinished | Saving):
+            return self._fail_task(self.work, code, str(error))
         return self._close(str(error))
 
     # Messages
 
     def _handle(self, message: FromCoordinator, now: float) -> Commands:
-        if self.link is Link.CHECKING_IN and not isinstance(message, Welcome | ComeBack | Refused):
+        if isinstance(self.link, CheckingIn) and not isinstance(message, Welcome | ComeBack | Refused):
             raise ProtocolError(Code.OUT_OF_TURN, f"{_tag(message)} came before the welcome")
         match message:
             case Welcome():
@@ -336,224 +315,243 @@ class Session:
             case ComeBack(after=after, reason=reason):
                 if reason == "finished" and self.until_finished:
                     self.finished = self.stopping = True
-                    forget = self._forget() if self.work in UNFINISHED else []
-                    return [*forget, *self._close("the training is finished", after)]
+                    return [*self._drop_unfinished_task(), *self._close("the training is finished", after)]
                 return self._close(f"told to come back in {after:g} s ({reason})", after)
             case Task():
                 return self._assign(message, now)
             case Content():
-                return self._begin(message)
+                return self._receive(message)
             case Grant():
                 return self._upload(message)
             case Waiting():
                 return self._wait(message)
-            case Accepted(task=task):
-                self._check_turn(message, task)
-                if task != self.current:
-                    return self._ignore(message, task)
+            case Accepted(task=task_id):
+                self._check_reported(message, task_id)
+                if task_id != self.task_id:
+                    return self._ignore(message, task_id)
                 self.faults = 0
-                return [Note(f"task {task}: update accepted"), *self._forget()]
-            case Cancel(task=task, code=code, text=text):
-                if task != self.current:
-                    return self._ignore(message, task)
-                return [Note(f"task {task} is cancelled: {text or code.value}"), *self._forget()]
+                return [Note(f"task {task_id}: update accepted"), *self._drop_task()]
+            case Cancel(task=task_id, code=code, text=text):
+                if task_id != self.task_id:
+                    return self._ignore(message, task_id)
+                return [Note(f"task {task_id} is cancelled: {text or code.value}"), *self._drop_task()]
             case _:  # refused
-                return self._refusal(message, now)
+                return self._refused(message, now)
 
     def _welcome(self, message: Welcome, now: float) -> Commands:
-        if self.link is Link.ONLINE:
+        if isinstance(self.link, Online):
             return [Note("a second welcome is ignored")]
-        self.link, self._chunk_bytes = Link.ONLINE, min(message.chunk_bytes, CHUNK_BYTES)
-        self._interval = max(BEAT * message.heartbeat, 0.01)
-        self._beat = now + self._interval
+        interval = max(BEAT * message.heartbeat, 0.01)
+        self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
         commands: Commands = [Note(f"checked in with {message.coordinator or 'the coordinator'} as {self.device}")]
-        if self._failure is not None:
-            commands.append(Send(self._failure))
-            self._failure = None
-        if self.work is Work.HOLDING and self.report is not None:
-            commands.append(Send(self.report))
-        elif self.current is not None:
-            commands.append(Send(Heartbeat(self.current, self.steps)))  # so that the lease is known to be alive
-        return [*commands, *self._go_on()]
+        if self._unsent_failure is not None:
+            commands.append(Send(self._unsent_failure))
+            self._unsent_failure = None
+        if isinstance(self.work, Holding):
+            commands.append(Send(self.work.report))
+        elif self.task_id is not None:
+            commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
+        return [*commands, *self._locate()]
 
     def _assign(self, task: Task, now: float) -> Commands:
-        if task.task in (self.current, self._ended):
-            if self.task is not None and task.task == self.current:
-                self._deadline = now + task.deadline  # a coordinator that was restarted gives the round its time again
+        deadline = now + task.deadline
+        if task.task in (self.task_id, self._ended_task_id):
+            if isinstance(self.work, Unfinished) and task.task == self.task_id:
+                # A coordinator that was restarted gives the round its time again.
+                self.work = replace(self.work, assignment=replace(self.work.assignment, deadline=deadline))
             return [Note(f"task {task.task} was given again; the device has it")]
         commands: Commands = []
-        if self.current is not None:
+        if self.task_id is not None:
             # A coordinator that gives another task no longer waits for the first (it lost it in a restart).
-            commands = [Note(f"task {self.current} is dropped for task {task.task}", True), *self._forget()]
-        self.task, self.work, self._deadline = task, Work.LOCATING, now + task.deadline
-        self._reported_again = False
-        self._fetched.clear()
+            commands = [Note(f"task {self.task_id} is dropped for task {task.task}", True), *self._drop_task()]
+        self.work = Locating(Assignment(task, deadline))
         text = f"task {task.task}: round {task.round}, {task.epochs} epochs, {task.deadline:g} s to the deadline"
-        unknown = _unsupported(task)
-        if unknown is not None:
-            return [*commands, Note(text), *self._give_up("unsupported", unknown)]
-        return [*commands, Note(text), *self._go_on()]
+        unsupported = _unsupported(task)
+        if unsupported is not None:
+            return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
+        return [*commands, Note(text), *self._locate()]
 
-    def _begin(self, content: Content) -> Commands:
+    def _receive(self, content: Content) -> Commands:
+        """Expect the chunks of the content that was asked for."""
+        work = self.work
         # The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
-        if self.work is not Work.FETCHING or content.sha256 != self._wanted[0].sha256:
+        if not isinstance(work, Fetching) or content.sha256 != work.wanted[0].sha256:
             return [Note(f"content {content.sha256} is not awaited; ignored")]
-        wanted = self._wanted[0]
+        wanted = work.wanted[0]
         if content.offset != wanted.have:
             return [Note(f"{wanted.name} from byte {content.offset} is ignored; {wanted.have} was asked for")]
         if content.size > wanted.limit or (wanted.size is not None and content.size != wanted.size):
             expected = f"at most {wanted.limit}" if wanted.size is None else wanted.size
-            return self._give_up("bad-bundle", f"{wanted.name} has {content.size} bytes; expected {expected}")
+            text = f"{wanted.name} has {content.size} bytes; expected {expected}"
+            return self._fail_task(work, "bad-bundle", text)
         if content.offset > content.size:
             raise ProtocolError(Code.WRONG_OFFSET, f"{wanted.name} begins at {content.offset}, behind its end")
-        self._content, self._place = content, content.offset
-        return self._finish() if content.offset == content.size else []
+        self.work = replace(work, content=content, end=content.offset)
+        return self._store(work, work.wanted) if content.offset == content.size else []
 
     def _upload(self, grant: Grant) -> Commands:
-        self._check_turn(grant, grant.task)
-        report = self.report
-        if report is None or grant.task != report.task:
+        """Send the update from the grant's offset on."""
+        self._check_reported(grant, grant.task)
+        work = self.work
+        if not isinstance(work, Finished) or grant.task != work.task_id:
             return self._ignore(grant, grant.task)
-        if self.work is not Work.HOLDING and grant.transfer == self._transfer:
+        if isinstance(work, Uploading | Sent) and grant.transfer == work.transfer:
             return [Note(f"task {grant.task}: a second grant {grant.transfer} is ignored")]
-        if grant.offset > report.size:
-            text = f"the grant for task {grant.task} begins at {grant.offset}; the update has {report.size} bytes"
+        size = work.report.size
+        if grant.offset > size:
+            text = f"the grant for task {grant.task} begins at {grant.offset}; the update has {size} bytes"
             raise ProtocolError(Code.WRONG_OFFSET, text)
-        self.work, self._transfer = Work.UPLOADING, grant.transfer
-        text = f"task {grant.task}: uploading {report.size - grant.offset} bytes from {grant.offset}"
-        return [Note(text), SendUpdate(report.task, grant.transfer, grant.offset, self._chunk_bytes)]
+        assert isinstance(self.link, Online)
+        self.work = Uploading(work.report, work.reported_again, grant.transfer)
+        text = f"task {grant.task}: uploading {size - grant.offset} bytes from {grant.offset}"
+        return [Note(text), SendUpdate(work.task_id, grant.transfer, grant.offset, self.link.chunk_bytes)]
 
     def _wait(self, waiting: Waiting) -> Commands:
-        """A transfer lost its place, or has none yet. That it came is enough for a fetch: patience begins again."""
+        """A transfer lost its turn, or has none yet. For a fetch, the message alone starts the patience again."""
         if waiting.task is None:
             return [Note("what is fetched waits for its turn")]
-        if waiting.task != self.current or self.report is None or self.work not in (Work.UPLOADING, Work.UPLOADED):
+        work = self.work
+        if not isinstance(work, Uploading | Sent) or waiting.task != work.task_id:
             return self._ignore(waiting, waiting.task)
-        self.work = Work.HOLDING  # the report comes after the last chunk, so the next grant's offset counts them all
-        return [Note(f"task {waiting.task}: the upload waits for its turn"), StopUpdate(), Send(self.report)]
+        # The report comes after the last chunk, so the next grant's offset counts all chunks.
+        self.work = Holding(work.report, work.reported_again)
+        return [Note(f"task {waiting.task}: the upload waits for its turn"), StopUpdate(), Send(work.report)]
 
-    def _refusal(self, refused: Refused, now: float) -> Commands:
+    def _refused(self, refused: Refused, now: float) -> Commands:
         said = f"{refused.text} [{refused.code.value}]"
         if refused.code is Code.REPLACED and refused.task is None and refused.sha256 is None:
-            return self._replaced(said)
-        if self.link is Link.CHECKING_IN:
+            return self._end_replaced(said)
+        if isinstance(self.link, CheckingIn):
             if refused.code in (Code.BAD_VERSION, Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE):
                 self.error = ProtocolError(refused.code, f"the coordinator refuses the check-in: {refused.text}")
                 self.stopping = True
-            return self._fault(f"the check-in is refused: {said}")
+            return self._close_for_fault(f"the check-in is refused: {said}")
         if refused.sha256 is not None:
-            if self.work is not Work.FETCHING or refused.sha256 != self._wanted[0].sha256:
-                return self._ignore(refused, refused.sha256)
-            wanted = self._wanted[0]
-            if refused.code is Code.WRONG_OFFSET and wanted.have:
-                self._wanted[0] = replace(wanted, have=0)
-                return [Note(f"{wanted.name} is fetched from its beginning: {said}", True), *self._fetch(now)]
-            return self._give_up("bad-bundle", f"fetching {wanted.name} was refused: {said}")
+            return self._content_refused(refused, refused.sha256, said, now)
         if refused.task is not None:
-            if refused.task != self.current or refused.code is Code.DUPLICATE:
-                return self._ignore(refused, refused.task)
-            if refused.code is Code.BUSY:
-                return self._close(f"task {refused.task}: {said}")
-            if refused.code is Code.WRONG_OFFSET and self.work in FINISHED:
-                self.work = Work.HOLDING
-                return [Note(f"task {refused.task} waits for another grant: {said}", True), StopUpdate()]
-            wrong_bytes = refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH)
-            if self.report is not None and self.work in FINISHED and wrong_bytes and not self._reported_again:
-                self._reported_again, self.work = True, Work.HOLDING
-                return [Note(f"task {refused.task} is reported again: {said}", True), Send(self.report)]
-            return [Note(f"task {refused.task} is forgotten: {said}", True), *self._forget()]
-        return self._fault(f"something was refused: {said}")
+            return self._task_refused(refused, refused.task, said)
+        return self._close_for_fault(f"something was refused: {said}")
 
-    def _replaced(self, said: str) -> Commands:
-        """This is the session's only connection, so another process speaks for the device, and has its task. The two
-        would replace each other for ever."""
+    def _content_refused(self, refused: Refused, sha256: str, said: str, now: float) -> Commands:
+        work = self.work
+        if not isinstance(work, Fetching) or sha256 != work.wanted[0].sha256:
+            return self._ignore(refused, sha256)
+        wanted, *others = work.wanted
+        if refused.code is Code.WRONG_OFFSET and wanted.have:
+            note = Note(f"{wanted.name} is fetched from its beginning: {said}", True)
+            return [note, *self._fetch(work, (replace(wanted, have=0), *others), now)]
+        return self._fail_task(work, "bad-bundle", f"fetching {wanted.name} was refused: {said}")
+
+    def _task_refused(self, refused: Refused, task_id: str, said: str) -> Commands:
+        work = self.work
+        if task_id != work.task_id or refused.code is Code.DUPLICATE:
+            return self._ignore(refused, task_id)
+        if refused.code is Code.BUSY:
+            return self._close(f"task {task_id}: {said}")
+        if isinstance(work, Finished):
+            if refused.code is Code.WRONG_OFFSET:
+                self.work = Holding(work.report, work.reported_again)
+                return [Note(f"task {task_id} waits for another grant: {said}", True), StopUpdate()]
+            if refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and not work.reported_again:
+                self.work = Holding(work.report, reported_again=True)
+                return [Note(f"task {task_id} is reported again: {said}", True), Send(work.report)]
+        return [Note(f"task {task_id} is forgotten: {said}", True), *self._drop_task()]
+
+    def _end_replaced(self, said: str) -> Commands:
+        """End the device. This is the session's only connection, so another process speaks for the device, and has its
+        task. The two would replace each other for ever."""
         text = (
             f"another process connected to the coordinator as device {self.device}, so this one ends ({said}). Each "
             "device needs a state directory of its own, which holds its name: where one was copied, as with a card, "
             "delete identity.json in the copy"
         )
         self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
-        forget = self._forget() if self.work in UNFINISHED else []
-        return [*forget, *self._close("another process speaks for this device")]
+        return [*self._drop_unfinished_task(), *self._close("another process speaks for this device")]
 
-    # Shared steps
-
-    def _fetch(self, now: float) -> Commands:
-        """Ask for the first wanted content, unless it arrived twice in vain."""
-        wanted = self._wanted[0]
-        if self._fetched[wanted.place] >= 2:
-            return self._give_up("bad-bundle", f"{wanted.name} arrived twice with another SHA-256 than its name")
-        if wanted.have == wanted.size:
-            return self._finish()
-        if self.link is not Link.ONLINE:
-            self.work = Work.LOCATING  # the next welcome asks again
-            return []
-        self.work, self._heard, self._content = Work.FETCHING, now, None
-        size = "" if wanted.size is None else f" of {wanted.size}"
-        return [
-            Note(f"fetching {wanted.name} ({wanted.sha256[:12]}) from byte {wanted.have}{size}"),
-            Send(Fetch(wanted.sha256, wanted.have)),
-        ]
-
-    def _finish(self) -> Commands:
-        self.work = Work.STORING
-        self._fetched[self._wanted[0].place] += 1
-        return [FinishContent(self._wanted[0])]
-
-    def _forget(self) -> Commands:
-        """End the current task, whatever its state."""
-        task, work = self.current, self.work
-        self._ended, self.task, self.report, self.work = task, None, None, Work.IDLE
-        self._wanted = []
-        if task is not None and work is Work.TRAINING and self.running == task:
-            return [StopTraining(task)]
-        if task is not None and work in FINISHED:
-            return [DropPending(task)]
-        return []  # an update being saved is dropped by ``saved``, which finds it unwanted
-
-    def _give_up(self, code: FailureCode, text: str) -> Commands:
-        task = self.current or ""
-        failed = Failed(task, code, clip(text))
-        told = self._tell(failed)
-        self._failure = None if told else failed
-        note = Note(f"task {task} failed: {failed.text} [{code}]", True)
-        return [note, *told, *self._forget(), *self._fault(f"task {task} failed")]
-
-    def _go_on(self) -> Commands:
-        """Look up what is lacking, if a task waits for that."""
-        return [Locate(self.task)] if self.work is Work.LOCATING and self.task is not None else []
-
-    def _tell(self, message: FromDevice) -> Commands:
-        return [Send(message)] if self.link is Link.ONLINE else []
-
-    def _fault(self, reason: str, code: int = 1000) -> Commands:
-        self.faults += 1
-        return self._close(reason, code=code)
-
-    def _close(self, reason: str, after: float | None = None, code: int = 1000) -> Commands:
-        if self.link in (Link.OFFLINE, Link.CLOSING):
-            return []
-        self._park()
-        self.link = Link.CLOSING
-        return [Close(reason, after, code)]
-
-    def _park(self) -> None:
-        """Without a connection, a fetch begins again at its partial content, an upload at its report."""
-        if self.work is Work.FETCHING:
-            self.work = Work.LOCATING
-        elif self.work in (Work.UPLOADING, Work.UPLOADED):
-            self.work = Work.HOLDING
-
-    def _waiting(self) -> bool:
-        return self.link is Link.CHECKING_IN or self.work in (Work.FETCHING, Work.UPLOADED)
-
-    def _check_turn(self, message: Accepted | Grant, task: str) -> None:
-        if task == self.current and self.work not in FINISHED:
-            text = f"{_tag(message)} came for task {task}, which was not reported (it is {self.work.value})"
+    def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
+        if task_id == self.task_id and not isinstance(self.work, Finished):
+            text = f"{_tag(message)} came for task {task_id}, which was not reported (it is {_name(self.work)})"
             raise ProtocolError(Code.OUT_OF_TURN, text)
 
     def _ignore(self, message: FromCoordinator, about: str) -> Commands:
         return [Note(f"{_tag(message)} about {about[:64]} is ignored: it is not what the device works on")]
+
+    # Shared steps
+
+    def _locate(self) -> Commands:
+        """Look up what is lacking, if the task waits for that."""
+        return [Locate(self.work.assignment.task)] if isinstance(self.work, Locating) else []
+
+    def _fetch(self, work: Unfinished, wanted: tuple[Wanted, ...], now: float) -> Commands:
+        """Ask for the first wanted content."""
+        first = wanted[0]
+        if work.assignment.arrived.count(first.place) >= MAX_ARRIVALS:
+            text = f"{first.name} arrived twice with another SHA-256 than its name"
+            return self._fail_task(work, "bad-bundle", text)
+        if first.have == first.size:
+            return self._store(work, wanted)
+        if not isinstance(self.link, Online):
+            self.work = Locating(work.assignment)  # the next welcome asks again
+            return []
+        self.work, self._last_progress = Fetching(work.assignment, wanted), now
+        size = "" if first.size is None else f" of {first.size}"
+        return [
+            Note(f"fetching {first.name} ({first.sha256[:12]}) from byte {first.have}{size}"),
+            Send(Fetch(first.sha256, first.have)),
+        ]
+
+    def _store(self, work: Unfinished, wanted: tuple[Wanted, ...]) -> Commands:
+        """Have the first wanted content checked, all of whose bytes are there."""
+        arrived = (*work.assignment.arrived, wanted[0].place)
+        self.work = Storing(replace(work.assignment, arrived=arrived), wanted)
+        return [FinishContent(wanted[0])]
+
+    def _drop_task(self) -> Commands:
+        """End the current task, whatever its state."""
+        work, self.work = self.work, Idle()
+        self._ended_task_id = work.task_id
+        match work:
+            case Training() if self.running_task_id is not None:  # it has not ended by itself
+                return [StopTraining(work.task_id)]
+            case Finished():
+                return [DropPending(work.task_id)]
+        return []  # an update being saved is dropped by ``saved``, which finds it unwanted
+
+    def _drop_unfinished_task(self) -> Commands:
+        return self._drop_task() if isinstance(self.work, Unfinished) else []
+
+    def _fail_task(self, work: Unfinished | Saving, code: FailureCode, text: str) -> Commands:
+        """Give the task back to the coordinator, now or with the next welcome."""
+        failed = Failed(work.task_id, code, clip(text))
+        sent = self._send_if_online(failed)
+        self._unsent_failure = None if sent else failed
+        note = Note(f"task {work.task_id} failed: {failed.text} [{code}]", True)
+        return [note, *sent, *self._drop_task(), *self._close_for_fault(f"task {work.task_id} failed")]
+
+    def _send_if_online(self, message: FromDevice) -> Commands:
+        return [Send(message)] if isinstance(self.link, Online) else []
+
+    def _close_for_fault(self, reason: str, code: int = 1000) -> Commands:
+        self.faults += 1
+        return self._close(reason, code=code)
+
+    def _close(self, reason: str, after: float | None = None, code: int = 1000) -> Commands:
+        if isinstance(self.link, Offline | Closing):
+            return []
+        self._interrupt_transfer()
+        self.link = Closing()
+        return [Close(reason, after, code)]
+
+    def _interrupt_transfer(self) -> None:
+        """Go back to where the next connection begins: a fetch at its partial content, an upload at its report."""
+        work = self.work
+        if isinstance(work, Fetching):
+            self.work = Locating(work.assignment)
+        elif isinstance(work, Uploading | Sent):
+            self.work = Holding(work.report, work.reported_again)
+
+    def _awaits_answer(self) -> bool:
+        return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
 
 
 def _unsupported(task: Task) -> str | None:
@@ -571,3 +569,7 @@ def _unsupported(task: Task) -> str | None:
 
 def _tag(message: FromCoordinator) -> str:
     return str(type(message).__struct_config__.tag)
+
+
+def _name(state: Work) -> str:
+    return type(state).__name__.lower()

@@ -1,1 +1,1 @@
-"""What survives the device's death."""
+"""What a device keeps on disk, in one directory."""

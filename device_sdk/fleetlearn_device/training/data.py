@@ -19,21 +19,21 @@ from fleetlearn_device.training.shuffling import permutation
 
 @runtime_checkable
 class Data(Protocol):
-    """What training needs of data: how many examples there are, and passes over them."""
+    """What training reads: the number of examples, and passes over them."""
 
     @property
     def examples(self) -> int:
-        """n_k, the device's weight in the average."""
+        """n_k: the device's examples, and so its weight in the mean."""
 
     def fit(self, inputs: Sequence[Input]) -> Data:
-        """The data in the manifest's order and dtypes. Raises DataError where they do not fit."""
+        """Return the data in the manifest's order and dtypes. Raises DataError where they do not fit."""
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """One pass. Seed None: in the order in which they stand."""
+        """Yield the batches of one pass. Seed None: in the order of the data."""
 
 
 class ArrayData:
-    """Arrays whose first axes are the examples': in the manifest's order, or by the manifest's names."""
+    """Arrays in the manifest's order, or by the manifest's names. The first axis of each counts the examples."""
 
     def __init__(self, arrays: Batch) -> None:
         named = isinstance(arrays, Mapping)
@@ -53,7 +53,7 @@ class ArrayData:
         return ArrayData(arrays)
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """One pass in an order that (seed, epoch) decide; batch_size 0 is all in one batch; the last may be smaller."""
+        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size 0: one batch."""
         if batch_size < 0:
             raise ValueError(f"batch_size is {batch_size}; expected at least 1, or 0 for all examples in one batch")
         size = batch_size or self.examples
@@ -67,17 +67,17 @@ class ArrayData:
 
 
 class BatchData:
-    """The user's own batches: each pass iterates anew over ``source``, which decides sizes and order itself.
+    """The user's own batches: each pass iterates over ``source``, which decides sizes and order itself.
 
-    ``source`` yields batches (tuples of arrays in the manifest's order, or dicts by its names; what numpy makes an
-    array of will do, such as the tensors of a PyTorch DataLoader), ``examples`` examples or fewer in a pass.
+    ``source`` yields batches: tuples of arrays in the manifest's order, or dicts by its names. numpy converts them, so
+    the tensors of a PyTorch DataLoader are fine. A pass yields at most ``examples`` examples.
     """
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         if not isinstance(source, Iterable) or isinstance(source, Iterator):
             raise DataError(
                 f"a {type(source).__name__} was given; training passes over the data several times, so expected "
-                "arrays, or an object whose __iter__ begins anew each time (a list, a DataLoader), not an iterator"
+                "arrays, or an object whose __iter__ starts a new pass (a list, a DataLoader), not an iterator"
             )
         if examples < 1:
             raise DataError(f"examples={examples}; expected how many examples a pass yields, at least 1")
@@ -85,13 +85,13 @@ class BatchData:
         self._inputs: Sequence[Input] | None = None
 
     def fit(self, inputs: Sequence[Input]) -> BatchData:
-        """The same; each batch is checked when it comes."""
+        """Return the same batches; each is checked when ``source`` yields it."""
         fitting = BatchData(self._source, self.examples)
         fitting._inputs = inputs
         return fitting
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """One pass; all three arguments have no say in it."""
+        """Yield one pass over ``source``. The arguments change nothing."""
         if self._inputs is None:
             yield from self._source
             return
@@ -102,7 +102,7 @@ class BatchData:
 
 
 def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None) -> Data:
-    """Data of arrays (a tuple or list of them, or a dict), or of the user's own batches with ``examples`` given.
+    """Return ``source`` as Data: arrays (a tuple, list or dict of them), or the user's own batches with ``examples``.
 
     Raises DataError.
     """
@@ -125,7 +125,7 @@ def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None)
 
 
 def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a NumPy .npz file, by name; checked against the bundle's batch signature where it is given.
+    """Return the arrays of a NumPy .npz file by name, checked against the bundle's batch where it is given.
 
     Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays, lengths that
     differ, wrong dtype or shape, integers that name no class.

@@ -1,7 +1,7 @@
-"""What a device keeps of its own from task to task of one bundle, as one flat float32 vector.
+"""The kept state: what a device keeps from one task to the next of the same bundle, as one flat float32 vector.
 
-The personal parameters; then the rows of the state that are kept; then, where the step reads ``previous``, the model
-with which the last task ended, of what travels. None of it leaves the device.
+The vector holds the personal parameters, then the rows of the step's state that the manifest marks as ``kept``, then,
+where the step reads ``previous``, the travelling parameters with which the last task ended. It never leaves the device.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from fleetlearn_device.runtimes.checks import check_vector
 from fleetlearn_device.runtimes.runtime import Runtime
 
 
-def kept_size(manifest: Manifest) -> int:
-    """Elements of the vector; 0 where a device keeps nothing of such a bundle."""
-    state = sum(prod(row.shape) for row in manifest.state if row.kept)
-    return manifest.local_size - manifest.size + state + _previous_size(manifest)
+def kept_state_size(manifest: Manifest) -> int:
+    """Return the elements of the kept state; 0 where a device keeps nothing for such a bundle."""
+    kept_rows = sum(prod(row.shape) for row in manifest.state if row.kept)
+    return manifest.local_size - manifest.size + kept_rows + _previous_size(manifest)
 
 
-def collect(runtime: Runtime) -> Vector:
-    """The vector, shape (kept_size,), as the runtime has it now. A copy."""
+def collect_kept_state(runtime: Runtime) -> Vector:
+    """Return the kept state as the runtime has it now: a copy, shape (kept_state_size,)."""
     manifest = runtime.manifest
     parts = [runtime.local[manifest.size :], *(runtime.state[place] for place in _kept_rows(manifest))]
     return np.concatenate([*parts, runtime.parameters[: _previous_size(manifest)]])
 
 
-def restore(runtime: Runtime, bundle: Bundle, model: Vector, kept: Vector | None) -> None:
-    """Load the round's model, float32, shape (P,), and what was kept; None: this is the device's first task.
+def load_model(runtime: Runtime, bundle: Bundle, model: Vector, kept_state: Vector | None) -> None:
+    """Load the round's model, float32, shape (P,), and the kept state; None at the device's first task of the bundle.
 
-    Whatever an earlier task left in the runtime is gone. Raises ValueError (a vector of another size), BundleError.
+    Nothing of an earlier task stays in the runtime. Raises ValueError (a vector of another size), BundleError.
     """
     manifest = runtime.manifest
     check_vector(model, manifest.size, what="the round's model")
@@ -41,17 +41,17 @@ def restore(runtime: Runtime, bundle: Bundle, model: Vector, kept: Vector | None
     rows = _kept_rows(manifest)
     state = bundle.state() if rows else model[:0]
     previous = None
-    if kept is None:
+    if kept_state is None:
         personal = bundle.parameters()[manifest.size :] if place else model[:0]
     else:
-        check_vector(kept, kept_size(manifest), what="what was kept")
-        personal = kept[:place]
+        check_vector(kept_state, kept_state_size(manifest), what="the kept state")
+        personal = kept_state[:place]
         for row in rows:
-            state[row] = kept[place : place + row.stop - row.start]
+            state[row] = kept_state[place : place + row.stop - row.start]
             place += row.stop - row.start
-        previous = kept[place:] if _previous_size(manifest) else None
+        previous = kept_state[place:] if _previous_size(manifest) else None
     whole = np.concatenate([model, personal]) if personal.size else model
-    # Without kept rows the state begins anew by itself.
+    # Without kept rows, ``load`` sets the state to the bundle's initial state by itself.
     runtime.load(whole, state=state if rows else None, previous=previous)
 
 

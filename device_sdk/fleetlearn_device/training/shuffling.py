@@ -1,4 +1,4 @@
-"""The order in which a device takes its examples, for one device or, where devices are simulated, for many at once."""
+"""The order in which a device takes its examples: for one device, or for many simulated devices at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
-"""By which SplitMix64's state grows from number to number."""
+"""What SplitMix64 adds to its state for each number."""
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _PLACE = np.uint64(2**32 - 1)
 
 
 def permutation(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """An order of the examples, int64 (examples,), that (seed, epoch) decide on every platform and numpy version."""
+    """Return the order of the examples: int64, shape (examples,), the same on every platform and numpy version."""
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed is {seed}; expected 0 to 2^64 - 1")
     (order,) = permutations(np.array([examples]), np.array([seed], np.uint64), epoch)
@@ -22,17 +22,17 @@ def permutation(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 def permutations(
     examples: NDArray[np.int64], seeds: NDArray[np.int64] | NDArray[np.uint64], epoch: int
 ) -> NDArray[np.int64]:
-    """The orders of n devices with so many examples, (n,), and such seeds, (n,): int64 (n, most examples of one), each
-    filled up with 0.
+    """Return the orders of n devices: int64, shape (n, most examples of one device); shorter rows end with zeros.
 
-    A device's examples are sorted by the upper halves of the numbers of SplitMix64 (Steele, Lea and Flood, "Fast
-    splittable pseudorandom number generators", OOPSLA 2014) from the state mix(mix(seed) + epoch) on, those alike by
-    their places: a few operations on whole arrays, and a few lines in whatever language a device is written in.
+    ``examples`` and ``seeds`` have shape (n,). Each example of a device gets a number of SplitMix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), from the state mix(mix(seed) + epoch) on. The
+    examples are sorted by the upper halves of their numbers; equal halves keep their order. That is a few operations on
+    whole arrays here, and a few lines in any language that a device is written in.
     """
     most = int(examples.max())
     state = mix(mix(seeds.astype(np.uint64)) + np.uint64(epoch))
     numbers = mix(state[:, None] + np.arange(1, most + 1, dtype=np.uint64) * GAMMA)
-    # To sort numbers that have their places in them is quicker than to ask in which order they are.
+    # Each number carries its example's place in its lower half: sorting the numbers is quicker than argsort.
     numbers &= ~_PLACE
     numbers |= np.arange(most, dtype=np.uint64)
     if int(examples.min()) == most:
@@ -47,7 +47,7 @@ def permutations(
 
 
 def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output from its state: each bit depends on all, and no two numbers become the same."""
+    """Return SplitMix64's output for each state. Each bit depends on all bits of the state; no two are equal."""
     mixed = numbers ^ (numbers >> np.uint64(30))
     mixed *= _FIRST
     mixed ^= mixed >> np.uint64(27)

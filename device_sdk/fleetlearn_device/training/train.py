@@ -1,4 +1,4 @@
-"""A task's training on the device: E epochs of steps within a time budget, and what came of them."""
+"""Local training on the device: E epochs of steps within a time budget."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import Evaluation, FailureCode
+from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data, as_data
-from fleetlearn_device.training.kept_state import collect
+from fleetlearn_device.training.kept_state import collect_kept_state
 
 SEEDS = 2**53
 """Seeds of a random step: 0 to 2^53 - 1."""
@@ -25,58 +25,50 @@ EVALUATION_BATCH = 256
 
 
 class TrainingError(Exception):
-    """Training came to no result. ``code`` is the protocol's word for why (messages.Failed)."""
-
-    code: FailureCode = "runtime-error"
+    """Training came to no result."""
 
 
 class DivergedError(TrainingError):
     """The loss or the model is no longer finite."""
 
-    code: FailureCode = "diverged"
-
 
 class BadValuesError(DivergedError, DataError):
-    """The loss or the model is no longer finite, and so is a value in the data."""
-
-    code = "bad-data"
+    """The loss or the model is no longer finite, and the data hold a value that is not finite either."""
 
 
 class OutOfTimeError(TrainingError):
     """The time budget was used up before the first step."""
 
-    code = "out-of-time"
-
 
 class StoppedError(TrainingError):
-    """``should_stop`` said so; what was done is dropped."""
-
-    code = "stopping"
+    """``should_stop`` returned True. The work is dropped."""
 
 
-class Outcome(NamedTuple):
-    """What training came to. Partial work is reported as what it is: ``complete`` is False, the counts are true."""
+class TrainingResult(NamedTuple):
+    """The result of training. Where the time was over before the last epoch's end, ``complete`` is False, and the
+    counts are of the work that was done."""
 
     update: Vector
     """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
-    kept: Vector
-    """What the device keeps of its own for its next task (kept.py): float32, shape (kept_size,)."""
+    kept_state: Vector
+    """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
-    """n_k: how many examples the device has."""
+    """n_k: the examples that the device has."""
     steps: int
     epochs: float
-    """Passes done; a fraction where the last was cut short."""
+    """Passes that were done; a fraction where the last one was cut short."""
     seen: int
-    """Examples visited, each as often as it was."""
+    """Examples in all steps; an example counts once for each epoch."""
     complete: bool
+    """All epochs were done."""
     loss: float
-    """Mean over the examples of all steps, each measured before its step."""
+    """Mean over the examples of all steps; each loss is measured before its step."""
     metrics: dict[str, float]
-    """Means over the same examples; one that is not finite on some batch is left out."""
+    """Means over the same examples. A metric that is not finite on some batch is left out."""
     seconds: float
     """Wall-clock time, evaluation included."""
     evaluation: Evaluation | None
-    """Of the model before training, on all data."""
+    """Sums of the model before training, on all data. None where it was not asked for."""
 
 
 def train(
@@ -93,26 +85,26 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
-) -> Outcome:
+) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
     Args:
-        data: Arrays, or Data (``as_data`` makes them of other things).
-        hyper: Values by name, such as lr and mu; the manifest's defaults stand in for others.
-        batch_size: Examples in a step; 0 is all in one. Batches of the user's own keep their sizes.
+        data: Arrays, or Data (see ``as_data``).
+        hyper: Values by name, such as lr and mu. Others have the manifest's defaults.
+        batch_size: Examples in a step; 0: all examples in one step. The user's own batches keep their sizes.
         seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
-        time_budget: Seconds from the call on. A step is begun only where one as long as the mean so far would still
-            fit; the first is always begun. None: no limit.
+        time_budget: Seconds from the call on. A step begins only if a step of the mean duration so far would still
+            fit; the first step always begins. None: no limit.
         evaluate: Measure the loaded model on all data first.
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
         on_evaluated: Called after each batch of the evaluation.
 
-    Data are looked through for NaN and infinity only where training diverges, as a model may know what to do with them.
+    Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
-    Raises TrainingError (diverged, out of time, stopped), DataError (also diverged: the data hold what is not finite),
-    ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    Raises TrainingError (diverged, out of time, stopped), DataError (also where training diverged because the data hold
+    a value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
@@ -159,15 +151,15 @@ def train(
         if on_step is not None:
             on_step(steps, loss)
     update: Vector = runtime.parameters - runtime.anchor
-    kept = collect(runtime)
-    for what, vector in (("update", update), ("device's own part", kept)):
+    kept_state = collect_kept_state(runtime)
+    for what, vector in (("update", update), ("device's own part", kept_state)):
         try:
             check_finite(vector)
         except ProtocolError as error:
             raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
-    return Outcome(
+    return TrainingResult(
         update=update,
-        kept=kept,
+        kept_state=kept_state,
         examples=data.examples,
         steps=steps,
         epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),
@@ -188,10 +180,10 @@ def evaluate_data(
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """The sums of the runtime's model over all data, in batches of ``batch_size`` examples, 0 or more than 256: of 256.
+    """Return the sums of the runtime's model over all data, in batches of ``batch_size`` examples, at most 256.
 
-    A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not finite), DataError,
-    StepError.
+    ``batch_size`` 0: 256. A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not
+    finite), DataError, StepError.
     """
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
@@ -212,7 +204,7 @@ def evaluate_data(
 
 
 def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], bool]) -> str | None:
-    """Which value of a pass over the data is not finite; None where all are, or the pass was stopped."""
+    """Return what to say of the first value that is not finite; None if all are finite, or the pass was stopped."""
     seen = 0
     for batch in data.batches(EVALUATION_BATCH, None):
         if should_stop():
@@ -226,12 +218,13 @@ def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], b
 
 
 def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without those that these data do not define (0/0): that is no reason to drop the training."""
+    """Return the metrics without those that these data do not define (0/0), which must not fail the training."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST}
 
 
 def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
-    """(epoch from 0, batch, its examples) for each step. Raises DataError where a pass yields nothing, or too much."""
+    """Yield (epoch from 0, batch, its examples) for each step. Raises DataError on a pass without batches, or with more
+    examples than the data have."""
     for epoch in range(epochs):
         seen = 0
         for batch in data.batches(batch_size, seed, epoch):

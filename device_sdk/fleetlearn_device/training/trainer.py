@@ -14,62 +14,69 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
-from fleetlearn_device.storage.state import State
+from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import Data
-from fleetlearn_device.training.kept_state import kept_size, restore
+from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import TrainingError, train
 
 MAX_STARTS = 3
-"""Processes that may end during one task's training, before the device gives the task back."""
+"""The device gives a task back after this many processes died during its training."""
 
 
 class KilledError(TrainingError):
-    """The task's training killed the process too often."""
-
-    code = "killed"
+    """The process died too often during this task's training."""
 
 
-class Trained(NamedTuple):
+class FinishedUpdate(NamedTuple):
+    """What a task's training leaves, to be saved together."""
+
     report: Report
     content: memoryview
     """The bytes of the report's parts, one after the other."""
     bundle: str
-    """SHA-256 of its manifest."""
-    kept: Vector
-    """What the device keeps of its own for its next task of this bundle (kept.py): float32, shape (kept_size,)."""
+    """SHA-256 of the bundle's manifest."""
+    kept_state: Vector
+    """For the device's next task of this bundle: float32, shape (kept_state_size,)."""
 
 
 class Trainer:
     """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another thread."""
 
-    def __init__(self, state: State, data: Data, kind: Kind, threads: int) -> None:
-        self.steps = self.batches = 0
-        """Optimizer steps done of the task; and batches, those of the evaluation and one for each step."""
+    def __init__(self, directory: StateDirectory, data: Data, kind: Kind, threads: int) -> None:
+        self.kind: Kind = kind
+        self.steps = 0
+        """Optimizer steps of the task that are done."""
+        self.batches = 0
+        """Batches that are done: the evaluation's, and one for each step."""
         self.halt = threading.Event()
-        """Set it, and a training under way ends before its next step; ``train`` clears it."""
-        self._state, self._data, self._kind, self._threads = state, data, kind, threads
+        """While it is set, training ends before its next step."""
+        self._contents, self._outbox = directory.contents, directory.outbox
+        self._kept_states, self._starts = directory.kept_states, directory.training_starts
+        self._data, self._threads = data, threads
         self._opened: tuple[Bundle, Runtime] | None = None
 
-    def train(self, task: Task, seconds: float) -> Trained:
+    def train(self, task: Task, seconds: float) -> FinishedUpdate:
         """Train for at most ``seconds``, opening the bundle included.
 
-        It begins with the round's model and what the device kept from its last task of this bundle, whatever became of
-        that task's update. Room for its result is held on the disk before the first step, until the result is saved.
+        Training begins with the round's model and the kept state from the last task of this bundle, whether or not
+        that task's update was accepted. Room for the result is held on the disk from before the first step until the
+        result is saved.
+
         Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not finite, KilledError,
         MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         self.steps = self.batches = 0
-        starts = self._state.starts(task.task)
+        starts = self._starts.count(task.task)
         if starts >= MAX_STARTS:
             raise KilledError(
-                f"training it killed the process {starts} times, most likely for want of memory; it is not begun again"
+                f"training it killed the process {starts} times, most likely for lack of memory; it is not begun again"
             )
-        self._state.begin_training(task.task)
+        self._starts.add(task.task)
         try:
             return self._train(task, end)
         except Exception as error:
-            self._state.release()
+            self._outbox.release()
             if not ran_out_of_memory(error):
                 raise
             self._opened = None  # what it holds may be what others lack
@@ -77,17 +84,16 @@ class Trainer:
                 raise
             raise MemoryError(str(error)) from error
         finally:
-            self._state.end_training()
+            self._starts.clear()
 
-    def _train(self, task: Task, end: float) -> Trained:
+    def _train(self, task: Task, end: float) -> FinishedUpdate:
         vector, encoding = task.vector(MODEL), ENCODINGS[task.parts[UPDATE]]
-        content, received = self._state.vector(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+        content, received = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
         received.check(content)
         model = received.decode(content)
         runtime = self._open(task, model)
-        kept = kept_size(runtime.manifest)
-        self._state.reserve(encoding.size(runtime.manifest.size), 4 * kept)
-        outcome = train(
+        self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
+        result = train(
             runtime,
             self._data,
             hyper=task.hyper,
@@ -100,39 +106,40 @@ class Trainer:
             on_step=self._count,
             on_evaluated=self._count_batch,
         )
-        update = encoding.encode(outcome.update)
+        update = encoding.encode(result.update)
         report = Report(
             task=task.task,
             round=task.round,
             parts=(encoding.part(UPDATE, update),),
-            examples=outcome.examples,
-            steps=outcome.steps,
-            epochs=outcome.epochs,
-            complete=outcome.complete,
-            loss=outcome.loss,
-            metrics=outcome.metrics,
-            seconds=outcome.seconds,
-            evaluation=outcome.evaluation,
+            examples=result.examples,
+            steps=result.steps,
+            epochs=result.epochs,
+            complete=result.complete,
+            loss=result.loss,
+            metrics=result.metrics,
+            seconds=result.seconds,
+            evaluation=result.evaluation,
         )
         encode(report)  # raises here what the coordinator would refuse
-        return Trained(report, update, task.bundle, outcome.kept)
+        return FinishedUpdate(report, update, task.bundle, result.kept_state)
 
     def _open(self, task: Task, model: Vector) -> Runtime:
-        """The task's runtime, ready to train: the last one, if it was of the same bundle."""
+        """Return the task's runtime, ready to train: the open one, if it is of the same bundle."""
         try:
             if self._opened is None or self._opened[0].sha256 != task.bundle:
                 self._opened = None  # two models at a time may be more than the memory holds
-                path = self._state.bundle(task.bundle)
-                runtime = open_runtime(path, self._kind, self._threads, model=model)
+                path = self._contents.bundle_path(task.bundle)
+                runtime = open_runtime(path, self.kind, self._threads, model=model)
                 bundle = open_bundle(path, files=())
                 self._opened = bundle, runtime
-                if not kept_size(bundle.manifest):
+                if not kept_state_size(bundle.manifest):
                     return runtime
             bundle, runtime = self._opened
-            restore(runtime, bundle, model, self._state.load_kept(task.bundle, kept_size(bundle.manifest)))
+            kept_state = self._kept_states.load(task.bundle, kept_state_size(bundle.manifest))
+            load_model(runtime, bundle, model, kept_state)
         except BundleError:
             self._opened = None
-            self._state.doubt_bundle(task.bundle)
+            self._contents.recheck_bundle(task.bundle)
             raise
         return runtime
 

@@ -387,7 +387,7 @@ runtime = open_runtime(bundle)
 runtime.load(given["model"], previous=given["previous"])
 hyper = {"lr": 0.05, "mu": 0.1, "temperature": 0.5}
 outcome = train(runtime, (given["x"], given["y"]), hyper=hyper, epochs=2, batch_size=16, seed=3)
-np.savez(out, update=outcome.update, kept=outcome.kept, loss=outcome.loss)
+np.savez(out, update=outcome.update, kept=outcome.kept_state, loss=outcome.loss)
 """
 
 

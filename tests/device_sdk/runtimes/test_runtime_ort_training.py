@@ -132,7 +132,7 @@ def test_no_temporary_files_stay_behind(
 def test_a_bundle_with_more_than_it_can_do_is_refused_by_name(tmp_path: Path, has: dict[str, Any], words: str) -> None:
     bundle = write_line_bundle(tmp_path / "line.bundle", **has)
     with pytest.raises(
-        BundleError, match=f"its step has {words}, which the runtime 'ort-training' has not; use 'onnx'"
+        BundleError, match=f"its step has {words}, which the runtime 'ort-training' cannot run; use 'onnx'"
     ):
         open_runtime(bundle, "ort-training")
 

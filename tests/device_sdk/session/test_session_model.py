@@ -27,7 +27,8 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
-from fleetlearn_device.session.session import Link, Session, Work
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.states import Closing, Idle, Online, Saving, Training
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -199,19 +200,19 @@ class Model(RuleBasedStateMachine):
                 assert task.vector("model").sha256 in self.complete
                 assert 0 < seconds <= task.deadline
                 self.training = task
-            case StopTraining(task=name):
+            case StopTraining(task_id=name):
                 assert self.training is not None
                 assert self.training.task == name
             case SavePending(report=report):
                 self.jobs.append(lambda: self.save(report))
-            case DropPending(task=name):
+            case DropPending(task_id=name):
                 self.upload = None
                 if self.pending is not None and self.pending.task == name:
                     self.pending = None
             case SendUpdate():
                 assert self.pending is not None
-                assert self.pending.task == command.task
-                assert command.task not in self.acknowledged
+                assert self.pending.task == command.task_id
+                assert command.task_id not in self.acknowledged
                 self.upload = command
             case Close(code=code, reason=reason):
                 assert code == 1000, reason
@@ -243,7 +244,7 @@ class Model(RuleBasedStateMachine):
         self.perform(self.session.saved(report.task))
 
     def hang_up(self) -> None:
-        if self.connected and self.session.link is Link.CLOSING:
+        if self.connected and isinstance(self.session.link, Closing):
             while self.up:  # what was sent before goes out first
                 self.coordinator.take(self.up.popleft())
             self.cut()
@@ -296,7 +297,7 @@ class Model(RuleBasedStateMachine):
         if isinstance(frame, bytes):
             self.perform(self.session.received_chunk(frame, self.now))
             return
-        if self.session.link is Link.ONLINE:
+        if isinstance(self.session.link, Online):
             self.note(frame)
         self.perform(self.session.received(frame, self.now))
 
@@ -305,8 +306,8 @@ class Model(RuleBasedStateMachine):
         from fleetlearn_protocol.messages import decode_from_coordinator
 
         message = decode_from_coordinator(frame)
-        if isinstance(message, Task) and self.session.current not in (None, message.task):
-            self.settled.add(str(self.session.current))
+        if isinstance(message, Task) and self.session.task_id not in (None, message.task):
+            self.settled.add(str(self.session.task_id))
         if isinstance(message, Accepted):
             self.acknowledged.add(message.task)
         if isinstance(message, Accepted | Cancel | Refused) and message.task is not None:
@@ -318,12 +319,12 @@ class Model(RuleBasedStateMachine):
         if '"type":"content"' not in self.coordinator.wire[-1]:
             self.coordinator.wire.append(self.coordinator.wire[-1])
 
-    @precondition(lambda self: self.training is not None and self.session.work is not Work.SAVING)
+    @precondition(lambda self: self.training is not None and not isinstance(self.session.work, Saving))
     @rule(how=st.sampled_from(["well", "well", "stopped", "diverged"]))
     def training_ends(self, how: str) -> None:
         assert self.training is not None
         task = self.training
-        wanted = self.session.current == task.task and self.session.work is Work.TRAINING
+        wanted = self.session.task_id == task.task and isinstance(self.session.work, Training)
         if how == "stopped" and wanted:
             return  # it stops only when told to
         if how == "well":
@@ -403,7 +404,7 @@ class Model(RuleBasedStateMachine):
 
     def next_step(self, slow: bool = False) -> bool:
         """What happens next if nothing goes wrong, training last where it is ``slow``. False: nothing does."""
-        trains = self.training is not None and self.session.work is not Work.SAVING
+        trains = self.training is not None and not isinstance(self.session.work, Saving)
         if trains and not slow:
             self.train_to_the_end()
         elif self.jobs:
@@ -426,7 +427,7 @@ class Model(RuleBasedStateMachine):
 
     def train_to_the_end(self) -> None:
         assert self.training is not None
-        self.training_ends("well" if self.session.current == self.training.task else "stopped")
+        self.training_ends("well" if self.session.task_id == self.training.task else "stopped")
 
     # What always holds
 
@@ -438,12 +439,12 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def no_update_stays_that_nobody_will_send(self) -> None:
-        if self.session.running is None and self.session.current is None:
+        if self.session.running_task_id is None and self.session.task_id is None:
             assert self.pending is None
 
     @invariant()
     def training_is_known(self) -> None:
-        assert (self.training.task if self.training else None) == self.session.running
+        assert (self.training.task if self.training else None) == self.session.running_task_id
 
     def teardown(self) -> None:
         """From wherever it stands, a coordinator that does its part brings the device to rest."""
@@ -452,8 +453,8 @@ class Model(RuleBasedStateMachine):
             if not self.next_step():
                 break
         assert self.connected
-        assert self.session.link is Link.ONLINE
-        assert (self.session.work, self.session.running, self.pending) == (Work.IDLE, None, None)
+        assert isinstance(self.session.link, Online)
+        assert (self.session.work, self.session.running_task_id, self.pending) == (Idle(), None, None)
         assert self.coordinator.lease is None
         assert self.session.tick(self.now + 10.0) == [Send(Heartbeat(None, 0))]
 

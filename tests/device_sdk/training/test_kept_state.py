@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_device.runtimes.runtime import open_runtime
-from fleetlearn_device.training.kept_state import collect, kept_size, restore
+from fleetlearn_device.training.kept_state import collect_kept_state, kept_state_size, load_model
 from fleetlearn_protocol import Bundle
 from line_bundle import INITIAL, INITIAL_STATE, line_data, write_line_bundle
 
@@ -22,10 +22,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_its_parts_one_after_the_other(full: Bundle) -> None:
-    assert kept_size(full.manifest) == 1 + 1 + 4
+    assert kept_state_size(full.manifest) == 1 + 1 + 4
     runtime = open_runtime(full)
     runtime.step(line_data(20), lr=0.1)
-    kept = collect(runtime)
+    kept = collect_kept_state(runtime)
     assert kept.tolist() == [runtime.local[4], T + 1, *runtime.parameters]
     copied = kept.copy()
     runtime.step(line_data(20), lr=0.1)
@@ -36,7 +36,7 @@ def test_its_parts_one_after_the_other(full: Bundle) -> None:
 def test_a_first_task_begins_with_the_bundle_s_own(full: Bundle) -> None:
     runtime = open_runtime(full)
     runtime.step(line_data(20), lr=0.1)  # of a task that came to nothing
-    restore(runtime, full, MODEL, None)
+    load_model(runtime, full, MODEL, None)
     assert runtime.local.tolist() == [*MODEL, H]
     assert runtime.state.tolist() == [*INITIAL_STATE["m.w"], T]
     np.testing.assert_array_equal(runtime.anchor, MODEL)
@@ -49,7 +49,7 @@ def test_a_later_task_begins_with_what_was_kept(full: Bundle) -> None:
     kept = np.array([0.75, 42, 1, 2, 3, 4], np.float32)
     runtime = open_runtime(full)
     runtime.step(line_data(20), lr=0.1)
-    restore(runtime, full, MODEL, kept)
+    load_model(runtime, full, MODEL, kept)
     assert runtime.local.tolist() == [*MODEL, 0.75]
     assert runtime.state.tolist() == [*INITIAL_STATE["m.w"], 42]
     # The previous model reached the step: the same as loading it by hand.
@@ -73,20 +73,22 @@ def test_each_part_alone(tmp_path: Path, personal: bool, state: bool, previous: 
     bundle = write_line_bundle(tmp_path / "line.bundle", personal=personal, state=state, references=references)
     runtime = open_runtime(bundle)
     model = np.arange(bundle.manifest.size, dtype=np.float32)
-    restore(runtime, bundle, model, None)
+    load_model(runtime, bundle, model, None)
     np.testing.assert_array_equal(runtime.parameters, model)
     runtime.step(line_data(20), lr=0.1)
-    kept = collect(runtime)
-    assert kept.shape == (kept_size(bundle.manifest),) == (size,)
+    kept = collect_kept_state(runtime)
+    assert kept.shape == (kept_state_size(bundle.manifest),) == (size,)
     whole, steps = runtime.local.copy(), runtime.state.copy()
-    restore(runtime, bundle, model, kept)
+    load_model(runtime, bundle, model, kept)
     np.testing.assert_array_equal(runtime.local[len(model) :], whole[len(model) :])
     np.testing.assert_array_equal(runtime.state[3:], steps[3:])
 
 
 def test_another_bundle_s_is_refused(full: Bundle) -> None:
-    with pytest.raises(ValueError, match=r"what was kept is float32 of shape \(5,\); expected float32 of shape \(6,\)"):
-        restore(open_runtime(full), full, MODEL, np.zeros(5, np.float32))
+    with pytest.raises(
+        ValueError, match=r"the kept state is float32 of shape \(5,\); expected float32 of shape \(6,\)"
+    ):
+        load_model(open_runtime(full), full, MODEL, np.zeros(5, np.float32))
 
 
 @pytest.mark.parametrize("size", [3, 5])
@@ -94,5 +96,5 @@ def test_a_model_of_another_size_is_refused(full: Bundle, size: int) -> None:
     """Not taken for one without, or with, the personal part."""
     runtime = open_runtime(full)
     with pytest.raises(ValueError, match=rf"the round's model is float32 of shape \({size},\); expected .* \(4,\)"):
-        restore(runtime, full, np.zeros(size, np.float32), None)
+        load_model(runtime, full, np.zeros(size, np.float32), None)
     assert runtime.local[4] == H

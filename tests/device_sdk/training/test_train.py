@@ -13,9 +13,9 @@ from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import (
     DivergedError,
-    Outcome,
     OutOfTimeError,
     StoppedError,
+    TrainingResult,
     evaluate_data,
     train,
 )
@@ -41,7 +41,7 @@ def data(case: Any) -> tuple[Any, Any]:
     return case.x[:50], case.y[:50]
 
 
-def run(runtime: Runtime, data: Any, **changes: Any) -> Outcome:
+def run(runtime: Runtime, data: Any, **changes: Any) -> TrainingResult:
     settings = {"hyper": HYPER, "epochs": 2, "batch_size": 20, "seed": 3}
     return train(runtime, data, **(settings | changes))
 
@@ -129,17 +129,15 @@ def test_one_step_is_always_done(runtime: Runtime, data: Any) -> None:
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
 def test_no_time_at_all_is_an_error(runtime: Runtime, data: Any, budget: float) -> None:
-    with pytest.raises(OutOfTimeError, match="the time budget is") as caught:
+    with pytest.raises(OutOfTimeError, match="the time budget is"):
         run(runtime, data, time_budget=budget)
-    assert caught.value.code == "out-of-time"
 
 
 def test_it_stops_when_told_and_says_after_which_step(runtime: Runtime, data: Any) -> None:
     steps: list[int] = []
-    with pytest.raises(StoppedError, match="stopped after step 2") as caught:
+    with pytest.raises(StoppedError, match="stopped after step 2"):
         run(runtime, data, on_step=lambda step, loss: steps.append(step), should_stop=lambda: len(steps) == 2)
     assert steps == [1, 2]
-    assert caught.value.code == "stopping"
     with pytest.raises(StoppedError, match="evaluation was stopped"):
         run(runtime, data, evaluate=True, should_stop=lambda: True)
 
@@ -153,9 +151,8 @@ def test_on_step_hears_each_steps_loss(runtime: Runtime, data: Any) -> None:
 
 
 def test_a_loss_that_is_not_finite_names_its_step(runtime: Runtime, data: Any) -> None:
-    with pytest.raises(DivergedError, match=r"step [2-9]'s loss is (nan|inf)") as caught:
+    with pytest.raises(DivergedError, match=r"step [2-9]'s loss is (nan|inf)"):
         run(runtime, data, hyper={"lr": 3e38}, epochs=9)
-    assert caught.value.code == "diverged"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -166,7 +163,6 @@ def test_data_that_are_not_finite_are_named(runtime: Runtime, data: Any, value: 
     with pytest.raises(DataError, match=named + r"\. With it, step [123]'s loss is (nan|inf)") as caught:
         run(runtime, (x, y))
     assert isinstance(caught.value, DivergedError)
-    assert caught.value.code == "bad-data"
     with pytest.raises(DataError, match=named + r"\. With it, before training, the model's summed loss"):
         run(runtime, (x, y), evaluate=True)
     batches = [(x[:20], y[:20]), (x[20:], y[20:])]
@@ -416,7 +412,7 @@ def test_the_update_is_of_what_travels_and_the_rest_is_kept(tmp_path: Path) -> N
     start = runtime.local.copy()
     outcome = run(runtime, line_data(30), hyper={"lr": 0.1})
     np.testing.assert_array_equal(outcome.update, runtime.local[:4] - start[:4])
-    assert outcome.kept.tolist() == [runtime.local[4]] != [start[4]]
+    assert outcome.kept_state.tolist() == [runtime.local[4]] != [start[4]]
 
 
 def test_a_personal_part_that_is_not_finite_diverges(tmp_path: Path) -> None:

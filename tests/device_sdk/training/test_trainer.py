@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_device.storage.state import State, StateError
+from fleetlearn_device.storage.errors import DiskFullError
+from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import StoppedError
-from fleetlearn_device.training.trainer import MAX_STARTS, KilledError, Trained, Trainer
+from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
@@ -34,8 +35,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[State]:
-    opened = State(tmp_path / "state")
+def state(tmp_path: Path) -> Iterator[StateDirectory]:
+    opened = StateDirectory(tmp_path / "state")
     yield opened
     opened.close()
 
@@ -54,25 +55,25 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
     return Task(f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings)
 
 
-def bring(state: State, bundle: Bundle, given: Task) -> list[str]:
+def bring(state: StateDirectory, bundle: Bundle, given: Task) -> list[str]:
     """Fetch what the task lacks. Returns its names."""
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json")} | {digest(model): model.tobytes() for model in MODELS}
     names = []
-    while lacking := state.lacking(given, "onnx"):
+    while lacking := state.contents.lacking(given, "onnx"):
         for wanted in lacking:
             names.append(wanted.name)
-            state.append(wanted, 0, contents[wanted.sha256])
-            assert state.finish(wanted)
+            state.contents.append(wanted, 0, contents[wanted.sha256])
+            assert state.contents.finish(wanted)
     return names
 
 
-def do(trainer: Trainer, state: State, bundle: Bundle, number: int, save: bool = True) -> Trained:
+def do(trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, save: bool = True) -> FinishedUpdate:
     given = task(bundle, number)
     bring(state, bundle, given)
     trained = trainer.train(given, 100.0)
     if save:
-        state.save_pending(trained.report, trained.content.tobytes(), trained.bundle, trained.kept)
+        state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     return trained
 
 
@@ -88,13 +89,13 @@ def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], d
     return now, {"h": now["h"], "t": steps["t"], "previous": now}
 
 
-def test_what_a_task_needs_on_disk(state: State, full: Bundle) -> None:
+def test_what_a_task_needs_on_disk(state: StateDirectory, full: Bundle) -> None:
     names = bring(state, full, task(full, 0))
     assert set(names) == {"manifest.json", "the model", TRAIN, EVAL, PARAMETERS, STATE}
     assert bring(state, full, task(full, 1)) == ["the model"]
 
 
-def test_tasks_after_each_other(state: State, full: Bundle) -> None:
+def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
     """Each begins with the personal parameter, the count and the previous model with which the one before it ended,
     and a momentum that is the bundle's; its update is of what travels."""
     trainer = Trainer(state, DATA, "onnx", 1)
@@ -105,7 +106,7 @@ def test_tasks_after_each_other(state: State, full: Bundle) -> None:
         update = flat(now, full.manifest.travelling) - MODELS[number]
         assert trained.content.nbytes == 16
         np.testing.assert_allclose(FLOAT32.decode(trained.content), update, atol=2e-5)
-        own = state.load_kept(full.sha256, 6)
+        own = state.kept_states.load(full.sha256, 6)
         assert own is not None
         np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
         assert own[1] == INITIAL_STATE["t"] + 6 * (number + 1)
@@ -114,31 +115,31 @@ def test_tasks_after_each_other(state: State, full: Bundle) -> None:
 def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle) -> None:
     together = []
     for folder, restarts in (("one", False), ("two", True)):
-        state = State(tmp_path / folder)
+        state = StateDirectory(tmp_path / folder)
         trainer = Trainer(state, DATA, "onnx", 1)
         for number in range(3):
             trained = do(trainer, state, full, number)
             if restarts:
                 state.close()
-                state = State(tmp_path / folder)
+                state = StateDirectory(tmp_path / folder)
                 trainer = Trainer(state, DATA, "onnx", 1)
         state.close()
-        together.append((trained.content.tobytes(), trained.kept.tobytes()))
+        together.append((trained.content.tobytes(), trained.kept_state.tobytes()))
     assert together[0] == together[1]
 
 
-def test_a_training_whose_update_was_not_saved_leaves_nothing(state: State, full: Bundle) -> None:
+def test_a_training_whose_update_was_not_saved_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
     """It was cancelled, or the process died: trained again it is the same, on the same open runtime too."""
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     lost = do(trainer, state, full, 1, save=False)
     again = do(trainer, state, full, 1)
     assert again.content.tobytes() == lost.content.tobytes()
-    assert again.kept.tobytes() == lost.kept.tobytes()
+    assert again.kept_state.tobytes() == lost.kept_state.tobytes()
     assert do(trainer, state, full, 1, save=False).content.tobytes() != again.content.tobytes()
 
 
-def test_a_training_that_was_stopped_leaves_nothing(state: State, full: Bundle) -> None:
+def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     expected = do(trainer, state, full, 1, save=False)
@@ -149,30 +150,30 @@ def test_a_training_that_was_stopped_leaves_nothing(state: State, full: Bundle) 
     assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
 
 
-def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: State, full: Bundle) -> None:
+def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: StateDirectory, full: Bundle) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     first = do(trainer, state, full, 0)
-    state.drop_pending("t0")  # refused, or too late
-    own = state.load_kept(full.sha256, 6)
+    state.outbox.drop("t0")  # refused, or too late
+    own = state.kept_states.load(full.sha256, 6)
     assert own is not None
-    np.testing.assert_array_equal(own, first.kept)
+    np.testing.assert_array_equal(own, first.kept_state)
     assert own[0] != INITIAL["h"]
 
 
-def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: State, full: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory, full: Bundle, tmp_path: Path) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     expected = do(trainer, state, full, 1, save=False)
-    state.forget_bundle(full.sha256)
+    state.contents.delete_bundle(full.sha256)
     other = write_line_bundle(tmp_path / "other.bundle", personal=True)
     begun = do(trainer, state, other, 1)
-    fresh = State(tmp_path / "fresh")
-    assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept.tobytes() == begun.kept.tobytes()
+    fresh = StateDirectory(tmp_path / "fresh")
+    assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept_state.tobytes() == begun.kept_state.tobytes()
     fresh.close()
     assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
 
 
-def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: State, tmp_path: Path) -> None:
+def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory, tmp_path: Path) -> None:
     plain = write_line_bundle(tmp_path / "plain.bundle", references=("anchor",))
     zeros = np.zeros(5, np.float32)
     given = Task(
@@ -181,42 +182,42 @@ def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: State, tmp_path
     contents = {entry.sha256: plain.read(path) for path, entry in plain.manifest.files.items()}
     contents |= {plain.sha256: plain.read("manifest.json"), digest(zeros): zeros.tobytes()}
     names = set()
-    while lacking := state.lacking(given, "onnx"):
+    while lacking := state.contents.lacking(given, "onnx"):
         for wanted in lacking:
             names.add(wanted.name)
-            state.append(wanted, 0, contents[wanted.sha256])
-            assert state.finish(wanted)
+            state.contents.append(wanted, 0, contents[wanted.sha256])
+            assert state.contents.finish(wanted)
     assert names == {"manifest.json", "the model", TRAIN, EVAL}
     trained = Trainer(state, DATA, "onnx", 1).train(given, 100.0)
-    assert trained.kept.shape == (0,)
-    state.save_pending(trained.report, trained.content.tobytes(), trained.bundle, trained.kept)
+    assert trained.kept_state.shape == (0,)
+    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     assert not list((state.path / "kept").iterdir())
 
 
 def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
-    state: State, full: Bundle, tmp_path: Path
+    state: StateDirectory, full: Bundle, tmp_path: Path
 ) -> None:
     contents = {path: full.read(path) for path in full.manifest.files} | {TRAIN: b"no graph at all"}
     broken = open_bundle(write_bundle(tmp_path / "broken.bundle", full.manifest, contents))
     given = task(broken, 0)
     trainer = Trainer(state, DATA, "onnx", 1)
-    own = do(trainer, state, full, 0).kept
+    own = do(trainer, state, full, 0).kept_state
     bring(state, broken, given)
     with pytest.raises(BundleError, match=r"cannot load graphs/train\.onnx"):
         trainer.train(given, 100.0)
     assert bring(state, broken, given) == []  # the same bytes would come
-    (state.bundle(broken.sha256) / TRAIN).write_bytes(b"no graph at ALL")
+    (state.contents.bundle_path(broken.sha256) / TRAIN).write_bytes(b"no graph at ALL")
     with pytest.raises(BundleError):
         trainer.train(given, 100.0)
     assert bring(state, broken, given) == [TRAIN]
     after = do(trainer, state, full, 1, save=False)
     assert FLOAT32.decode(after.content).any()
-    kept = state.load_kept(full.sha256, 6)
+    kept = state.kept_states.load(full.sha256, 6)
     assert kept is not None
     np.testing.assert_array_equal(kept, own)
 
 
-def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: State, full: Bundle) -> None:
+def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: StateDirectory, full: Bundle) -> None:
     """12 examples in batches of 5: three to evaluate, and three steps in each of two passes."""
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0, evaluate=True)
@@ -226,25 +227,24 @@ def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: Stat
         assert (trainer.steps, trainer.batches) == (6, 9)
 
 
-def test_starts_are_counted_until_the_training_ends(state: State, full: Bundle) -> None:
+def test_starts_are_counted_until_the_training_ends(state: StateDirectory, full: Bundle) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0)
     bring(state, full, given)
     for _ in range(MAX_STARTS):  # processes that were killed
-        state.begin_training("t0")
-    with pytest.raises(KilledError, match="killed the process 3 times") as caught:
+        state.training_starts.add("t0")
+    with pytest.raises(KilledError, match="killed the process 3 times"):
         trainer.train(given, 100.0)
-    assert caught.value.code == "killed"
-    assert state.starts("t0") == 3
-    assert state.starts("t1") == 0
+    assert state.training_starts.count("t0") == 3
+    assert state.training_starts.count("t1") == 0
     do(trainer, state, full, 1)
-    assert state.starts("t0") == 0  # another task was trained
+    assert state.training_starts.count("t0") == 0  # another task was trained
     for code, halt in (("ended", False), ("stopped", True)):
-        state.begin_training("t2")
+        state.training_starts.add("t2")
         trainer.halt.set() if halt else trainer.halt.clear()
         with suppress(StoppedError):
             do(trainer, state, full, 2)
-        assert state.starts("t2") == 0, code
+        assert state.training_starts.count("t2") == 0, code
 
 
 @contextmanager
@@ -258,53 +258,53 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: State, full: Bundle) -> None:
+def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: StateDirectory, full: Bundle) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0)
     bring(state, full, given)
-    with largest_file(1000), pytest.raises(StateError, match="there is no room for an update of 40 bytes") as caught:
+    with largest_file(1000), pytest.raises(DiskFullError, match="there is no room for an update of 40 bytes"):
         trainer.train(given, 100.0)
-    assert caught.value.code == "disk-full"
     assert trainer.steps == 0
     assert not list((state.path / "pending").iterdir())
     do(trainer, state, full, 0)
 
 
 def test_the_room_held_is_what_the_update_is_written_into(
-    state: State, full: Bundle, monkeypatch: pytest.MonkeyPatch
+    state: StateDirectory, full: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     trained = do(trainer, state, full, 0, save=False)
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     assert {name: size for name, (_, size) in held.items()} == {
-        "update.reserved": trained.content.nbytes, "kept.reserved": trained.kept.nbytes + 4, "report.reserved": 2**16,
+        "update.reserved": trained.content.nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
+        "report.reserved": 2**16,
     }  # fmt: skip
-    state.save_pending(trained.report, trained.content.tobytes(), trained.bundle, trained.kept)
+    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
     pending = state.path / "pending"
     (update,) = pending.glob("*.bin")
     assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.content.tobytes())
     assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
     assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
-    assert state.load_pending() == trained.report
+    assert state.outbox.load() == trained.report
     assert {path.name for path in pending.iterdir()} == {update.name, "report.json"}
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_where_the_file_system_holds_no_room_it_is_written(
-    number: int, state: State, monkeypatch: pytest.MonkeyPatch
+    number: int, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(descriptor: int, start: int, size: int) -> None:
         raise OSError(number, "not here")
 
     monkeypatch.setattr(os, "posix_fallocate", refused)
-    state.reserve(3 * 2**20 + 5, 0)
+    state.outbox.reserve(3 * 2**20 + 5, 0)
     sizes = {path.name: path.stat().st_size for path in (state.path / "pending").iterdir()}
     assert sizes == {"update.reserved": 3 * 2**20 + 5, "kept.reserved": 0, "report.reserved": 2**16}
-    state.release()
+    state.outbox.release()
     assert not list((state.path / "pending").iterdir())
 
 
-def test_a_training_that_fails_holds_no_room(state: State, full: Bundle) -> None:
+def test_a_training_that_fails_holds_no_room(state: StateDirectory, full: Bundle) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     trainer.halt.set()
     with pytest.raises(StoppedError):

@@ -1,4 +1,4 @@
-"""The driver on a real socket, against a coordinator that the test plays; whole processes where one is killed.
+"""The device on a real socket, against a coordinator that the test plays; whole processes where one is killed.
 
 What any SDK must do is in the transcripts (tests/protocol/test_transcripts.py); here is what only this one has.
 """
@@ -9,7 +9,6 @@ import asyncio
 import errno
 import logging
 import os
-import random
 import shutil
 import signal
 import sys
@@ -17,16 +16,17 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_device import Device, open_runtime
-from fleetlearn_device.driver import Driver, Timing
+from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
-from fleetlearn_device.storage.state import State, StateError, describe
+from fleetlearn_device.storage.errors import StateError
+from fleetlearn_device.storage.outbox import Outbox
+from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_device.training.train import StoppedError, train
 from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
 from fleetlearn_protocol.encodings import FLOAT32
@@ -164,8 +164,8 @@ def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: A
 def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(tmp_path: Path) -> None:
     update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
     report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
-    state = State(tmp_path)
-    state.save_pending(report, update.data.cast("B"))
+    state = StateDirectory(tmp_path)
+    state.outbox.save(report, update.data.cast("B"))
     state.close()
 
     async def test() -> None:
@@ -321,7 +321,7 @@ def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None
             assert updates == [first, second]
             assert first != second
             (path,) = (state / "kept").iterdir()
-            assert (path.name, path.read_bytes()[:-4]) == (served.bundle.sha256, outcome.kept.tobytes())
+            assert (path.name, path.read_bytes()[:-4]) == (served.bundle.sha256, outcome.kept_state.tobytes())
 
     asyncio.run(test())
 
@@ -448,7 +448,7 @@ def test_stopping_gives_the_task_back(served: Served, data: Any, tmp_path: Path)
                 assert await line.closed() == 1000
                 async with asyncio.timeout(PATIENCE):
                     await running
-        State(tmp_path).close()  # nobody holds it any more
+        StateDirectory(tmp_path).close()  # nobody holds it any more
 
     asyncio.run(test())
 
@@ -476,13 +476,13 @@ def test_a_stop_while_the_directory_is_opened_is_remembered(
 ) -> None:
     async def test() -> None:
         device = Device("ws://127.0.0.1:9", data=data, state_dir=tmp_path, timing=QUICK)
-        load = State.load_pending
+        load = Outbox.load
 
-        def stopped(state: State) -> Report | None:
+        def stopped(outbox: Outbox) -> Report | None:
             device.stop()
-            return load(state)
+            return load(outbox)
 
-        monkeypatch.setattr(State, "load_pending", stopped)
+        monkeypatch.setattr(Outbox, "load", stopped)
         async with asyncio.timeout(PATIENCE):
             await device.serve()
 
@@ -621,26 +621,9 @@ def test_a_cancelled_serve_leaves_nothing_behind(served: Served, data: Any, tmp_
                 await asyncio.gather(running, return_exceptions=True)
             assert running.cancelled()
             assert not [task for task in asyncio.all_tasks() if "Driver" in repr(task.get_coro())]
-        State(tmp_path).close()
+        StateDirectory(tmp_path).close()
 
     asyncio.run(test())
-
-
-def test_the_wait_before_a_connection_grows_to_its_cap_with_full_jitter() -> None:
-    driver: Any = Driver.__new__(Driver)
-    driver._timing, driver._dice, driver._after = Timing(base=0.5, cap=60.0), random.Random(3), None
-    driver._session = SimpleNamespace(faults=0)
-    for failures, limit in [(0, 0.5), (1, 1.0), (3, 4.0), (6, 32.0), (7, 60.0), (1000, 60.0)]:
-        waits = [driver._delay(failures) for _ in range(2000)]
-        assert 0 <= min(waits) < 0.05 * limit
-        assert 0.95 * limit < max(waits) <= limit
-        assert np.mean(waits) == pytest.approx(limit / 2, rel=0.1)
-    driver._session.faults = 3
-    assert max(driver._delay(0) for _ in range(2000)) == pytest.approx(4.0, rel=0.05)
-    driver._after = 10.0
-    waits = [driver._delay(5) for _ in range(2000)]
-    assert 5.0 <= min(waits) < 5.5
-    assert 14.5 < max(waits) <= 15.0
 
 
 def test_what_the_coordinator_writes_cannot_forge_the_log(
@@ -883,9 +866,9 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
     served = Served(write_line_bundle(tmp_path / "line.bundle", needs=(example, fixed)).path)
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    state = State(tmp_path / "state")
-    shutil.copytree(served.bundle.path, state.bundle(served.bundle.sha256))
-    state.vector(served.model_sha256).write_bytes(served.model.tobytes())
+    state = StateDirectory(tmp_path / "state")
+    shutil.copytree(served.bundle.path, state.contents.bundle_path(served.bundle.sha256))
+    state.contents.vector_path(served.model_sha256).write_bytes(served.model.tobytes())
     state.close()
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else each thread reserves 64 MiB
 

@@ -1,0 +1,136 @@
+"""The class that a program uses to serve a coordinator with its own data."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.metadata import version
+
+from fleetlearn_device.driver.connection import check_url
+from fleetlearn_device.driver.driver import Driver
+from fleetlearn_device.driver.timing import Timing
+from fleetlearn_device.runtimes.checks import Batch
+from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
+from fleetlearn_device.runtimes.runtime import KINDS, Kind
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.training.data import Data, as_data, load_npz
+from fleetlearn_device.training.trainer import Trainer
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class Device:
+    """A device that serves a coordinator with its own data.
+
+    Args:
+        url: ``ws://`` or ``wss://`` address of the coordinator.
+        data: Arrays ((x, y) or {"x": x, "y": y}), the path of an .npz file of them, or an iterable of batches, which
+            needs ``examples``.
+        state_dir: Directory for what outlives the process. One device, one directory.
+        runtime: ``onnx``, ``ort-training`` or ``auto`` (``onnx``).
+        threads: Threads inside an operator.
+        examples: How many examples one pass over an iterable of batches yields.
+        name: The device's name at its first start. None: a random name.
+        until_finished: Return when the coordinator says that the training is finished.
+        timing: Time limits of the connection.
+
+    Raises DataError, and ValueError on a url, runtime or number of threads that is not allowed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        data: Data | Batch | Iterable[Batch] | str | os.PathLike[str],
+        state_dir: str | os.PathLike[str],
+        *,
+        runtime: Kind = "auto",
+        threads: int = 1,
+        examples: int | None = None,
+        name: str | None = None,
+        until_finished: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        check_url(url)
+        if runtime not in KINDS:
+            raise ValueError(f"runtime {runtime!r}; expected one of {', '.join(KINDS)}")
+        if threads < 1:
+            raise ValueError(f"{threads} threads; expected at least 1")
+        self.url, self.state_dir, self.name = url, state_dir, name
+        self.runtime: Kind = "onnx" if runtime == "auto" else runtime
+        self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
+        self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
+        self.stopped_by: signal.Signals | None = None
+        """The signal that ended ``run``."""
+        self._stopped = False
+        self._stop: Callable[[], object] | None = None
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or until the training is finished (``until_finished``).
+
+        A task under way is given back; a finished update stays in the state directory for the next start. A second
+        signal ends the process at once. Raises what ``serve`` raises.
+        """
+        asyncio.run(self._serve_until_signal())
+
+    async def serve(self) -> None:
+        """Serve until ``stop``, or until the training is finished (``until_finished``).
+
+        Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit the bundle),
+        RuntimeUnavailableError, ProtocolError (the coordinator refuses the check-in: another version; ``replaced``:
+        another process speaks for the same device).
+        """
+        try:
+            if not self._stopped:
+                await self._serve()
+        finally:
+            self._stopped = False
+
+    async def _serve(self) -> None:
+        module = import_training_api() if self.runtime == "ort-training" else import_onnxruntime()
+        runtime_version = getattr(module, "__version__", None) or import_onnxruntime().__version__
+        directory = StateDirectory(self.state_dir, self.name)
+        try:
+            session = Session(
+                directory.device,
+                self.data.examples,
+                runtime=f"{self.runtime} {runtime_version}",
+                software=f"fleetlearn {version('fleetlearn')}",
+                held=directory.outbox.load(),
+                until_finished=self.until_finished,
+            )
+            trainer = Trainer(directory, self.data, self.runtime, self.threads)
+            driver = Driver(self.url, self.timing, directory, trainer, session)
+            loop = asyncio.get_running_loop()
+            self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
+            if self._stopped:  # while the directory was opened
+                self._stop()
+            await driver.run()
+        finally:
+            self._stop = None
+            directory.close()
+
+    def stop(self) -> None:
+        """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""
+        self._stopped = True
+        if self._stop is not None:
+            self._stop()
+
+    async def _serve_until_signal(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def caught(number: signal.Signals) -> None:
+            log.info("stopping: %s", number.name)
+            self.stopped_by = number
+            loop.remove_signal_handler(number)
+            self.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Not on Windows, and not outside of the main thread.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, caught, number)
+        await self.serve()

@@ -1,0 +1,1 @@
+"""Carrying a session's commands out: the WebSocket, threads, the clock and random waiting times."""

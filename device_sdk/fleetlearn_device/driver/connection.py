@@ -1,0 +1,157 @@
+"""The WebSocket to the coordinator: opened again after each end, and never waited for beyond a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from fleetlearn_protocol.frames import MAX_FRAME_BYTES
+from fleetlearn_protocol.messages import PROTOCOL_NAME
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from fleetlearn_device.driver.timing import Timing, seconds_to_wait
+from fleetlearn_device.session.commands import Commands
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.states import Closing, Online
+
+log = logging.getLogger("fleetlearn.device")
+
+Event = Callable[[], Commands]
+"""Tells the session what happened. Returns its commands."""
+
+
+class Connection:
+    """One open WebSocket."""
+
+    def __init__(self, socket: ClientConnection, timing: Timing) -> None:
+        self._socket, self._timing = socket, timing
+
+    async def send(self, message: str | bytes) -> bool:
+        """Send within the time limit. Returns False where the connection is gone.
+
+        The connection to a coordinator that reads nothing is aborted: neither close() nor the keepalive ends a
+        connection whose write buffer is full.
+        """
+        try:
+            async with asyncio.timeout(self._timing.send):
+                await self._socket.send(message)
+        except TimeoutError:
+            log.warning("the coordinator took nothing for %g s; the connection is aborted", self._timing.send)
+            self.abort()
+            return False
+        except ConnectionClosed:
+            return False
+        return True
+
+    async def close(self, code: int) -> None:
+        """Close with this closing code; abort where the closing handshake takes too long."""
+        try:
+            async with asyncio.timeout(self._timing.close):
+                await self._socket.close(code)
+        except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, without a closing handshake."""
+        self._socket.transport.abort()
+
+
+class Connector:
+    """Keeps the device connected.
+
+    Args:
+        url: Address of the coordinator.
+        timing: Time limits.
+        session: Is told of each opened and ended connection, and of each frame.
+        handle: Passes an event to the session, and returns when its commands were carried out.
+        on_end: Called when a connection has ended, before the session is told.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timing: Timing,
+        session: Session,
+        handle: Callable[[Event], Awaitable[None]],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.connection: Connection | None = None
+        """The open connection."""
+        self.come_back_after: float | None = None
+        """Seconds after which the coordinator said to connect again, on the last connection."""
+        self._url, self._timing, self._session = url, timing, session
+        self._handle, self._on_end = handle, on_end
+        self._dice = random.SystemRandom()
+
+    async def run(self) -> None:
+        """Connect again after each end of a connection, until the session stops."""
+        failures = 0
+        while not self._session.stopping:
+            self.come_back_after = None
+            welcomed = await self._converse()
+            if self._session.stopping:
+                return
+            failures = 0 if welcomed else failures + 1
+            delay = seconds_to_wait(self._timing, failures + self._session.faults, self.come_back_after, self._dice)
+            log.info("connecting again in %.1f s", delay)
+            await asyncio.sleep(delay)
+
+    async def _converse(self) -> bool:
+        """Open a connection and pass on its frames until it ends. Returns whether the device was welcomed."""
+        session, timing = self._session, self._timing
+        welcomed = False
+        try:
+            # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
+            async with connect(
+                self._url,
+                subprotocols=[Subprotocol(PROTOCOL_NAME)],
+                compression=None,
+                max_size=MAX_FRAME_BYTES,
+                max_queue=4,
+                open_timeout=timing.open,
+                close_timeout=timing.close,
+                ping_interval=timing.ping,
+                ping_timeout=timing.ping,
+            ) as socket:
+                self.connection = Connection(socket, timing)
+                log.info("connected to %s", self._url)
+                await self._handle(lambda: session.connected(time.monotonic()))
+                async for frame in socket:
+                    received = session.received if isinstance(frame, str) else session.received_chunk
+                    await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]
+                    welcomed = welcomed or isinstance(session.link, Online)
+            if not isinstance(session.link, Closing):
+                log.info("the coordinator closed the connection: %s", _close_reason(socket))
+        except ConnectionClosed as error:
+            if not isinstance(session.link, Closing):
+                log.warning("the connection is lost: %s", printable(str(error)))
+        except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
+            log.warning("cannot connect to %s: %s", self._url, error or type(error).__name__)
+        finally:
+            self.connection = None
+            self._on_end()
+        await self._handle(session.disconnected)
+        return welcomed
+
+
+def check_url(url: str) -> None:
+    """Raise ValueError unless this is the address of a WebSocket."""
+    try:
+        parse_uri(url)
+    except InvalidURI as error:
+        raise ValueError(f"{error}; expected ws://HOST:PORT or wss://HOST:PORT") from None
+
+
+def printable(text: str) -> str:
+    """Replace what is not printable, so that the coordinator's text cannot begin a line of the log or colour it."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def _close_reason(socket: ClientConnection) -> str:
+    return printable(f"{socket.close_code} {socket.close_reason or ''}".strip())

@@ -1,0 +1,256 @@
+"""Carries a session's commands out, one after the other, and tells the session what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.messages import Task, encode
+
+from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
+from fleetlearn_device.driver.failures import failure_of
+from fleetlearn_device.driver.timing import Timing
+from fleetlearn_device.session.commands import (
+    Close,
+    Command,
+    Commands,
+    DropPending,
+    FinishContent,
+    Locate,
+    Note,
+    SavePending,
+    Send,
+    SendUpdate,
+    StartTraining,
+    StopTraining,
+    StopUpdate,
+    StoreChunk,
+)
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.storage.errors import StateError
+from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.training.train import StoppedError
+from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class Driver:
+    """One run of a device. Events wait in a queue. The commands with which the session answers an event are carried
+    out before the next event; what takes long is done by a job, whose end is an event."""
+
+    def __init__(self, url: str, timing: Timing, directory: StateDirectory, trainer: Trainer, session: Session) -> None:
+        self._contents, self._outbox = directory.contents, directory.outbox
+        self._trainer, self._session = trainer, session
+        self._connector = Connector(url, timing, session, self._handle, self._stop_upload)
+        self._finished: FinishedUpdate | None = None
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._cache_lock = asyncio.Lock()
+        """Held by the one job that looks up or files contents: a lookup deletes what only the task before needed."""
+        self._upload: asyncio.Task[None] | None = None
+
+    def post(self, event: Event) -> None:
+        """Let the session know; call in the event loop's thread."""
+        self._events.put_nowait((event, None))
+
+    async def _handle(self, event: Event) -> None:
+        """Let the session know, and wait until its commands were carried out."""
+        handled = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((event, handled))
+        await handled
+
+    async def run(self) -> None:
+        """Run until the session is over. Raises its error."""
+        session = self._session
+        connections = asyncio.create_task(self._connector.run())
+        connections.add_done_callback(self._raise_error_of)
+        try:
+            while not session.over:
+                now, due = time.monotonic(), session.due()
+                if due is not None and due <= now:
+                    await self._carry_out(session.tick(now, self._trainer.batches))
+                    continue
+                try:
+                    async with asyncio.timeout(None if due is None else due - now):
+                        event, handled = await self._events.get()
+                except TimeoutError:
+                    continue
+                await self._carry_out(event())
+                if handled is not None and not handled.done():
+                    handled.set_result(None)
+        finally:
+            self._trainer.halt.set()
+            self._stop_upload()
+            if self._connector.connection is not None:
+                self._connector.connection.abort()
+            connections.cancel()
+            # A thread cannot be cancelled; the directory stays locked until the last one ended.
+            await asyncio.gather(connections, *self._jobs, return_exceptions=True)
+        if session.error is not None:
+            raise session.error
+
+    # Commands
+
+    async def _carry_out(self, commands: Commands) -> None:
+        queue = deque(commands)
+        while queue:
+            try:
+                await self._carry_out_one(queue.popleft())
+            except StateError as error:
+                if self._session.error is not None:
+                    raise
+                queue = deque(self._session.abandon(error, failure_of(error).code))
+
+    async def _carry_out_one(self, command: Command) -> None:
+        connection = self._connector.connection
+        match command:
+            case Note(text=text, warning=warning):
+                log.log(logging.WARNING if warning else logging.INFO, "%s", printable(text))
+            case Send(message=message):
+                if connection is not None:
+                    await connection.send(encode(message))
+            case StoreChunk(wanted=wanted, offset=offset, payload=payload):
+                self._contents.append(wanted, offset, payload)
+            case Locate(task=task):
+                self._start(self._locate(task))
+            case FinishContent():
+                self._start(self._finish(command))
+            case StartTraining(task=task, seconds=seconds):
+                self._trainer.halt.clear()
+                self._start(self._train(task, seconds))
+            case StopTraining():
+                self._trainer.halt.set()
+            case SavePending(report=report):
+                self._start(self._save(report.task))
+            case DropPending(task_id=task_id):
+                self._stop_upload()
+                self._outbox.drop(task_id)
+            case SendUpdate():
+                self._stop_upload()
+                if connection is not None:
+                    self._upload = self._start(self._send_update(connection, command))
+            case StopUpdate():
+                self._stop_upload()
+            case Close(reason=reason, after=after, code=code):
+                calm = after is not None or self._session.stopping
+                log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", printable(reason))
+                self._connector.come_back_after = after
+                self._stop_upload()
+                if connection is not None:
+                    self._start(connection.close(code))
+
+    def _stop_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+            self._upload = None
+
+    # Jobs
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        job = asyncio.create_task(coroutine)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(self._raise_error_of)
+        return job
+
+    def _raise_error_of(self, job: asyncio.Task[None]) -> None:
+        """End ``run`` with the error that a job did not expect."""
+        if not job.cancelled() and (error := job.exception()) is not None:
+            self.post(partial(_raise, error))
+
+    def _abandon(self, error: Exception, ended_task_id: str | None = None) -> None:
+        """End the device with this error; ``ended_task_id`` names the task whose training or saving it ended."""
+
+        def event() -> Commands:
+            commands = self._session.abandon(error, failure_of(error).code)
+            return commands if ended_task_id is None else [*commands, *self._session.ended(ended_task_id)]
+
+        self.post(event)
+
+    async def _locate(self, task: Task) -> None:
+        try:
+            async with self._cache_lock:
+                lacking = await asyncio.to_thread(self._contents.lacking, task, self._trainer.kind)
+        except StateError as error:
+            self._abandon(error)
+        except (BundleError, MemoryError) as error:
+            text, code = _one_line(error), failure_of(error).code
+            self.post(lambda: self._session.unusable(task.task, text, code))
+        else:
+            self.post(lambda: self._session.located(task.task, lacking, time.monotonic()))
+
+    async def _finish(self, command: FinishContent) -> None:
+        wanted = command.wanted
+        try:
+            async with self._cache_lock:
+                good = await asyncio.to_thread(self._contents.finish, wanted)
+        except StateError as error:
+            self._abandon(error)
+        else:
+            self.post(lambda: self._session.stored(wanted.sha256, good, time.monotonic()))
+
+    async def _train(self, task: Task, seconds: float) -> None:
+        session = self._session
+        log.info("task %s: training", task.task)
+        try:
+            finished = await asyncio.to_thread(self._trainer.train, task, seconds)
+        except StoppedError:
+            log.info("task %s: training stopped after %d steps", task.task, self._trainer.steps)
+            self.post(lambda: session.ended(task.task))
+        except Exception as error:
+            failure, text = failure_of(error), _one_line(error)
+            if failure.ends_device:
+                self._abandon(error, task.task)
+                return
+            log.debug("task %s: training failed", task.task, exc_info=error)  # the session says it in one line
+            self.post(lambda: session.ended(task.task, failure.code, text))
+        else:
+            report = finished.report
+            log.info(
+                "task %s: trained %d steps, %.4g epochs%s, loss %.6g, in %.2f s",
+                report.task,
+                report.steps,
+                report.epochs,
+                "" if report.complete else " (partial: the time is over)",
+                report.loss,
+                report.seconds,
+            )
+            self._finished = finished
+            self.post(lambda: session.trained(report))
+
+    async def _save(self, task_id: str) -> None:
+        finished, self._finished = self._finished, None
+        assert finished is not None
+        assert finished.report.task == task_id
+        try:
+            save = self._outbox.save
+            await asyncio.to_thread(save, finished.report, finished.content, finished.bundle, finished.kept_state)
+        except StateError as error:
+            self._abandon(error, task_id)
+        else:
+            self.post(lambda: self._session.saved(task_id))
+
+    async def _send_update(self, connection: Connection, command: SendUpdate) -> None:
+        try:
+            for chunk in self._outbox.chunks(command.transfer, command.offset, command.chunk_bytes):
+                if not await connection.send(chunk):
+                    return
+        except StateError as error:
+            self._abandon(error)
+        else:
+            self.post(lambda: self._session.update_sent(command.transfer, time.monotonic()))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _raise(error: BaseException) -> Commands:
+    raise error

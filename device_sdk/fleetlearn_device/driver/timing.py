@@ -1,0 +1,35 @@
+"""How long a device waits for the network, and before it connects again."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+
+class Timing(NamedTuple):
+    """Time limits, in seconds. The defaults suit devices on real networks; tests take smaller ones."""
+
+    open: float = 10.0
+    """Connecting and the WebSocket handshake."""
+    send: float = 30.0
+    """Sending one message or chunk; then the connection is aborted."""
+    ping: float = 20.0
+    """Interval of the keepalive's pings, and the longest wait for an answer."""
+    close: float = 5.0
+    """The closing handshake; then the connection is aborted."""
+    base: float = 0.5
+    """Longest wait before the first connection after one that was welcomed; it doubles with each failure."""
+    cap: float = 60.0
+    """Longest wait before any connection."""
+
+
+def seconds_to_wait(timing: Timing, failures: int, come_back_after: float | None, dice: random.Random) -> float:
+    """Return how long to wait before the next connection.
+
+    The coordinator's ``come_back_after`` is followed, where there is one: half to one and a half of it. Otherwise the
+    wait is uniform between 0 and min(cap, base * 2**failures) ("full jitter": Brooker, "Exponential Backoff And
+    Jitter", AWS Architecture Blog 2015).
+    """
+    if come_back_after is not None:
+        return dice.uniform(0.5, 1.5) * come_back_after
+    return dice.uniform(0.0, min(timing.cap, timing.base * 2.0 ** min(failures, 30)))

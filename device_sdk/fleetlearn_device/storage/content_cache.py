@@ -1,0 +1,176 @@
+"""The cache of contents: bundles, the last task's vectors, and downloads that are still arriving.
+
+::
+
+    bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only files that are needed
+    models/SHA       the last task's vectors: the round's model
+    partial/SHA      a content that is still arriving: a download goes on from the file's length
+
+A content is checked against its SHA-256 when it has arrived, and again when a process first uses it. Therefore none of
+these files is synced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    ORT_TRAINING,
+    PARAMETERS,
+    STATE,
+    TRAIN,
+    Manifest,
+    read_manifest,
+)
+from fleetlearn_protocol.messages import Task
+
+from fleetlearn_device.session.commands import Wanted
+from fleetlearn_device.storage.errors import os_errors_as_state_errors
+
+MAX_BUNDLES = 3
+"""Most bundles in the cache."""
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class ContentCache:
+    """The folders bundles/, models/ and partial/ of the state directory ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._intact: set[Path] = set()
+        """Files whose SHA-256 was checked since the process began."""
+        for folder in ("bundles", "models", "partial"):
+            (path / folder).mkdir(exist_ok=True)
+
+    def bundle_path(self, sha256: str) -> Path:
+        """Return the folder of a bundle, which may lack files."""
+        return self._path / "bundles" / sha256
+
+    def vector_path(self, sha256: str) -> Path:
+        """Return the file of a task's vector, which may be absent."""
+        return self._path / "models" / sha256
+
+    def lacking(self, task: Task, kind: str) -> list[Wanted]:
+        """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
+
+        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other vectors, and downloads that
+        the task does not need. Raises BundleError on a manifest that this version cannot read or that lacks the files
+        of this runtime, StateError.
+        """
+        with os_errors_as_state_errors(self._path):
+            folder = f"bundles/{task.bundle}"
+            self._make_room(task)
+            wanted = [Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)]
+            if self._has(wanted[0]):
+                manifest = read_manifest((self._path / wanted[0].place).read_bytes())
+                for file in needed_files(manifest, kind):
+                    entry = manifest.file(file)
+                    wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
+            for vector in task.vectors:
+                place = f"models/{vector.sha256}"
+                wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
+            return self._resume([content for content in wanted if not self._has(content)])
+
+    def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
+        """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises StateError."""
+        path = self._partial(wanted)
+        with os_errors_as_state_errors(path), path.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(payload)
+
+    def finish(self, wanted: Wanted) -> bool:
+        """Move a complete content to its place. Deletes it and returns False where its SHA-256 is wrong.
+
+        Raises StateError.
+        """
+        source, target = self._partial(wanted), self._path / wanted.place
+        with os_errors_as_state_errors(target):
+            if not source.exists() and wanted.size in (0, None):
+                source.touch()  # a content without bytes comes in no chunk
+            if _digest(source) != wanted.sha256:
+                source.unlink()
+                return False
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+            self._intact.add(target)
+            return True
+
+    def recheck_bundle(self, sha256: str) -> None:
+        """Check the SHA-256 of a bundle's files again when they are needed next.
+
+        Only damaged files are then fetched again: the others would arrive with the same bytes.
+        """
+        self._intact = {path for path in self._intact if self.bundle_path(sha256) not in path.parents}
+
+    def delete_bundle(self, sha256: str) -> None:
+        """Delete a bundle's files."""
+        self.recheck_bundle(sha256)
+        shutil.rmtree(self.bundle_path(sha256), ignore_errors=True)
+
+    def _has(self, wanted: Wanted) -> bool:
+        path = self._path / wanted.place
+        if not path.exists():
+            return False
+        if path not in self._intact and _digest(path) != wanted.sha256:
+            log.warning("%s is damaged and is fetched again", path)
+            path.unlink()
+            return False
+        self._intact.add(path)
+        return True
+
+    def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
+        """Return ``lacking`` with the bytes that arrived before; delete the partial contents that are not in it."""
+        have = {}
+        for path in (self._path / "partial").iterdir():
+            have[path.name] = path.stat().st_size
+            if path.name not in {wanted.sha256 for wanted in lacking}:
+                path.unlink()
+        found = []
+        for wanted in lacking:
+            size = have.get(wanted.sha256, 0)
+            found.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
+        return found
+
+    def _make_room(self, task: Task) -> None:
+        folder = self.bundle_path(task.bundle)
+        folder.mkdir(exist_ok=True)
+        os.utime(folder)
+        for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
+            self.delete_bundle(old.name)
+        for path in (self._path / "models").iterdir():
+            if path.name not in {vector.sha256 for vector in task.vectors}:
+                path.unlink()
+
+    def _partial(self, wanted: Wanted) -> Path:
+        return self._path / "partial" / wanted.sha256
+
+
+def needed_files(manifest: Manifest, kind: str) -> list[str]:
+    """Return the files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) reads in a round.
+
+    The bundle's initial parameters are needed only where some are personal: the round's model has all others.
+    """
+    if kind == "ort-training":
+        return [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+    initial = [PARAMETERS] if manifest.local_size > manifest.size else []
+    return [TRAIN, EVAL, *initial, *([STATE] if STATE in manifest.files else [])]
+
+
+def bundles_by_use(path: Path) -> list[Path]:
+    """Return the folders of the bundles in the state directory ``path``, the last used first."""
+    return sorted((path / "bundles").iterdir(), key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,48 @@
+"""Writing files so that they survive a crash, and holding room for them on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from fleetlearn_protocol.frames import Buffer
+
+
+def write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> None:
+    """Write a file beside its place, sync it, and rename it. ``into``: the file to write over, where it exists."""
+    aside = into if into is not None and into.exists() else path.with_name(f"{path.name}.tmp")
+    with aside.open("r+b" if aside is into else "wb") as file:
+        for content in contents:
+            file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    if sys.platform != "win32":  # where a directory cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def allocate(path: Path, size: int) -> None:
+    """Make a file of this size whose bytes have their place on the disk."""
+    with path.open("wb") as file:
+        if sys.platform == "linux" and size:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                    raise
+        block = bytes(2**20)
+        for start in range(0, size, len(block)):
+            file.write(block[: size - start])

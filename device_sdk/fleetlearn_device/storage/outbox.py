@@ -1,0 +1,152 @@
+"""pending/: the finished update that the coordinator has not acknowledged, and the kept state of its task.
+
+::
+
+    CRC.bin             the bytes of the report's parts; its name has the CRC-32 of each part, with - between them
+    report.json         its report; the update exists from the moment this file appears
+    kept-TASK.BUNDLE    the task's kept state, until it is moved to kept/
+    NAME.reserved       room on the disk for one of these files, which a running training holds
+
+The update and the kept state of its task appear together. The kept state is written to pending/ first, report.json
+makes both exist, and only then, or when a process next opens the directory, is the kept state moved to its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
+from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.stored_report import read_report as decode_report
+from fleetlearn_protocol.vector import Vector, checksum
+
+from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
+from fleetlearn_device.storage.files import allocate, write_durably
+from fleetlearn_device.storage.kept_states import KeptStates, file_contents, file_size
+
+_KEPT = "kept-"
+_REPORT_BYTES = 64 * 2**10
+"""Room for report.json: no control message is larger."""
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class Outbox:
+    """The folder pending/, which holds at most one update. Opening it finishes what an earlier process began."""
+
+    def __init__(self, path: Path, kept_states: KeptStates) -> None:
+        self._path, self._kept_states = path, kept_states
+        path.mkdir(exist_ok=True)
+        self._settle()
+
+    def reserve(self, update_bytes: int, state_bytes: int) -> None:
+        """Hold room on the disk for an update and a kept state, so that a full disk shows before the training.
+
+        Raises StateError.
+        """
+        sizes = {"update": update_bytes, "kept": file_size(state_bytes), "report": _REPORT_BYTES}
+        try:
+            with os_errors_as_state_errors(self._path):
+                for name, size in sizes.items():
+                    allocate(self._reserved(name), size)
+        except StateError as error:
+            self.release()
+            text = f"there is no room for an update of {update_bytes + state_bytes} bytes: {error}"
+            raise type(error)(text) from error
+
+    def release(self) -> None:
+        """Give back the room that ``reserve`` holds. Raises StateError."""
+        with os_errors_as_state_errors(self._path):
+            for path in self._path.glob("*.reserved"):
+                path.unlink()
+
+    def save(self, report: Report, content: Buffer, bundle: str = "", kept_state: Vector | None = None) -> None:
+        """Make an update durable, and with it the kept state for the next task of ``bundle``, if it is not empty.
+
+        ``content`` holds the bytes of the report's parts, one after the other. After a crash both the update and the
+        kept state are there, or neither. Raises StateError.
+        """
+        with os_errors_as_state_errors(self._path):
+            write_durably(self._update(report), content, into=self._reserved("update"))
+            if kept_state is not None and kept_state.size:
+                target = self._path / f"{_KEPT}{report.task}.{bundle}"
+                write_durably(target, *file_contents(kept_state), into=self._reserved("kept"))
+            write_durably(self._path / "report.json", msgspec.json.encode(report), into=self._reserved("report"))
+            self._settle()
+
+    def load(self) -> Report | None:
+        """Return the report of the update that an earlier process left. Returns None, and deletes the update, where it
+        is damaged. Raises StateError."""
+        with os_errors_as_state_errors(self._path):
+            report = read_report(self._path)
+            if report is not None:
+                if _is_intact(self._update(report), report):
+                    return report
+                log.warning("the saved update of task %s is damaged; it is dropped", report.task)
+                self.drop(report.task)
+            return None
+
+    def drop(self, task_id: str) -> None:
+        """Delete the update if it is this task's. Raises StateError."""
+        with os_errors_as_state_errors(self._path):
+            report = read_report(self._path)
+            if report is not None and report.task == task_id:
+                (self._path / "report.json").unlink()
+                self._settle()
+
+    def chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Yield the update's bytes from ``offset`` on, as binary frames, each with bytes of one part.
+
+        Raises StateError.
+        """
+        with os_errors_as_state_errors(self._path):
+            report = read_report(self._path)
+            if report is None:
+                raise StateError(f"{self._path} holds no finished update")
+            with self._update(report).open("rb") as file:
+                file.seek(offset)
+                for end in accumulate(part.size for part in report.parts):
+                    while offset < end and (payload := file.read(min(chunk_bytes, end - offset))):
+                        yield pack_chunk(transfer, offset, payload)
+                        offset += len(payload)
+
+    def _update(self, report: Report) -> Path:
+        return self._path / ("-".join(f"{part.crc32:08x}" for part in report.parts) + ".bin")
+
+    def _reserved(self, name: str) -> Path:
+        return self._path / f"{name}.reserved"
+
+    def _settle(self) -> None:
+        """Move the kept state of the report's task to its place, and delete every file that belongs to no report: the
+        files of an update whose report was not written yet, or was deleted already."""
+        report = read_report(self._path)
+        for path in self._path.iterdir():
+            task_id, _, bundle = path.name.rpartition(".")
+            if report is not None and task_id == f"{_KEPT}{report.task}":
+                self._kept_states.take(path, bundle)
+            elif path.name != "report.json" and (report is None or path != self._update(report)):
+                path.unlink()
+
+
+def read_report(pending: Path) -> Report | None:
+    """Return the report of the update in the folder pending/; None where there is none, or it is damaged."""
+    path = pending / "report.json"
+    try:
+        return decode_report(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        log.warning("%s is damaged and is ignored: %s", path, error)
+        return None
+
+
+def _is_intact(path: Path, report: Report) -> bool:
+    """Return whether the file holds the bytes that the report describes."""
+    if not path.exists() or path.stat().st_size != report.size:
+        return False
+    with path.open("rb") as file:
+        return all(checksum(file.read(part.size)) == part.crc32 for part in report.parts)

@@ -1,0 +1,111 @@
+"""The state directory: what a device keeps on disk, so that a process that dies loses at most the training it was in.
+
+::
+
+    lock                        held while a process uses the directory
+    identity.json               the device's name                                   (identity.py)
+    bundles/ models/ partial/   what was downloaded                                 (content_cache.py)
+    training.json               which task is in training                           (training_starts.py)
+    pending/                    the update that the coordinator has not acknowledged (outbox.py)
+    kept/                       the kept state for each bundle                      (kept_states.py)
+
+Every file is written beside its place and renamed. The update, the kept states and the identity are synced as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.manifest import MANIFEST, read_manifest
+from fleetlearn_protocol.messages import Report
+
+from fleetlearn_device.storage.content_cache import ContentCache, bundles_by_use
+from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
+from fleetlearn_device.storage.identity import read_name, read_or_make_name
+from fleetlearn_device.storage.kept_states import KeptStates
+from fleetlearn_device.storage.outbox import Outbox, read_report
+from fleetlearn_device.storage.training_starts import TrainingStarts
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+else:
+    import fcntl
+
+
+class StateDirectory:
+    """An open state directory, locked against other processes until ``close``.
+
+    ``name`` becomes the device's name if it has none yet, and must be its name otherwise. Raises StateError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path = Path(path).expanduser()
+        with os_errors_as_state_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path)
+        try:
+            with os_errors_as_state_errors(self.path):
+                self.device = read_or_make_name(self.path / "identity.json", name)
+                self.contents = ContentCache(self.path)
+                self.training_starts = TrainingStarts(self.path / "training.json")
+                self.kept_states = KeptStates(self.path / "kept")
+                self.outbox = Outbox(self.path / "pending", self.kept_states)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unlock the directory."""
+        self._lock.close()
+
+
+class Summary(NamedTuple):
+    """What a state directory holds, for people."""
+
+    device: str | None
+    bundles: list[tuple[str, str]]
+    """(SHA-256 of the manifest, the bundle's name), the last used first."""
+    pending: Report | None
+    kept_states: list[tuple[str, int]]
+    """(SHA-256 of the manifest, bytes of the file) of each kept state; the bundle itself may be gone."""
+
+
+def describe(path: str | os.PathLike[str]) -> Summary:
+    """Return what a state directory holds; it may be in use. Raises StateError."""
+    directory = Path(path).expanduser()
+    if not (directory / "bundles").is_dir():
+        raise StateError(f"{directory} is not a state directory: fleetlearn-device run makes one at its first start")
+    with os_errors_as_state_errors(directory):
+        identity = directory / "identity.json"
+        device = read_name(identity) if identity.exists() else None
+        bundles = []
+        for folder in bundles_by_use(directory):
+            try:
+                bundles.append((folder.name, read_manifest((folder / MANIFEST).read_bytes()).name))
+            except (FleetError, FileNotFoundError):
+                bundles.append((folder.name, "(incomplete)"))
+        kept_states = [(path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))]
+        return Summary(device, bundles, read_report(directory / "pending"), kept_states)
+
+
+def _lock(directory: Path) -> BinaryIO:
+    """Return the lock file, locked until it is closed or the process ends, however that happens."""
+    file = (directory / "lock").open("ab")
+    try:
+        if sys.platform == "win32":  # pragma: no cover
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK, errno.EDEADLK):
+            raise
+        raise StateError(
+            f"the state directory {directory} is in use by another process: each device needs one of its own"
+        ) from None
+    return file

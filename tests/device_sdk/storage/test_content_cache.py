@@ -1,0 +1,212 @@
+"""The cache of contents: what is in it is whole, and a download goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from fleetlearn_device.session.commands import Wanted
+from fleetlearn_device.storage.content_cache import MAX_BUNDLES, needed_files
+from fleetlearn_device.storage.errors import StateError
+from fleetlearn_device.storage.state_directory import StateDirectory, describe
+from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    INFER,
+    ORT_TRAINING,
+    PARAMETERS,
+    TRAIN,
+    File,
+    Hyper,
+    Input,
+    LocalStep,
+    Manifest,
+    Parameter,
+    read_manifest,
+    write_manifest,
+)
+from fleetlearn_protocol.messages import Task, VectorReference
+
+FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}
+MODEL = b"model of the round.."
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def manifest(name: str = "linear", files: dict[str, bytes] = FILES) -> bytes:
+    return write_manifest(
+        Manifest(
+            "fleetlearn.bundle",
+            1,
+            name,
+            (Parameter("w", (5,), 0),),
+            (Input("x", "float32", (5,)),),
+            (Input("output", "float32", (1,)),),
+            (Hyper("lr"),),
+            LocalStep("sgd"),
+            (),
+            {path: File(sha(content), len(content)) for path, content in files.items()},
+        )
+    )
+
+
+def task(bundle: bytes, model: bytes = MODEL) -> Task:
+    return Task(
+        "t1",
+        1,
+        sha(bundle),
+        (VectorReference("model", sha(model), len(model), "float32"),),
+        {"update": "float32"},
+        {},
+        1,
+        0,
+        0,
+        10.0,
+    )
+
+
+def bring(state: StateDirectory, wanted: Wanted, content: bytes) -> bool:
+    half = len(content) // 2
+    state.contents.append(wanted, 0, content[:half])
+    state.contents.append(wanted, half, content[half:])
+    return state.contents.finish(wanted)
+
+
+def bring_all(state: StateDirectory, given: Task, bundle: bytes) -> list[str]:
+    """Answer what is lacking until nothing is. Returns the names in their order."""
+    contents = {sha(content): content for content in (*FILES.values(), bundle, MODEL)}
+    names = []
+    while lacking := state.contents.lacking(given, "onnx"):
+        for wanted in lacking:
+            names.append(wanted.name)
+            assert bring(state, wanted, contents[wanted.sha256])
+    return names
+
+
+def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
+    bundle = manifest()
+    given = task(bundle)
+    first = state.contents.lacking(given, "onnx")
+    assert [(wanted.name, wanted.size) for wanted in first] == [("manifest.json", None), ("the model", len(MODEL))]
+    assert bring(state, first[0], bundle)
+    second = {wanted.name: wanted for wanted in state.contents.lacking(given, "onnx")}
+    assert set(second) == {TRAIN, EVAL, "the model"}
+    assert (second[TRAIN].sha256, second[TRAIN].size) == (sha(FILES[TRAIN]), len(FILES[TRAIN]))
+    bring_all(state, given, bundle)
+    assert (state.contents.bundle_path(sha(bundle)) / TRAIN).read_bytes() == FILES[TRAIN]
+    assert state.contents.vector_path(sha(MODEL)).read_bytes() == MODEL
+    assert not list((state.path / "partial").iterdir())
+
+
+def test_each_runtime_has_its_files() -> None:
+    read = read_manifest(manifest())
+    assert needed_files(read, "onnx") == needed_files(read, "auto") == [TRAIN, EVAL]
+    assert needed_files(read, "ort-training") == [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+
+
+def test_a_bundle_without_the_runtime_is_refused(state: StateDirectory) -> None:
+    bundle = manifest()
+    given = task(bundle)
+    bring(state, state.contents.lacking(given, "onnx")[0], bundle)
+    with pytest.raises(BundleError, match="no ort_training/"):
+        state.contents.lacking(given, "ort-training")
+
+
+def test_a_second_round_lacks_the_model_alone(state: StateDirectory) -> None:
+    bundle = manifest()
+    bring_all(state, task(bundle), bundle)
+    after = task(bundle, b"model of round two..")
+    assert [wanted.name for wanted in state.contents.lacking(after, "onnx")] == ["the model"]
+    assert not state.contents.vector_path(sha(MODEL)).exists()
+
+
+def test_a_content_with_other_bytes_is_deleted(state: StateDirectory) -> None:
+    wanted = state.contents.lacking(task(manifest()), "onnx")[1]
+    assert not bring(state, wanted, b"not what it should be")
+    assert state.contents.lacking(task(manifest()), "onnx")[1].have == 0
+
+
+def test_a_download_goes_on_after_a_restart(tmp_path: Path) -> None:
+    given = task(manifest())
+    first = StateDirectory(tmp_path)
+    first.contents.append(first.contents.lacking(given, "onnx")[1], 0, MODEL[:8])
+    first.close()
+    second = StateDirectory(tmp_path)
+    wanted = second.contents.lacking(given, "onnx")[1]
+    assert (wanted.name, wanted.have) == ("the model", 8)
+    second.contents.append(wanted, 8, MODEL[8:])
+    assert second.contents.finish(wanted)
+    second.close()
+
+
+def test_what_is_longer_than_it_may_be_is_fetched_anew(state: StateDirectory) -> None:
+    wanted = state.contents.lacking(task(manifest()), "onnx")[1]
+    state.contents.append(wanted, 0, MODEL + b"!")
+    assert state.contents.lacking(task(manifest()), "onnx")[1].have == 0
+
+
+def test_parts_that_no_task_wants_are_deleted(state: StateDirectory) -> None:
+    state.contents.append(state.contents.lacking(task(manifest()), "onnx")[1], 0, MODEL[:8])
+    state.contents.lacking(task(manifest(), b"another model......."), "onnx")
+    assert not list((state.path / "partial").iterdir())
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = manifest()
+    first = StateDirectory(tmp_path)
+    bring_all(first, task(bundle), bundle)
+    (first.contents.bundle_path(sha(bundle)) / TRAIN).write_bytes(FILES[TRAIN].replace(b"t", b"x"))
+    first.close()
+    second = StateDirectory(tmp_path)
+    assert [wanted.name for wanted in second.contents.lacking(task(bundle), "onnx")] == [TRAIN]
+    assert "damaged" in caplog.text
+    second.close()
+
+
+def test_the_cache_keeps_the_bundles_used_last(state: StateDirectory) -> None:
+    bundles = [manifest(f"model{number}") for number in range(MAX_BUNDLES + 2)]
+    clock = iter(range(10, 100))
+    for bundle in [*bundles[:MAX_BUNDLES], bundles[0], *bundles[MAX_BUNDLES:]]:
+        bring_all(state, task(bundle), bundle)
+        os.utime(
+            state.contents.bundle_path(sha(bundle)), (0, next(clock))
+        )  # file systems' clocks are coarser than this test
+    kept = {path.name for path in (state.path / "bundles").iterdir()}
+    assert kept == {sha(bundle) for bundle in (bundles[0], *bundles[MAX_BUNDLES:])}
+    assert describe(state.path).bundles[0] == (sha(bundles[-1]), f"model{MAX_BUNDLES + 1}")
+
+
+def test_a_bundle_can_be_forgotten(state: StateDirectory) -> None:
+    bundle = manifest()
+    bring_all(state, task(bundle), bundle)
+    state.contents.delete_bundle(sha(bundle))
+    assert [wanted.name for wanted in state.contents.lacking(task(bundle), "onnx")] == ["manifest.json"]
+
+
+def test_a_newer_manifest_is_refused(state: StateDirectory) -> None:
+    content = manifest().replace(b'"version": 1', b'"version": 7')
+    wanted = state.contents.lacking(task(content), "onnx")[0]
+    assert bring(state, wanted, content)
+    with pytest.raises(BundleError) as caught:
+        state.contents.lacking(task(content), "onnx")
+    assert caught.value.code is Code.BAD_VERSION
+
+
+def test_a_full_disk_is_named(state: StateDirectory) -> None:
+    """A real write that the system refuses: the limit on a file's size stands in for the disk's."""
+    wanted = state.contents.lacking(task(manifest()), "onnx")[1]
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(StateError, match="cannot use the state directory") as caught:
+            state.contents.append(wanted, 0, bytes(4096))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert isinstance(caught.value.__cause__, OSError)
