@@ -49,7 +49,7 @@ class TaskRevived(NamedTuple):
 
 
 class ReportAccepted(NamedTuple):
-    """A report counts for its round."""
+    """A report and its update are durable. They count for their round once the engine has counted them."""
 
     report: Report
     weight: int

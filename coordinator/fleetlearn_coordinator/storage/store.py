@@ -67,7 +67,7 @@ class Store:
     # --- updates ---
 
     def record_report(self, report: Report, weight: int, spool_file: int) -> None:
-        """From here on the report counts with its update, whatever happens to this process."""
+        """Make the report and its update durable: from here on they survive this process."""
         self.blobs.settle_spool_file(spool_file)
         self.ledger.write([ReportAccepted(report, weight, spool_file)])
         self._held[report.task] = spool_file
