@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import aggregators
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, pooled, training_of
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_simulator.fleet import round_totals
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -151,7 +151,10 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
              totals.complete(), totals.devices, totals.summary())
         )  # fmt: skip
     assert found[0] == found[1] == found[2]
-    reports = [Report("t", 1, 0, 4, row.examples, 1, 1.0, row.complete, row.loss, row.metrics) for row in rows]
+    reports = [
+        Report("t", 1, (Part("update", "float32", 4, 0),), row.examples, 1, 1.0, row.complete, row.loss, row.metrics)
+        for row in rows
+    ]
     assert pooled(totals.training()) == pooled(training_of(reports, ["accuracy", "loss"], 40))
     assert totals.complete() == 15
     assert totals.summary()["accepted"] == {0: 7, 1: 7, 2: 6}
