@@ -2,7 +2,8 @@
 
 Each is a set of functions over a state of its own, which updates are added to as they arrive: ``init(size) -> state``,
 ``add(state, parts, weight, largest)``, ``result(state) -> vector``. The state can be written and read as named tensors.
-``Aggregator`` has all that one must provide; the simulator adds many updates at a time. ``Plan.aggregator`` chooses one.
+``Aggregator`` has all that one must provide (the simulator adds many updates at a time); ``Plan.aggregator`` chooses
+one.
 
 ``mean`` is the mean weighted by the devices' examples, as in Federated Averaging: McMahan et al.,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
