@@ -252,15 +252,16 @@ class Run:
         diverged), StoreError (the disk is full), OSError. Where it is not done, or its result is not recorded, the
         next start repeats it from the accepted updates, with the same bits.
         """
-        summary = self._summary(command.dropped, 0.0, now)
-        return partial(self._make_model, command.round, summary, now.wall)
+        summary, needed = self._summary(command.dropped, 0.0, now), self.engine.book.oldest_version()
+        return partial(self._make_model, command.round, summary, now.wall, needed)
 
-    def _make_model(self, round: int, summary: dict[str, Any], at: float) -> NewModel:
+    def _make_model(self, round: int, summary: dict[str, Any], at: float, needed: int | None) -> NewModel:
+        """``needed``: the oldest model version that a lease still needs."""
         model, state, summary["change"] = next_model(
             self.aggregator, self.aggregate, self.optimizer, self.state, self.model
         )
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
-        rows = [*self._write_model(row, model, state), RoundClosed(round, "committed", summary, at)]
+        rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]
         return NewModel(round, model, state, row.sha256, rows, summary)
 
     def end_commit(self, new: NewModel, now: Clocks) -> list[Command]:
@@ -276,9 +277,9 @@ class Run:
         """Do both steps of a commit at once, in this thread."""
         return self.end_commit(self.begin_commit(command, now)(), now)
 
-    def _write_model(self, made: ModelMade, model: Vector, state: State) -> list[Row]:
+    def _write_model(self, made: ModelMade, model: Vector, state: State, needed: int | None = None) -> list[Row]:
         """Write the model's file; returns the rows that make model, state and the name of its optimizer count."""
-        return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state)]
+        return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, needed)]
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
         summary = self._summary(dropped, 0.0, now)

@@ -50,8 +50,8 @@ class Blobs(Protocol):
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         """The tensors of a model's file. Raises StoreError (missing, damaged, or not of this hash)."""
 
-    def drop_model(self, version: int) -> None:
-        """Remove a model's file, if there is one. Safe to call from any thread."""
+    def drop_models(self, before: int) -> None:
+        """Remove the files of models older than this version; the initial one stays. Safe to call from any thread."""
 
     # Where something lies, for messages to people.
 

@@ -154,8 +154,10 @@ class FileBlobs:
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         return load_model(model_path(self.folder, version), sha256)
 
-    def drop_model(self, version: int) -> None:
-        model_path(self.folder, version).unlink(missing_ok=True)
+    def drop_models(self, before: int) -> None:
+        for version in self.model_versions():
+            if 0 < version < before:
+                model_path(self.folder, version).unlink(missing_ok=True)
 
     def where_model(self, version: int) -> str:
         return str(model_path(self.folder, version))

@@ -150,16 +150,19 @@ class Store:
             )
         return version, vector, state
 
-    def write_model(self, made: ModelMade, vector: Vector, state: Mapping[str, Vector]) -> list[Row]:
-        """Write a model's file, and remove an older one's: the last MODELS_KEPT and the initial one are kept.
+    def write_model(
+        self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], needed: int | None = None
+    ) -> list[Row]:
+        """Write a model's file, and remove older ones: the last MODELS_KEPT, the initial one, and those from version
+        ``needed`` on are kept.
 
         Returns the rows that make it the newest, once they are written. May be called in any thread. Raises StoreError
         (the disk is full).
         """
         tensors = {PARAMETERS: vector, **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()}}
         self.blobs.save_model(made.version, tensors)
-        if made.version > MODELS_KEPT:
-            self.blobs.drop_model(made.version - MODELS_KEPT)
+        oldest = made.version - MODELS_KEPT + 1
+        self.blobs.drop_models(oldest if needed is None else min(oldest, needed))
         return [Metadata("state_crc32", checksum_of(state)), made]
 
 

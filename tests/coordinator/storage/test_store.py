@@ -149,6 +149,19 @@ def test_models_are_kept_and_the_old_ones_go(tmp_path: Path) -> None:
         kept.load_model()
 
 
+def test_models_that_a_lease_still_needs_are_kept(tmp_path: Path) -> None:
+    kept = open_store(tmp_path, BUNDLE)
+
+    def versions(newest: int, needed: int | None) -> list[int]:
+        vector = np.zeros(SIZE, np.float32)
+        kept.write(kept.write_model(ModelMade(newest, digest(vector), newest, 0.0), vector, {}, needed))
+        return sorted(int(file.stem[1:]) for file in (tmp_path / "models").iterdir())
+
+    assert [versions(number, 2) for number in range(8)][-1] == [0, 2, 3, 4, 5, 6, 7]
+    assert versions(8, 5) == [0, 5, 6, 7, 8]
+    assert versions(9, None) == [0, 7, 8, 9]
+
+
 def test_a_run_has_a_name_of_its_own_that_stays(tmp_path: Path) -> None:
     first, other = open_store(tmp_path / "first", BUNDLE), open_store(tmp_path / "other", BUNDLE)
     assert first.run != other.run
