@@ -52,11 +52,14 @@ test: $(INSTALLED)
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python $(PYTEST) -m "not slow" $(ARGS)
 
-# Coverage is measured, and held to its floors where all tests run.
+# Coverage is measured over the fast tests: it makes the slow ones (kills, exports, long trainings) twice as slow. It is
+# held to its floors where all tests run.
 test-all: $(INSTALLED)
 	@rm -rf .test-coverage
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) -m coverage run $(PYTEST) -m ort_training $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
-	@$(BIN)/python -m coverage run $(PYTEST) $(ARGS)
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) -m coverage run $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
+	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
+	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
+	@$(BIN)/python $(PYTEST) -m slow $(ARGS) || [ $$? = 5 ]
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
