@@ -19,6 +19,7 @@ from fleetlearn_coordinator.conversation.limits import (
     BYTE_RATE,
     CLOSE_TIMEOUT,
     DOWNLOAD_RATE,
+    FRAMES_PER_TURN,
     HANDSHAKE_BYTES,
     LARGE_FRAME,
     LARGEST_MESSAGE,
@@ -29,7 +30,6 @@ from fleetlearn_coordinator.conversation.limits import (
     MESSAGES_BEFORE_CHECK_IN,
     PATIENCE,
     RECEIVE,
-    TURN,
     WRITE_PAUSE,
     Bucket,
 )
@@ -91,7 +91,7 @@ def _header_size(header: bytes) -> int:
     return 2 + (2 if length == 126 else 8 if length == 127 else 0) + (4 if header[1] & 128 else 0)
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it; for websockets it is a ``Server``."""
 
     def lost(self, connection: Connection) -> None:
@@ -112,7 +112,7 @@ class Handler(Protocol):
 class Connection(ServerConnection):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
-    def __init__(self, protocol: ServerProtocol, owner: Owner, message_rate: float = MESSAGE_RATE) -> None:
+    def __init__(self, protocol: ServerProtocol, owner: ConnectionOwner, message_rate: float = MESSAGE_RATE) -> None:
         super().__init__(
             protocol,
             cast(Server, owner),
@@ -180,7 +180,7 @@ class Connection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         # Reading is decided in _set_reading alone, and never goes on within recv(): others would wait.
-        self.recv_messages.pause, self.recv_messages.resume = _nothing, self._go_on
+        self.recv_messages.pause, self.recv_messages.resume = _nothing, self._hand_on_soon
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -203,7 +203,7 @@ class Connection(ServerConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
+        self._hand_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended, self._unread = True, b""
@@ -214,7 +214,7 @@ class Connection(ServerConnection):
 
     # Reading
 
-    def _go_on(self, wait: float = 0.0) -> None:
+    def _hand_on_soon(self, wait: float = 0.0) -> None:
         if self._next is None and not self._ended:
             self._next = self.loop.call_later(wait, self._hand_on) if wait else self.loop.call_soon(self._hand_on)
 
@@ -231,11 +231,11 @@ class Connection(ServerConnection):
             elif not (wait := self._budget()):
                 self._hand_on_frames()
             elif not self._ended:
-                self._go_on(wait)
+                self._hand_on_soon(wait)
         self._set_reading()
 
     def _full(self) -> bool:
-        """Whether messages wait to be handled, or answers to be read; ``_go_on`` is called when that is over."""
+        """Whether messages wait to be handled, or answers to be read; ``_hand_on_soon`` is called when that is over."""
         if self.paused and self.transport.get_write_buffer_size() > WRITE_PAUSE:
             self.stalled = self.stalled or self.loop.time()
             return True
@@ -251,7 +251,7 @@ class Connection(ServerConnection):
     def _budget(self) -> float:
         """Return 0 if the peer has budget left, else the seconds until it has some again."""
         now = self.loop.time()
-        wait = max(self.messages.wait(now, TURN), self.incoming.wait(now, RECEIVE / 4))
+        wait = max(self.messages.wait(now, FRAMES_PER_TURN), self.incoming.wait(now, RECEIVE / 4))
         if wait:
             self._patience = self._patience or Bucket(0.5, PATIENCE, now)
             if self._patience.wait(now):
@@ -272,11 +272,11 @@ class Connection(ServerConnection):
             self._request, self._unread, self._at = None, bytes(request[end:]), 0
             super().data_received(bytes(request[:end]))
             if self._unread:
-                self._go_on()
+                self._hand_on_soon()
 
     def _hand_on_frames(self) -> None:
         data, begin = self._unread, self._at
-        end, counted = self._frames.advance(data, begin, TURN, int(self.messages.tokens))
+        end, counted = self._frames.advance(data, begin, FRAMES_PER_TURN, int(self.messages.tokens))
         self.messages.tokens -= counted
         self.incoming.tokens -= end - begin
         if self._frames.fragments >= MAX_FRAGMENTS:
@@ -293,7 +293,7 @@ class Connection(ServerConnection):
             self._closing = True
             self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
         if self._unread:
-            self._go_on()
+            self._hand_on_soon()
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator.conversation.limits import (
-    ACCEPTS,
+    ACCEPTS_PER_TURN,
     CHECK_IN_TIMEOUT,
     LARGEST_MESSAGE,
     LINGER,
@@ -140,7 +140,7 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         room = self._newcomers - self._sockets + self._speaking()
-        for _ in range(min(room, ACCEPTS)):
+        for _ in range(min(room, ACCEPTS_PER_TURN)):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

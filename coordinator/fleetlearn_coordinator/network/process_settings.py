@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import NamedTuple
 
-from fleetlearn_coordinator.conversation.limits import FILES, NEWCOMERS
+from fleetlearn_coordinator.conversation.limits import NEWCOMERS, OTHER_FILES
 
 BACKLOG = 4096
 """Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that connect at the same
@@ -70,7 +70,7 @@ def places(devices: int, *, files: int) -> Places:
     if limit == resource.RLIM_INFINITY:
         return Places(2**31, devices, NEWCOMERS)
     newcomers = max(1, min(NEWCOMERS, limit // 8))
-    return Places(limit, min(devices, limit - newcomers - files - FILES), newcomers)
+    return Places(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
 
 
 def tune_listener(listener: socket.socket) -> None:

@@ -594,7 +594,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
         """It may stall: nobody holds a slot in silence for longer than the rules say."""
-        looked_at = {task for _, _, task in self.engine.book._looks}
+        looked_at = {task for _, _, task in self.engine.book._stall_checks}
         for device, task in self.engine.leases.items():
             watch = self.engine.book.watches.get(device)
             if device not in self.engine.book.absent:
