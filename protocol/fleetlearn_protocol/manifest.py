@@ -224,7 +224,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return f"ort_training/{ORT_TRAINING[0]}" in self.files
 
     def file(self, path: str) -> File:
-        """The entry of a file. Raises BundleError where the bundle has none."""
+        """Return the entry of a file. Raises BundleError if the bundle has no such file."""
         if path not in self.files:
             raise BundleError(Code.UNKNOWN_CONTENT, f"bundle {self.name} has no {path}; it has {sorted(self.files)}")
         return self.files[path]
@@ -236,7 +236,7 @@ class _Envelope(msgspec.Struct):
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of manifest.json: the same manifest gives the same bytes."""
+    """Return the bytes of manifest.json: the same manifest gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
 
 

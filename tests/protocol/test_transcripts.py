@@ -18,7 +18,8 @@ TRANSCRIPTS = [row for path in sorted(FOLDER.glob("*.json")) for row in json.loa
 VALUES: dict[str, Any] = runpy.run_path(str(FOLDER / "values.py"))
 QUICK = """
 import sys
-from fleetlearn_device.driver import Device, Timing
+from fleetlearn_device import Device
+from fleetlearn_device.driver.timing import Timing
 Device(sys.argv[1], sys.argv[2], sys.argv[3], timing=Timing(base=0.01)).run()
 """
 """A device whose first waits before connecting again are short."""

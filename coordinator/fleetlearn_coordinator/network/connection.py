@@ -1,7 +1,7 @@
-"""A WebSocket connection that reads from its peer only what can be handled in time and kept within bounds.
+"""A WebSocket connection that reads from its peer only as much as it can handle within the bounds of limits.py.
 
-websockets handles all frames that one read brought (up to 40,000) in one go and answers pings without looking at what
-waits to be written. Here a few frames are handed to it at a time; in between, the others have their turn.
+websockets handles all frames of one read (up to 40,000) at once, and answers pings however much waits to be written.
+Here websockets is given a few frames at a time; in between, other connections have their turn.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class FrameCounter:
 
     def __init__(self) -> None:
         self.fragments = 0
-        """Frames of the message that is arriving, beside its first."""
+        """Frames of the arriving message, without its first."""
         self._header = b""
         """The beginning of a header that is not complete."""
         self._payload = 0
         """Bytes of the current frame that are still to come."""
 
     def advance(self, data: bytes, begin: int, frames: int, small: int) -> tuple[int, int]:
-        """Go on from ``begin`` over at most so many frames, and so many that are not large.
+        """Go on from ``begin`` over at most ``frames`` frames, at most ``small`` of them smaller than LARGE_FRAME.
 
-        Returns where they end, and how many of them are not large. A frame counts when its header is complete.
+        Returns where they end, and how many of them are small. A frame counts when its header is complete.
         """
         at, size, counted = begin, len(data), 0
         while at < size:
@@ -102,8 +102,9 @@ class Handler(Protocol):
     """Who handles a connection's messages. Most of them come out of ``recv``."""
 
     def take_chunk(self, message: bytes) -> bool:
-        """Handle a binary message that came in one frame, while no other waits before it; False: ``recv`` is to
-        return it. To wake the task that waits in ``recv`` for each chunk would cost a fifth of all reading."""
+        """Handle a binary message that came in one frame, while no other message waits. Returns False if ``recv``
+        should return it instead. Waking the task that waits in ``recv`` for each chunk would cost a fifth of all
+        reading."""
 
     def flooded(self) -> None:
         """The peer has waited for its budget for too long. Called once; the connection is ended then."""
@@ -122,34 +123,34 @@ class Connection(ServerConnection):
         )
         self._owner = owner
         self.since = now = self.loop.time()
-        """When it was accepted."""
+        """When the connection was accepted."""
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
         self.incoming = Bucket(BYTE_RATE, BYTE_BURST, now, LARGEST_MESSAGE)
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
         self.driver: Handler | None = None
         """Set after the handshake."""
         self.stalled: float | None = None
-        """Since when the peer is not read from because it does not read."""
+        """Since when nothing is read from the peer, because the peer does not read."""
         self.finished = False
         """The peer was told that training is finished."""
         self._patience: Bucket | None = None
-        """Made when it is needed; few devices ever wait for their budget."""
+        """Made when the peer first waits for its budget, which few devices ever do."""
         self._request: bytearray | None = bytearray()
         """The HTTP request, while it is not complete."""
         self._frames = FrameCounter()
         self._unread = b""
         self._at = 0
-        """Up to where ``_unread`` was handed on."""
+        """How many bytes of ``_unread`` were handed on."""
         self._next: asyncio.Handle | None = None
         self._closing = False
         """A closing handshake has begun."""
         self._ended = False
-        """What still comes is thrown away."""
+        """Bytes that still arrive are thrown away."""
 
     # Budgets
 
     def allow(self, messages: int, download: int, upload: int) -> None:
-        """Let the peer have at least so many frames, and so many bytes to fetch and to send."""
+        """Raise the peer's budgets to at least these: frames, bytes to fetch and bytes to send."""
         self.messages.raise_to(messages)
         self.downloads.raise_to(download)
         self.incoming.raise_to(upload + BYTE_BURST)
@@ -157,8 +158,8 @@ class Connection(ServerConnection):
     # The end
 
     def end(self, code: int, reason: str, *, reading: bool = False) -> None:
-        """Close, and cut the connection off after LINGER seconds. What still comes is not handled, and not even read
-        unless ``reading``: who reads sees sooner that a well-behaved peer has left."""
+        """Close, and cut the connection off after LINGER seconds. What still arrives is not handled, and not
+        even read unless ``reading``, with which the end of a well-behaved peer is seen sooner."""
         if self._ended:
             return
         self._stop_reading()
@@ -219,7 +220,7 @@ class Connection(ServerConnection):
             self._next = self.loop.call_later(wait, self._hand_on) if wait else self.loop.call_soon(self._hand_on)
 
     def _hand_on(self) -> None:
-        """Give websockets as much of what was read as may be handled now."""
+        """Hand as much of the unread bytes to websockets as may be handled now."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -235,7 +236,8 @@ class Connection(ServerConnection):
         self._set_reading()
 
     def _full(self) -> bool:
-        """Whether messages wait to be handled, or answers to be read; ``_hand_on_soon`` is called when that is over."""
+        """Return whether messages wait to be handled, or too many answers wait for the peer to read them.
+        ``_hand_on_soon`` is called when that is over."""
         if self.paused and self.transport.get_write_buffer_size() > WRITE_PAUSE:
             self.stalled = self.stalled or self.loop.time()
             return True
@@ -287,7 +289,7 @@ class Connection(ServerConnection):
             self._unread = b""
         self._at = 0 if whole else end
         super().data_received(data if whole and begin == 0 else data[begin:end])
-        if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets failed it
+        if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets closed it because of an error
             self._stop_reading()
         elif self.protocol.state is State.CLOSING and not self._closing:
             self._closing = True
