@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _usage import Usage as Usage
-from _usage import usage as usage
+from _process_usage import Usage as Usage
+from _process_usage import usage as usage
 from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
     EVAL,

@@ -85,7 +85,7 @@ def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -
 
 
 def data_of(tables: Settings, folder: Path) -> Settings:
-    """What the contenders of _peers.py are told, with the same devices' data in a file."""
+    """What the contenders of _other_frameworks.py are told, with the same devices' data in a file."""
     run = Scenario.read(tables, folder)
     source = source_of(run, open_bundle(run.plan.bundle))
     rows = [source.arrays(device) for device in range(run.population.size)]

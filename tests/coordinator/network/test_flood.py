@@ -36,24 +36,24 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
-from benchmarks._attackers import BINARY, CONTINUATION, PING, TEXT, Wire, frame, open_wire, text
+from benchmarks._raw_peer import BINARY, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
-WIRES: list[Wire] = []
+WIRES: list[RawPeer] = []
 """Of the test that runs; all are cut off at its end."""
 
 
-async def knock(address: str) -> Wire:
+async def knock(address: str) -> RawPeer:
     """A connection without any request."""
-    WIRES.append(Wire(*await open_wire(address)))
+    WIRES.append(RawPeer(*await open_stream(address)))
     return WIRES[-1]
 
 
-async def wire_to(address: str) -> Wire:
+async def wire_to(address: str) -> RawPeer:
     """A WebSocket connection that has not checked in."""
-    WIRES.append(await Wire.connect(address))
+    WIRES.append(await RawPeer.connect(address))
     return WIRES[-1]
 
 
@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def send_until_ended(wire: Wire, data: bytes) -> None:
+async def send_until_ended(wire: RawPeer, data: bytes) -> None:
     """Send the same bytes as long as the connection is there."""
     with suppress(OSError):
         while True:
@@ -91,7 +91,7 @@ async def send_until_ended(wire: Wire, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[Wire, Connection]:
+async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[RawPeer, Connection]:
     """A peer that has checked in, and the coordinator's end of it."""
     wire = await wire_to(coordinator.address)
     await wire.check_in(name)
@@ -209,7 +209,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def hear(wire: Wire, kind: type) -> Any:
+async def hear(wire: RawPeer, kind: type) -> Any:
     while not isinstance(message := await wire.hear(), kind):
         pass
     return message

@@ -27,7 +27,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.messages import decode_from_coordinator as decode
 from peers import Peer, PlanMaker, fleet, report_of, update_of
 
-from benchmarks._ghost_attackers import GHOSTS, ghosts_beating, ghosts_lying, ghosts_returning
+from benchmarks._ghost_attacks import GHOSTS, ghosts_beating, ghosts_lying, ghosts_returning
 
 Attack = Callable[[str, asyncio.Event], Awaitable[None]]
 HEARTBEAT = 0.25

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from _usage import Usage, cpu_between, usage_of_all
+from _process_usage import Usage, cpu_between, usage_of_all
 
 Settings = dict[str, Any]
 Figures = dict[str, float]

@@ -1,155 +1,48 @@
-"""Peers that mean harm, for attacks.py and for tests: each function attacks one coordinator until it is told to stop.
+"""Attacks that send too much: frames, messages, handshakes, connections. Each runs until ``stop`` is set.
 
-``python _attackers.py MODULE NAME ADDRESS`` runs one of them in a process of its own, until it is ended.
+``address`` is the coordinator's ws:// URL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import importlib
 import itertools
-import os
-import random
-import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Self
-from urllib.parse import urlsplit
 
+from _raw_peer import BINARY, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
 from fleetlearn_protocol.messages import (
-    PROTOCOL_NAME,
-    PROTOCOL_VERSION,
-    CheckIn,
     Content,
     Failed,
     Fetch,
-    FromCoordinator,
-    FromDevice,
     Heartbeat,
     Part,
     Report,
     Task,
     VectorReference,
     decode_from_coordinator,
-    encode,
 )
 
 Attack = Callable[[str, asyncio.Event], Awaitable[None]]
-
-CONTINUATION, TEXT, BINARY, CLOSE, PING = 0, 1, 2, 8, 9
-"""Opcodes of RFC 6455, section 5.2."""
 CONNECTIONS = 4
-"""Of each attack, unless it says otherwise."""
-
-
-def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
-    """A client's frame. Its mask is 0, which leaves the bytes as they are."""
-    size = len(payload)
-    length = (
-        bytes([0x80 | size])
-        if size < 126
-        else b"\xfe" + size.to_bytes(2, "big")
-        if size < 1 << 16
-        else b"\xff" + size.to_bytes(8, "big")
-    )
-    return bytes([(0x80 if fin else 0) | opcode]) + length + bytes(4) + payload
-
-
-def text(message: FromDevice) -> bytes:
-    """A message as a frame."""
-    return frame(TEXT, encode(message).encode())
-
-
-class Wire:
-    """A WebSocket connection on which any bytes can be sent. What comes is left in the buffers until it is read."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def connect(cls, address: str, **headers: str) -> Self:
-        """Raises OSError, ConnectionError where the handshake is refused."""
-        wire = cls(*await open_wire(address))
-        try:
-            status = await wire.handshake(address, **headers)
-            if status != 101:
-                raise ConnectionError(f"the handshake was answered with {status}")
-        except BaseException:
-            wire.abort()
-            raise
-        return wire
-
-    async def handshake(self, address: str, **headers: str) -> int:
-        """Send the HTTP request; returns the answer's status."""
-        fields = {
-            "Host": urlsplit(address).netloc,
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
-            "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Protocol": PROTOCOL_NAME,
-        } | headers
-        lines = ["GET / HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
-        self.writer.write("\r\n".join(lines).encode())
-        try:
-            head = await self.reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionError("the connection ended in the handshake") from error
-        return int(head.split()[1])
-
-    async def send(self, data: bytes) -> None:
-        """Write bytes; waits while the coordinator does not read. Raises ConnectionError."""
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def receive(self) -> tuple[int, bytes]:
-        """The next frame: its opcode and payload. Raises asyncio.IncompleteReadError, ConnectionError."""
-        first, size = await self.reader.readexactly(2)
-        if size > 125:
-            size = int.from_bytes(await self.reader.readexactly(2 if size == 126 else 8), "big")
-        return first & 15, await self.reader.readexactly(size)
-
-    async def hear(self) -> FromCoordinator:
-        """The next control message."""
-        while True:
-            opcode, payload = await self.receive()
-            if opcode == TEXT:
-                return decode_from_coordinator(payload.decode())
-
-    async def check_in(self, device: str = "") -> None:
-        await self.send(text(CheckIn(PROTOCOL_VERSION, device or f"attacker-{random.randrange(2**40)}", 1)))
-        await self.hear()
-
-    async def swallow(self) -> None:
-        """Read everything, for ever."""
-        while await self.reader.read(1 << 20):
-            pass
-
-    def abort(self) -> None:
-        self.writer.transport.abort()
-
-
-async def open_wire(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    parts = urlsplit(address)
-    return await asyncio.open_connection(parts.hostname, parts.port)
+"""Connections of each attack, unless it says otherwise."""
 
 
 async def again_and_again(
-    address: str, stop: asyncio.Event, once: Callable[[Wire], Awaitable[None]], connections: int = CONNECTIONS
+    address: str, stop: asyncio.Event, once: Callable[[RawPeer], Awaitable[None]], connections: int = CONNECTIONS
 ) -> None:
-    """Do something on several connections at a time; on new ones where the coordinator ends them."""
+    """Do ``once`` on several connections at a time. A connection that has ended is followed by a new one."""
 
     async def one() -> None:
         while True:
             try:
-                wire = await Wire.connect(address)
+                peer = await RawPeer.connect(address)
             except OSError:
                 await asyncio.sleep(0.05)
                 continue
             with suppress(OSError, asyncio.IncompleteReadError):
-                await once(wire)
-            wire.abort()
+                await once(peer)
+            peer.abort()
 
     tasks = [asyncio.ensure_future(one()) for _ in range(connections)]
     await stop.wait()
@@ -161,13 +54,13 @@ async def again_and_again(
 async def _flood(address: str, stop: asyncio.Event, data: bytes, *, check_in: bool = True, read: bool = True) -> None:
     """Send the same frames as fast as they are taken."""
 
-    async def once(wire: Wire) -> None:
+    async def once(peer: RawPeer) -> None:
         if check_in:
-            await wire.check_in()
-        reading = asyncio.ensure_future(wire.swallow()) if read else None
+            await peer.check_in()
+        reading = asyncio.ensure_future(peer.swallow()) if read else None
         try:
             while True:
-                await wire.send(data)
+                await peer.send(data)
         finally:
             if reading is not None:
                 reading.cancel()
@@ -211,11 +104,11 @@ async def small_chunks(address: str, stop: asyncio.Event) -> None:
 async def fragments(address: str, stop: asyncio.Event) -> None:
     """A message without an end, in empty fragments."""
 
-    async def once(wire: Wire) -> None:
-        await wire.check_in()
-        await wire.send(frame(TEXT, b"{", fin=False))
+    async def once(peer: RawPeer) -> None:
+        await peer.check_in()
+        await peer.send(frame(TEXT, b"{", fin=False))
         while True:
-            await wire.send(500 * frame(CONTINUATION, fin=False))
+            await peer.send(500 * frame(CONTINUATION, fin=False))
 
     await again_and_again(address, stop, once)
 
@@ -223,10 +116,10 @@ async def fragments(address: str, stop: asyncio.Event) -> None:
 async def oversize(address: str, stop: asyncio.Event) -> None:
     """A message of 8 GiB, as much of it as is taken."""
 
-    async def once(wire: Wire) -> None:
-        await wire.send(b"\x82\xff" + (1 << 33).to_bytes(8, "big") + bytes(4))
+    async def once(peer: RawPeer) -> None:
+        await peer.send(b"\x82\xff" + (1 << 33).to_bytes(8, "big") + bytes(4))
         while True:
-            await wire.send(bytes(1 << 16))
+            await peer.send(bytes(1 << 16))
 
     await again_and_again(address, stop, once)
 
@@ -234,22 +127,22 @@ async def oversize(address: str, stop: asyncio.Event) -> None:
 async def _with_tasks(address: str, stop: asyncio.Event, data: Callable[[Task, int], bytes]) -> None:
     """Send one message after another about the latest task, read everything."""
 
-    async def once(wire: Wire) -> None:
-        await wire.check_in()
+    async def once(peer: RawPeer) -> None:
+        await peer.check_in()
         model = VectorReference("model", "0" * 64, 4, "float32")
         task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)  # nobody has heard of it
 
         async def listen() -> None:
             nonlocal task
             while True:
-                message = await wire.hear()
+                message = await peer.hear()
                 if isinstance(message, Task):
                     task = message
 
         listening = asyncio.ensure_future(listen())
         try:
             for number in itertools.count():
-                await wire.send(data(task, number))
+                await peer.send(data(task, number))
                 await asyncio.sleep(0)
         finally:
             listening.cancel()
@@ -275,11 +168,11 @@ async def fetches(address: str, stop: asyncio.Event) -> None:
 async def whole_fetches(address: str, stop: asyncio.Event) -> None:
     """The round's model again and again, each time to its end."""
 
-    async def once(wire: Wire) -> None:
-        await wire.check_in()
+    async def once(peer: RawPeer) -> None:
+        await peer.check_in()
         model, left = "", 0
         while True:
-            opcode, payload = await wire.receive()
+            opcode, payload = await peer.receive()
             message = decode_from_coordinator(payload.decode()) if opcode == TEXT else None
             if isinstance(message, Task):
                 model = message.vector("model").sha256
@@ -289,7 +182,7 @@ async def whole_fetches(address: str, stop: asyncio.Event) -> None:
                 left -= len(payload) - 16
             if model and left == 0 and not isinstance(message, Content):
                 left = -1
-                await wire.send(text(Fetch(model)))
+                await peer.send(text(Fetch(model)))
 
     await again_and_again(address, stop, once)
 
@@ -297,7 +190,7 @@ async def whole_fetches(address: str, stop: asyncio.Event) -> None:
 async def handshakes(address: str, stop: asyncio.Event) -> None:
     """Connections that end after the handshake."""
 
-    async def once(wire: Wire) -> None:
+    async def once(peer: RawPeer) -> None:
         pass
 
     await again_and_again(address, stop, once, 32)
@@ -307,8 +200,8 @@ async def returns(address: str, stop: asyncio.Event) -> None:
     """Devices that check in, leave and return."""
     names = itertools.count()
 
-    async def once(wire: Wire) -> None:
-        await wire.check_in(f"returns-{next(names) % 16}")
+    async def once(peer: RawPeer) -> None:
+        await peer.check_in(f"returns-{next(names) % 16}")
 
     await again_and_again(address, stop, once, 32)
 
@@ -319,7 +212,7 @@ async def idle(address: str, stop: asyncio.Event) -> None:
     async def hold() -> None:
         while True:
             with suppress(OSError):
-                reader, writer = await open_wire(address)
+                reader, writer = await open_stream(address)
                 with suppress(OSError):
                     await reader.read()
                 writer.transport.abort()
@@ -336,13 +229,3 @@ ATTACKS: tuple[Attack, ...] = (
     unread_pings, pings, heartbeats, failures, garbage, chunks, small_chunks, fragments, oversize, reports, fetches,
     whole_fetches, handshakes, returns, idle,
 )  # fmt: skip
-
-
-def main(arguments: Iterable[str]) -> None:
-    module, name, address = arguments
-    attack: Attack = getattr(importlib.import_module(module), name)
-    asyncio.run(attack(address, asyncio.Event()))  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
