@@ -94,7 +94,7 @@ def export(folder: Path) -> Path:
     if bundle.exists():
         return bundle
     import torch  # here, since the worker processes need none of it
-    from fleetlearn_export import LocalStep, Many, export_bundle
+    from fleetlearn_export import LocalStep, TrainMany, export_bundle
     from torch import nn
 
     def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def export(folder: Path) -> Path:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         example = torch.from_numpy(x[:BATCH]), torch.from_numpy(y[:BATCH])
-        step, many = LocalStep(proximal=True), Many(GOAL, STEPS)
+        step, many = LocalStep(proximal=True), TrainMany(GOAL, STEPS)
         metrics = {"accuracy": accuracy}
         export_bundle(model, nn.functional.cross_entropy, example, bundle, step=step, metrics=metrics, many=many)
     return bundle

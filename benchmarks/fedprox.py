@@ -27,7 +27,7 @@ import _measure as measure
 import numpy as np
 import torch
 from _fedprox_reference import BATCH, CLASSES, DEVICES, EPOCHS, FEATURES, LR, Model
-from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import views
 from fleetlearn_simulator.data.factory import source_of
@@ -93,7 +93,7 @@ def export(file: Path) -> None:
     example = torch.randn(10, FEATURES), torch.randint(CLASSES, (10,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
-        export_bundle(model, loss, example, file, step=LocalStep(proximal=True), many=Many(*BLOCK))
+        export_bundle(model, loss, example, file, step=LocalStep(proximal=True), many=TrainMany(*BLOCK))
 
 
 def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:

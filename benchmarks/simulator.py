@@ -28,7 +28,7 @@ import _measure as measure
 import _models
 import numpy as np
 import torch
-from fleetlearn_export import Many, export_bundle
+from fleetlearn_export import TrainMany, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -58,7 +58,7 @@ def export_softmax(file: Path) -> None:
         warnings.simplefilter("ignore")  # of the exporters that it calls
         torch.manual_seed(0)
         example = torch.randn(10, 60), torch.randint(10, (10,))
-        model, metrics, many = nn.Linear(60, 10), {"accuracy": accuracy}, Many(100, 5)
+        model, metrics, many = nn.Linear(60, 10), {"accuracy": accuracy}, TrainMany(100, 5)
         export_bundle(model, functional.cross_entropy, example, file, metrics=metrics, many=many)
 
 

@@ -73,7 +73,7 @@ def tables() -> dict[str, str]:
                 manifest.Hyper,
                 manifest.State,
                 manifest.LocalStep,
-                manifest.Many,
+                manifest.TrainMany,
                 manifest.File,
             )
         ),

@@ -6,7 +6,7 @@ train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAM
                      references ``anchor.NAME``, ``correction.NAME``, ``previous.NAME``, of the parameters that
                      travel; ``seed`` (int64, a scalar from 0) where the step is random
              outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
-train_many.onnx  the same names, with a leading axis of devices and, in the batch, one of steps behind it; see ``Many``
+train_many.onnx  the same names, with a leading axis of devices, and one of steps in the batch; see ``TrainMany``
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
@@ -133,7 +133,7 @@ REFERENCES_READ: dict[str, tuple[Reference, ...]] = {
 """Switch of the step -> the references that it reads."""
 
 
-class Many(msgspec.Struct, frozen=True):
+class TrainMany(msgspec.Struct, frozen=True):
     """train_many.onnx: several steps of many devices in one call.
 
     Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices, steps, n, ...).
@@ -190,7 +190,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The vectors that train.onnx reads beside the model."""
     random: bool = False
     """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for each step."""
-    many: Many | None = None
+    many: TrainMany | None = None
     """What graphs/train_many.onnx takes, where the bundle has one."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""

@@ -11,7 +11,7 @@ import torch
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import train
-from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.data.generators import Arrays
@@ -201,7 +201,7 @@ def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == y).float()
 
 
-def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Many) -> Bundle:
+def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: TrainMany) -> Bundle:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model, x, y = make(), torch.randn(10, 6), torch.randint(10, (10,))
@@ -217,7 +217,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
         tmp_path / "dropout.bundle",
         lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
         LocalStep("adam"),
-        Many(4, 3),
+        TrainMany(4, 3),
     )
     assert bundle.manifest.random
     assert bundle.manifest.state
@@ -235,7 +235,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
 def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
     """Smaller batches are done one by one."""
     bundle = export(
-        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), Many(4, 3, batch=10)
+        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), TrainMany(4, 3, batch=10)
     )  # fmt: skip
     assert bundle.manifest.many is not None
     assert bundle.manifest.many.batch == 10
@@ -247,7 +247,7 @@ def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
     """The graph takes tens, the plan asks for fives and for everything at once."""
-    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), Many(4, 3, batch=10))
+    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), TrainMany(4, 3, batch=10))
     model = bundle.parameters()
     for batch_size in (5, 0):
         task = LocalSettings({"lr": 0.05}, 2, batch_size)
