@@ -88,7 +88,7 @@ async def failures(address: str, stop: asyncio.Event) -> None:
 
 
 async def garbage(address: str, stop: asyncio.Event) -> None:
-    """What is no message, each refused and logged."""
+    """Send what is no message. Each is refused and logged."""
     await _flood(address, stop, 500 * frame(TEXT, b"{" * 1000), check_in=False)
 
 
@@ -114,7 +114,7 @@ async def fragments(address: str, stop: asyncio.Event) -> None:
 
 
 async def oversize(address: str, stop: asyncio.Event) -> None:
-    """A message of 8 GiB, as much of it as is taken."""
+    """Send a message of 8 GiB, as far as the coordinator reads it."""
 
     async def once(peer: RawPeer) -> None:
         await peer.send(b"\x82\xff" + (1 << 33).to_bytes(8, "big") + bytes(4))
@@ -130,7 +130,7 @@ async def _with_tasks(address: str, stop: asyncio.Event, data: Callable[[Task, i
     async def once(peer: RawPeer) -> None:
         await peer.check_in()
         model = VectorReference("model", "0" * 64, 4, "float32")
-        task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)  # nobody has heard of it
+        task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)  # no task that was given
 
         async def listen() -> None:
             nonlocal task
@@ -151,7 +151,7 @@ async def _with_tasks(address: str, stop: asyncio.Event, data: Callable[[Task, i
 
 
 async def reports(address: str, stop: asyncio.Event) -> None:
-    """One report after another of its own task, each of another update."""
+    """Report the own task again and again, each time with another update."""
 
     def report(task: Task, number: int) -> bytes:
         part = Part("update", "float32", task.vector("model").size, number % 2**32)
@@ -161,12 +161,12 @@ async def reports(address: str, stop: asyncio.Event) -> None:
 
 
 async def fetches(address: str, stop: asyncio.Event) -> None:
-    """The round's model again and again."""
+    """Fetch the round's model again and again."""
     await _with_tasks(address, stop, lambda task, number: text(Fetch(task.vector("model").sha256)))
 
 
 async def whole_fetches(address: str, stop: asyncio.Event) -> None:
-    """The round's model again and again, each time to its end."""
+    """Fetch the round's model again and again, each time to its end."""
 
     async def once(peer: RawPeer) -> None:
         await peer.check_in()

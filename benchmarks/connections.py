@@ -22,8 +22,8 @@ Serving = AbstractContextManager[measure.Server]
 
 
 def whole_round(serving: Serving, devices: int, size: int, limit: float) -> dict[str, float]:
-    """One round with everybody. ``seconds``: from the first `task` to the last `accepted`; ``whole_seconds``: from the
-    first connection until all have heard that training is finished. The rest is of the whole."""
+    """Measure one round of all devices. ``seconds`` are from the first `task` to the last `accepted`, ``whole_seconds``
+    from the first connection until all devices know that training is finished. All other figures are of the whole."""
     with serving as server:
         idle, kernel = measure.usage(server.pid), _raw_devices.kernel_memory()
         fleet = _raw_devices.Fleet(server.url, _websocket_device.make_update(size))

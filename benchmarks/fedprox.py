@@ -121,14 +121,14 @@ def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
 
 
 class Took(NamedTuple):
-    """Who took part in a round."""
+    """The devices that took part in a round."""
 
     drawn: list[int]
     """The devices that were chosen first, in the order of their choice."""
     reported: dict[int, int]
     """Devices whose work was taken, and their steps."""
     discarded: list[int]
-    """Stragglers of those drawn; others took their places in vain."""
+    """Drawn devices that were stragglers. Other devices took their places, and their work was not used."""
 
 
 def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: P
 
 
 def read_rounds(folder: Path) -> list[Took]:
-    """From the event log."""
+    """Read from the event log who took part in each round."""
     found: list[Took] = []
     for row in read_rows(folder, EVENTS):
         match row["event"]:
@@ -192,7 +192,7 @@ def check_round(cell: Cell, took: Took, steps: NDArray[np.int64]) -> list[int]:
 
 
 def finished(file: Path, rounds: int) -> dict[str, Any] | None:
-    """A run that was kept, if it is of so many rounds."""
+    """Return the run that was kept, if it has this many rounds."""
     found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
     return found if found and len(found["loss"]) == rounds else None
 

@@ -3,7 +3,7 @@
 Time is handed to every event as seconds on one clock that never goes back; what to do next comes back as a list of
 commands, to be carried out in order. The websocket server and the simulator are two drivers of it.
 
-A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a standstill,
+A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall,
 or the end of the round. When rounds open and end is decided in participation.py, who is given a task in selection.py.
 """
 

@@ -63,7 +63,7 @@ def columns(updates: Updates) -> tuple[Vector, np.ndarray, np.ndarray]:
 
 
 def kinds(size: int, count: int) -> list[Updates]:
-    """Those that need both grids, those of which one rounding is enough, and those about where these part."""
+    """Updates that need both grids, updates for which one rounding is enough, and updates at the border of the two."""
     far = some_updates(size, count)
     near = [(vector * np.float32(2.0**-20 / max(np.abs(vector).max(), 1.0)), 1 + weight % 50) for vector, weight in far]
     edge = [(np.clip(vector, -2, 2), (64, 63, 65, 1, 9)[place % 5]) for place, (vector, _) in enumerate(far)]

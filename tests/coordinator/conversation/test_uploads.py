@@ -137,7 +137,7 @@ def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
 
 
 def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
-    """Take so many of its chunks, from where it is."""
+    """Send this many of the upload's chunks, from where it is."""
     for message in list(pack_chunks(upload.transfer, UPDATE.tobytes(), upload.offset))[:chunks]:
         upload.receive(unpack_chunk(message), blobs)
 

@@ -57,7 +57,7 @@ def make_large_plan(tmp_path: Path, large_bundle: Path) -> PlanMaker:
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine test in an event loop of its own. Its argument says of which model."""
+    """Run a coroutine test in an event loop of its own. Its argument says with which model."""
     large = "make_large_plan" in inspect.signature(test).parameters
 
     def run_small(make_plan: PlanMaker) -> None:

@@ -171,7 +171,7 @@ def test_waits_of_devices_without_a_lease_are_nothing() -> None:
     assert spare not in engine.book.watches
 
 
-def test_an_absence_does_not_count_as_standstill_and_ends_a_wait() -> None:
+def test_an_absence_does_not_count_as_a_stall_and_ends_a_wait() -> None:
     engine, tasks = started(rules=SETTINGS._replace(grace=300.0))
     engine.wait("a", 5.0)
     engine.disconnect("a", 14.0)

@@ -41,7 +41,7 @@ class Fleet:
         ]
 
     def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
-        """What the server does with them."""
+        """Do what the server does with commands."""
         heard: list[Command] = []
         for command in self.run.record(commands, now):
             heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
@@ -171,7 +171,7 @@ def test_another_server_optimizer_begins_with_a_fresh_state(
 
 @pytest.mark.parametrize(("before", "after"), [("adagrad", "adam"), ("adam", "yogi"), ("yogi", "adagrad")])
 def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, before: str, after: str) -> None:
-    """Their slots have the same names. A start that made no model changes nothing of it."""
+    """Their slots have the same names. A start that made no model changes no slot."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
     earlier = fleet.run.state["v"].copy()

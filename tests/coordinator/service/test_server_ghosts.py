@@ -127,7 +127,7 @@ async def test_a_device_that_beats_and_makes_no_step_loses_its_task(plan: Any) -
 
 @run_async
 async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
-    """A device that moves something every 0.3 s, for several times the half second of a standstill."""
+    """A device that moves something every 0.3 s, for several times the half second of a stall."""
     async with fleet(plan) as (coordinator, join):
         a, _ = await join("a"), await join("b")
         task, update = await a.task(), update_of(1.0)

@@ -38,7 +38,7 @@ BUNDLE = "b" * 64
 
 
 def spool(kept: Store, task: str, update: Vector, weight: int) -> None:
-    """What the server does with an update that has come in whole."""
+    """Do what the server does with an update that has arrived completely."""
     spool_file = kept.blobs.take_spool_file()
     kept.blobs.write_spool_file(spool_file, 0, update.tobytes())
     report = Report(task, 1, (FLOAT32.part("update", update),), weight, 1, 1.0, True, 0.5)
@@ -54,7 +54,7 @@ def add(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.S
 
 
 def recover(kept: Store) -> tuple[OpenRound, exact_mean.Sum]:
-    """What a start does with the round that an earlier process left open."""
+    """Do what a start does with the round that an earlier process left open."""
     with kept.repair_advice():
         opened, total = kept.ledger.open_round(), exact_mean.init(SIZE)
         assert opened is not None

@@ -12,7 +12,7 @@ MASK = 2**64 - 1
 
 
 def mixed(z: int) -> int:
-    """In Python's integers, as the paper's figure 17 has it."""
+    """Return SplitMix64's output as in the paper's figure 17, with Python's integers."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)

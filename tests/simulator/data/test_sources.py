@@ -172,7 +172,7 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
     assert found.tolist() == [[3, 3], [1, 1], [3, 3]]
     assert below.made == 3
     held = source.arrays(2)[0]
-    source.arrays(4)  # it begins anew
+    source.arrays(4)  # it is made again
     assert below.made == 4
     assert held.tolist() == [2.0] * 10
     source.arrays(3)

@@ -53,7 +53,8 @@ def test_names_sort_as_numbers_do() -> None:
 
 
 def test_over_selection_ends_what_is_too_much(tmp_path: Path, line: Path) -> None:
-    """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, the others worked in vain."""
+    """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, and the work of the others is not
+    used."""
     run = drive(make_scenario(tmp_path, line, 4, plan__round__goal=2, plan__round__over_selection=2.0))
     assert sorted(run.told(*TASKS), key=lambda row: (row[0], row[2])) == [
         *((0.0, "assigned", device, None) for device in range(4)),

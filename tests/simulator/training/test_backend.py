@@ -212,7 +212,7 @@ def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Tra
 
 @pytest.mark.slow
 def test_dropout_and_adam(tmp_path: Path) -> None:
-    """Random steps draw from the task's seed and the step's number; Adam's state begins anew in each task."""
+    """Random steps draw from the task's seed and the step's number; Adam's state begins at 0 in each task."""
     bundle = export(
         tmp_path / "dropout.bundle",
         lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
