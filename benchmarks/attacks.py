@@ -34,7 +34,7 @@ class Attack(NamedTuple):
     module: str
     """The module in this folder that defines it."""
     over_selection: float = 8.0
-    """Tasks for each report that the round needs: so many that attackers with tasks keep no honest device out of it."""
+    """Tasks for each report that the round needs: enough that attackers with tasks keep no honest device out of it."""
 
 
 ATTACKS = {attack.__name__: Attack("_flood_attacks") for attack in _flood_attacks.ATTACKS} | {

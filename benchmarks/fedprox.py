@@ -1,7 +1,7 @@
 """FedProx's experiment on synthetic data with stragglers: Li et al., Federated Optimization in Heterogeneous Networks,
 arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
 
-Softmax regression on 30 devices of which 10 take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
+Softmax regression on 30 devices. 10 of them take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
 epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term. Every method has the same
 devices, stragglers and orders of examples in every round. The first rounds of each run are repeated in float64 and
 NumPy. docs/fedprox.md says more.

@@ -11,7 +11,7 @@ eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
 
-ONNX graphs are in single-assignment form: an output cannot carry its input's name, hence ``next.``.
+ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called ``next.``.
 """
 
 from __future__ import annotations

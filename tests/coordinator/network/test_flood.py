@@ -128,7 +128,7 @@ async def test_a_web_page_is_refused_unless_the_plan_names_it(make_plan: PlanMak
 
 @run_async
 async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    """It is not read from while they pile up, and is ended when that does not change."""
+    """Nothing is read from the peer while they pile up, and the peer is ended when that does not change."""
     patch.setattr(limits, "MESSAGE_RATE", 1e9)
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
@@ -222,7 +222,7 @@ async def hear(wire: RawPeer, kind: type) -> Any:
 async def test_a_message_waits_for_a_few_of_each_other_connection(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
-    """However many are there, FRAMES_PER_TURN of one connection are handled before the others' next."""
+    """However many wait, FRAMES_PER_TURN of one connection are handled, then it is the turn of the others."""
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     handled: list[str] = []
     handle = Conversation._handle

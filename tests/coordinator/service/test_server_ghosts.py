@@ -59,7 +59,7 @@ async def work(peer: Peer) -> None:
     ],
 )
 def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadline: float) -> None:
-    """After the first few they take as long as without ghosts; they took their whole deadline, each of them."""
+    """After the first few, rounds take as long as without ghosts. The first few take their whole deadline."""
     plan = make_plan(
         round__goal=6, round__over_selection=1.3, round__minimum=3, round__deadline=deadline, round__grace=0.3,
         round__stall=0.5, round__gather=0.2, service__heartbeat=HEARTBEAT, local__evaluate=False,
@@ -150,7 +150,7 @@ async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
 
 @run_async
 async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) -> None:
-    """For a grant, and for a content, as long as others have all the places: twice the time of a standstill."""
+    """Others have all places. The device waits for a grant, and for a content, for twice the time of a stall."""
     async with fleet(plan) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}

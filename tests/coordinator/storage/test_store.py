@@ -240,7 +240,7 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
 
 @pytest.mark.parametrize("place", [0, 7 * SIZE, 8 * SIZE + 3, 16 * SIZE, 16 * SIZE + 8])
 def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
-    """In the high sum, the low one, the weight and the count."""
+    """The bit is in the high sum, in the low sum, in the weight, or in the count."""
     _, path = folded(tmp_path)
     flip(path, place)
     again = open_store(tmp_path, BUNDLE)

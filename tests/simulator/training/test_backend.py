@@ -95,7 +95,7 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
 
 
 def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
-    """In blocks of one as in those of eight, whatever else is in them; the last bits may be others."""
+    """It trains in a block of one as in a block of eight with other devices, except for the last bits."""
     source = Own(SIZES, 60)
     _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
@@ -106,7 +106,7 @@ def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
 def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int | None) -> None:
-    """30 examples in tens, three epochs: nine steps; cut after any of them the update is that of so many."""
+    """30 examples in tens, three epochs: nine steps; cut after any of them, the update is as after that many steps."""
     source = Own([30], 60)
     bundle = open_bundle(softmax)
     task = LocalSettings({"lr": 0.05, "mu": 0.0}, 3, 10)
