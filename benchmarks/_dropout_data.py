@@ -1,4 +1,4 @@
-"""Digits of which each kind of device has its own: the data function of dropout.py's arm "tiers"."""
+"""Digits, where each tier of devices has classes of its own: the data function of dropout.py's arm "tiers"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scans() -> Arrays:
 
 @cache
 def split(seed: int) -> tuple[Arrays, Arrays]:
-    """To train on, and to test on."""
+    """Return the digits to train on and the digits to test on."""
     x, y = scans()
     order = keyed_random.generator(seed, "dropout.split").permutation(len(y))
     test, train = np.split(order, [round(TEST * len(y))])
@@ -39,7 +39,7 @@ def split(seed: int) -> tuple[Arrays, Arrays]:
 
 
 def tier_of(device: int, seed: int) -> str:
-    """As the simulator has it, where the data's seed is the scenario's."""
+    """Return the device's tier, as the simulator draws it if the data's seed is the scenario's."""
     luck = keyed_random.uniform(seed, "tier", np.array([device]))[0]
     ends = np.cumsum([*SHARES.values()])
     return [*SHARES][int(np.searchsorted(ends / ends[-1], luck, side="right"))]

@@ -56,7 +56,8 @@ def draw(results: Any, folder: Path, target: Target) -> list[Path]:
 
 
 def recipes(results: Any, target: Target) -> Figure:
-    """By recipe and data against dropout: the time to the target, and the devices for whom the model is worst."""
+    """Plot against dropout, by recipe and data: the time to the target, and the accuracy of the worst served
+    devices."""
     usual = next(iter(results))
     kinds, names, shares = (
         list(dict.fromkeys(getattr(cell, key) for cell in results)) for key in ("data", "recipe", "dropout")
@@ -89,7 +90,7 @@ def recipes(results: Any, target: Target) -> Figure:
 
 
 def plans(results: Any, target: Target) -> Figure:
-    """By deadline and over-selection, a column for each dropout: what time to the target costs in work and evenness."""
+    """Plot by deadline and over-selection, a column for each dropout: time to the target against work and evenness."""
     usual = next(iter(results))
     kinds = list(dict.fromkeys(cell.data for cell in results))
     rows: list[tuple[str, str, Value]] = [

@@ -75,7 +75,7 @@ def text(
     fleet: Any,
     target: Target,
 ) -> str:
-    """All tables. ``fleet``: the fates of many devices, with the tier and the seconds of training of each."""
+    """Return all tables. ``fleet``: the fates of many devices, each with its tier and its seconds of training."""
     parts = {
         "Chosen": tuned(chosen),
         "Dropout by tier": by_tier(results, rates, fleet),
@@ -104,7 +104,7 @@ def tuned(chosen: Mapping[str, Mapping[str, float]]) -> Iterator[Sequence[str]]:
 
 
 def by_tier(results: Results, rates: Mapping[float, float], fleet: Any) -> Iterator[Sequence[str]]:
-    """Of each tier, how long training takes and the share that would not finish it."""
+    """Yield for each tier how long training takes, and the share of devices that would not finish it."""
     names = list(next(iter(results.values()))[0]["heard"])
     yield "tier", "share", "training, s", *(f"dropout {percent(share)} %" for share in rates)
     for number, name in enumerate(names):
@@ -142,7 +142,8 @@ def own(results: Results) -> Iterator[Sequence[str]]:
 
 
 def course(results: Results) -> Iterator[Sequence[str]]:
-    """Of the usual plan. It is the same for all recipes and data: who vanishes does not depend on what is learned."""
+    """Yield the course of a run with the usual plan. It is the same for all recipes and data, because which devices
+    vanish does not depend on what is learned."""
     yield "", *(f"dropout {percent(share)} %" for share in _values(results, "dropout"))
     columns = [results[_usual(results)._replace(dropout=share)] for share in _values(results, "dropout")]
     for title, path in (
@@ -158,7 +159,8 @@ def course(results: Results) -> Iterator[Sequence[str]]:
 
 
 def plans(results: Results) -> Iterator[Sequence[str]]:
-    """FedAvg: the course of a run, which is the same for all data, and what comes of it on two kinds."""
+    """Yield FedAvg's results by plan: the course of a run, which is the same for all data, and accuracy on two
+    kinds."""
     kinds = _values(results, "data")
     ends = list(dict.fromkeys((kinds[0], kinds[-1])))
     found = [cell for cell in results if cell[:3] == (kinds[-1], "fedavg", "by time")]

@@ -48,8 +48,8 @@ def levels_of(runs: Runs) -> dict[Key, list[dict[str, float]]]:
 
 
 def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, dict[str, Any]]:
-    """Of each pair of methods the differences within a seed, and how many times smaller the first's swing is. With
-    several data sets also the means over those that are not iid."""
+    """Return for each pair of methods the differences within a seed, and how many times less the first one's loss
+    swings. If there are several data sets, also return the means over those that are not iid."""
     found: dict[Key, dict[str, Any]] = {}
     for drop in dict.fromkeys(key[1] for key in levels):
         for one, other in PAIRS:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _usage import Usage as Usage
-from _usage import usage as usage
+from _process_usage import Usage as Usage
+from _process_usage import usage as usage
 from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -168,7 +168,8 @@ def middle(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Of each contender's runs the middle of each figure, and of the first's ratio to the second's in each repeat."""
+    """Return the middle of each figure of both contenders, and of the ratios of the first's to the second's figures in
+    each repeat."""
     (first, ours), (second, others) = runs.items()
     ratios = {key: [a[key] / b[key] for a, b in zip(ours, others, strict=True) if b[key]] for key in others[0]}
     return {
@@ -227,7 +228,7 @@ def write_json(file: Path | None, settings: Mapping[str, Any], results: Mapping[
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on beside the code. The load shows how much of the machine others used."""
+    """Return what the figures depend on beside the code. The load shows how much of the machine others used."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -42,7 +42,7 @@ async def run_server(devices: int, size: int, rounds: int) -> None:
 async def turn(
     connection: ServerConnection, content: bytes, total: NDArray[np.float32], product: NDArray[np.float32]
 ) -> None:
-    """One device's part in one round."""
+    """Do one device's part in one round."""
     await connection.send(content)
     update = await connection.recv()
     assert isinstance(update, bytes)
@@ -51,7 +51,7 @@ async def turn(
 
 
 async def take_part(url: str, content: bytes, rounds: int, received: Callable[[int], None]) -> None:
-    """One device. ``received`` hears the number, from 1, of each round whose model has come."""
+    """Be one device. ``received`` is told the number, from 1, of each round whose model has come."""
     async with connect(url, compression=None, max_size=None, ping_interval=None) as connection:
         for round in range(1, rounds + 1):
             await connection.recv()

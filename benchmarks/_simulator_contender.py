@@ -3,7 +3,7 @@
     _simulator_contender.py simulator|kernel|pytorch|pfl|flower SETTINGS.json LAUNCHED
 
 ``LAUNCHED`` is time.monotonic() when the process was started. The first two need the simulator with a runtime, the rest
-(_peers.py) PyTorch and what is compared, and nothing of this project.
+(_other_frameworks.py) PyTorch and what is compared, and nothing of this project.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _peers
+import _other_frameworks
 import numpy as np
-from _usage import Usage, cpu_between, usage_of_all
+from _process_usage import Usage, cpu_between, usage_of_all
 
 Settings = dict[str, Any]
 Figures = dict[str, float]
@@ -87,7 +87,7 @@ def kernel(settings: Settings, launched: float) -> Figures:
 
 def main() -> None:
     kind, file, launched = sys.argv[1:]
-    contenders = {"simulator": simulator, "kernel": kernel, **_peers.CONTENDERS}
+    contenders = {"simulator": simulator, "kernel": kernel, **_other_frameworks.CONTENDERS}
     figures = contenders[kind](json.loads(Path(file).read_text()), float(launched))
     print(json.dumps(figures))
 

@@ -1,9 +1,9 @@
 """Attacks on a coordinator beside six honest devices: rounds a second before and during each.
 
-The coordinator, the honest devices and the attackers are a process each, on 127.0.0.1. Where cores are few the
-attackers' own work slows the others down too; ``--nice 19`` leaves them what nobody else uses, and shows the
-coordinator's part, if enough is left: the table says what they used. They are not bounded in another way. On a busy
-machine the coordinator's CPU for each of the honest devices' rounds, attackers included, says more than the clock.
+The coordinator, the honest devices and the attackers are one process each, on 127.0.0.1. With few cores the attackers'
+own work slows the others down too. ``--nice 19`` gives the attackers only the CPU that nobody else uses, and the table
+says how much that was; nothing else bounds them. On a busy machine the coordinator's CPU for each round of the honest
+devices, which includes its work for the attackers, says more than the clock.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import _attackers
-import _load
+import _flood_attacks
 import _measure as measure
-import _transfer_attackers
+import _transfer_attacks
+import _websocket_device
 
 DEVICES = 6
+RUN_ATTACK = Path(__file__).with_name("_run_attack.py")
 
 
 class Attack(NamedTuple):
-    """Where an attack is, and the plan that the coordinator has under it."""
+    """Where an attack is defined, and the coordinator's plan during it."""
 
     module: str
-    """The module of this folder that has it."""
+    """The module in this folder that defines it."""
     over_selection: float = 8.0
-    """Tasks for each report wanted: enough that attackers who get some keep no honest device out of the round."""
+    """Tasks for each report that the round needs: enough that attackers with tasks keep no honest device out of it."""
 
 
-ATTACKS = {attack.__name__: Attack("_attackers") for attack in _attackers.ATTACKS} | {
-    attack.__name__: Attack("_transfer_attackers", 60.0) for attack in _transfer_attackers.ATTACKS
+ATTACKS = {attack.__name__: Attack("_flood_attacks") for attack in _flood_attacks.ATTACKS} | {
+    attack.__name__: Attack("_transfer_attacks", 60.0) for attack in _transfer_attacks.ATTACKS
 }
-"""By name. Ghosts, which take tasks and never report, are in tests/coordinator/service/test_server_ghosts.py: the
-coordinator needs some rounds to know them."""
+"""Name -> attack. The ghosts of _ghost_attacks.py are not among them: the coordinator needs some rounds to find them,
+so tests/coordinator/service/test_server_ghosts.py shows what they do."""
 
 
 class Rounds:
@@ -61,9 +62,9 @@ class Rounds:
 
 async def beside(server: measure.Server, name: str, size: int, seconds: float, nice: int) -> dict[str, float]:
     """Rounds a second without and with the attack, and what it cost the coordinator."""
-    update, log, rounds = _load.make_update(size), _load.Log(), Rounds()
+    update, log, rounds = _websocket_device.make_update(size), _websocket_device.Log(), Rounds()
     tasks = [
-        asyncio.ensure_future(_load.take_part(server.url, f"honest-{number}", update, log, rounds))
+        asyncio.ensure_future(_websocket_device.take_part(server.url, f"honest-{number}", update, log, rounds))
         for number in range(DEVICES)
     ]
     attacker: subprocess.Popen[bytes] | None = None
@@ -75,7 +76,7 @@ async def beside(server: measure.Server, name: str, size: int, seconds: float, n
         middle = time.perf_counter()
         before, cost = rounds.rate(begin, middle), (measure.usage(server.pid).cpu - idle.cpu) / (middle - begin)
         written = server.log.stat().st_size
-        command = [sys.executable, str(Path(_attackers.__file__)), ATTACKS[name].module, name, server.url]
+        command = [sys.executable, str(RUN_ATTACK), ATTACKS[name].module, name, server.url]
         attacker = subprocess.Popen(command, stderr=subprocess.PIPE)
         os.setpriority(os.PRIO_PROCESS, attacker.pid, nice)
         await _alive(tasks, 1.0)  # it starts

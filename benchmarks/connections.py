@@ -13,20 +13,20 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-import _fleet
-import _load
 import _measure as measure
+import _raw_devices
+import _websocket_device
 from fleetlearn_coordinator.network import process_settings
 
 Serving = AbstractContextManager[measure.Server]
 
 
 def whole_round(serving: Serving, devices: int, size: int, limit: float) -> dict[str, float]:
-    """One round with everybody. ``seconds``: from the first `task` to the last `accepted`; ``whole_seconds``: from the
-    first connection until all have heard that training is finished. The rest is of the whole."""
+    """Measure one round of all devices. ``seconds`` are from the first `task` to the last `accepted`, ``whole_seconds``
+    from the first connection until all devices know that training is finished. All other figures are of the whole."""
     with serving as server:
-        idle, kernel = measure.usage(server.pid), _fleet.kernel_memory()
-        fleet = _fleet.Fleet(server.url, _load.make_update(size))
+        idle, kernel = measure.usage(server.pid), _raw_devices.kernel_memory()
+        fleet = _raw_devices.Fleet(server.url, _websocket_device.make_update(size))
         own, begin = time.process_time(), time.perf_counter()
         try:
             fleet.connect(devices)
@@ -54,7 +54,7 @@ def storm(serving: Serving, devices: int, limit: float) -> dict[str, float]:
     """Everybody connects at once; nobody gets a task, since a round would need one device more."""
     with serving as server:
         idle = measure.usage(server.pid)
-        fleet = _fleet.Fleet(server.url, _load.make_update(1), rounds=0)
+        fleet = _raw_devices.Fleet(server.url, _websocket_device.make_update(1), rounds=0)
         own, begin = time.process_time(), time.perf_counter()
         try:
             fleet.connect(devices)

@@ -93,8 +93,8 @@ def export(folder: Path) -> Path:
     bundle = folder / "digits.bundle"
     if bundle.exists():
         return bundle
-    import torch  # here, since the worker processes need none of it
-    from fleetlearn_export import LocalStep, Many, export_bundle
+    import torch  # here, since the worker processes do not need it
+    from fleetlearn_export import LocalStep, TrainMany, export_bundle
     from torch import nn
 
     def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def export(folder: Path) -> Path:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         example = torch.from_numpy(x[:BATCH]), torch.from_numpy(y[:BATCH])
-        step, many = LocalStep(proximal=True), Many(GOAL, STEPS)
+        step, many = LocalStep(proximal=True), TrainMany(GOAL, STEPS)
         metrics = {"accuracy": accuracy}
         export_bundle(model, nn.functional.cross_entropy, example, bundle, step=step, metrics=metrics, many=many)
     return bundle
@@ -137,13 +137,13 @@ def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequenc
 
 
 def folder_of(bundle: Path, cell: Cell) -> Path:
-    """Where the cell's runs are kept."""
+    """Return where the cell's runs are kept."""
     values = f"{cell.hazard}-dropout-{cell.dropout:g}-select-{cell.over_selection:g}-deadline-{cell.deadline:g}"
     return bundle.with_name(cell.data.replace(" ", "-")) / cell.recipe / values.replace(" ", "-")
 
 
 def training(bundle: Path) -> TaskFates:
-    """What all of a device's local steps take, of many devices of the fleet, as the simulator has it."""
+    """Return the simulator's fates of many devices of the fleet: how long all local steps of each take."""
     (run,) = scenarios(bundle, Cell("alike", "fedavg", "by time", 0.0, **USUAL), 1, {"plan.local.lr": [0.1]}, 0.0)
     ids = np.arange(100_000)
     steps, size = np.full(len(ids), STEPS), np.full(len(ids), 4 * open_bundle(bundle).manifest.size)
@@ -151,7 +151,7 @@ def training(bundle: Path) -> TaskFates:
 
 
 def rate_of(seconds: Floats, dropout: float) -> float:
-    """The constant hazard at which this share of the devices is interrupted in so many seconds of training."""
+    """Return the constant hazard at which this share of the devices vanishes during its seconds of training."""
     low, high = 0.0, 10.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -189,8 +189,8 @@ def carry_out(job: Job) -> dict[str, Any]:
 
 
 def wasted_bytes(run: Run, model: int) -> float:
-    """Of the bytes sent, those of models that led to no accepted report and of reports that were refused or came to a
-    round that was abandoned. A device keeps the graphs that it fetched with its first task: they are not wasted."""
+    """Return the share of the sent bytes that was wasted: models that led to no accepted report, and reports that were
+    refused or whose round was abandoned. The graphs of a device's first task are kept, and so are not wasted."""
     sent = run.total(lambda row: row.bytes)
     reports = sum(row.reports for row in run.committed)
     lost = run.total(lambda row: row.assigned).total() - reports
@@ -198,8 +198,8 @@ def wasted_bytes(run: Run, model: int) -> float:
 
 
 def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
-    """What the final model is worth to each device: its accuracy on held-out digits in the shares in which the device
-    has them. By tier the mean; and the mean of the tenth of the devices for whom it is worst."""
+    """Return the final model's accuracy for the devices: the mean of each tier, and the mean of the worst tenth. A
+    device's accuracy is on held-out digits, with the classes in the proportions of the device's own data."""
     bundle = open_bundle(scenario.plan.bundle)
     tensors = load_file(folder / MODEL)
     model = np.concatenate([tensors[row.name].ravel() for row in bundle.manifest.travelling])
@@ -237,7 +237,7 @@ def work(jobs: Sequence[Job], workers: int) -> list[dict[str, Any]]:
 
 
 def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
-    """For each recipe the values with which the test accuracy, as a mean over all rounds and kinds of data, is best."""
+    """Return for each recipe the values with the best test accuracy, as a mean over all rounds and kinds of data."""
     jobs: list[Job] = []
     for recipe, data in product(chosen.recipes, chosen.data):
         cell = Cell(data, recipe, "by time", 0.0, **USUAL)

@@ -1,7 +1,7 @@
 """FedProx's experiment on synthetic data with stragglers: Li et al., Federated Optimization in Heterogeneous Networks,
 arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
 
-Softmax regression on 30 devices of which 10 take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
+Softmax regression on 30 devices. 10 of them take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
 epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term. Every method has the same
 devices, stragglers and orders of examples in every round. The first rounds of each run are repeated in float64 and
 NumPy. docs/fedprox.md says more.
@@ -27,7 +27,7 @@ import _measure as measure
 import numpy as np
 import torch
 from _fedprox_reference import BATCH, CLASSES, DEVICES, EPOCHS, FEATURES, LR, Model
-from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import views
 from fleetlearn_simulator.data.factory import source_of
@@ -93,7 +93,7 @@ def export(file: Path) -> None:
     example = torch.randn(10, FEATURES), torch.randint(CLASSES, (10,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
-        export_bundle(model, loss, example, file, step=LocalStep(proximal=True), many=Many(*BLOCK))
+        export_bundle(model, loss, example, file, step=LocalStep(proximal=True), many=TrainMany(*BLOCK))
 
 
 def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
@@ -121,14 +121,14 @@ def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
 
 
 class Took(NamedTuple):
-    """Who took part in a round."""
+    """The devices that took part in a round."""
 
     drawn: list[int]
     """The devices that were chosen first, in the order of their choice."""
     reported: dict[int, int]
     """Devices whose work was taken, and their steps."""
     discarded: list[int]
-    """Stragglers of those drawn; others took their places in vain."""
+    """Drawn devices that were stragglers. Other devices took their places, and their work was not used."""
 
 
 def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: P
 
 
 def read_rounds(folder: Path) -> list[Took]:
-    """From the event log."""
+    """Read from the event log who took part in each round."""
     found: list[Took] = []
     for row in read_rows(folder, EVENTS):
         match row["event"]:
@@ -192,7 +192,7 @@ def check_round(cell: Cell, took: Took, steps: NDArray[np.int64]) -> list[int]:
 
 
 def finished(file: Path, rounds: int) -> dict[str, Any] | None:
-    """A run that was kept, if it is of so many rounds."""
+    """Return the run that was kept, if it has this many rounds."""
     found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
     return found if found and len(found["loss"]) == rounds else None
 

@@ -86,7 +86,7 @@ def scenario(bundle: Bundle, setup: str, seed: int, updates: int, lr: float, eps
 
 
 def simulated(run: Scenario, folder: Path) -> tuple[dict[str, Any], Floats]:
-    """How the run ended, and its model."""
+    """Return how the run ended, and its model."""
     done = simulate(run, folder, Options(backend="bundle", workers=1, events=False, checkpoint=10**9, test=0))
     assert done is not None
     changes = [row["change"] for row in read_rows(folder, ROUNDS)]
@@ -127,7 +127,7 @@ def own_estimates(source: Source) -> Floats:
 
 
 def standard_error(source: Source, pooled: Floats) -> float:
-    """Of the pooled estimate, of all its weights: the root of the trace of the inverse Fisher information."""
+    """Return the standard error of the pooled estimate: the root of the trace of the inverse Fisher information."""
     x = np.concatenate([source.arrays(device)[0] for device in range(HOSPITALS)]).astype(np.float64)
     p = 1 / (1 + np.exp(-(x @ pooled)))
     return float(np.sqrt(np.trace(np.linalg.inv((x.T * (p * (1 - p))) @ x))))

@@ -13,9 +13,9 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
-import _load
 import _measure as measure
 import _rounds_floor
+import _websocket_device
 
 WARM = 3
 """Rounds at the start that do not count."""
@@ -68,11 +68,15 @@ class Gaps(NamedTuple):
 
 def fleetlearn(devices: int, size: int, rounds: int, limit: float, plan: str = "") -> tuple[dict[str, float], Gaps]:
     """Figures of the coordinator, and how long it took between rounds."""
-    update = _load.make_update(size)
-    log = _load.Log()
+    update = _websocket_device.make_update(size)
+    log = _websocket_device.Log()
     with measure.coordinator(size=size, devices=devices, rounds=WARM + rounds + 1, plan=plan) as server:
         watch = Watch(server.pid, rounds)
-        asyncio.run(together((_load.take_part(server.url, f"d{i}", update, log, watch) for i in range(devices)), limit))
+        asyncio.run(
+            together(
+                (_websocket_device.take_part(server.url, f"d{i}", update, log, watch) for i in range(devices)), limit
+            )
+        )
     for round in range(1, WARM + rounds + 2):
         if log[round].accepted != devices:
             raise RuntimeError(f"round {round} accepted {log[round].accepted} of {devices} updates")
@@ -83,7 +87,7 @@ def fleetlearn(devices: int, size: int, rounds: int, limit: float, plan: str = "
 
 def bare(devices: int, size: int, rounds: int, limit: float) -> dict[str, float]:
     """Figures of the floor."""
-    content = _load.make_update(size).content
+    content = _websocket_device.make_update(size).content
     total = WARM + rounds + 1
     with measure.floor("_rounds_floor.py", devices, size, total) as server:
         watch = Watch(server.pid, rounds)

@@ -28,7 +28,7 @@ import _measure as measure
 import _models
 import numpy as np
 import torch
-from fleetlearn_export import Many, export_bundle
+from fleetlearn_export import TrainMany, export_bundle
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -58,7 +58,7 @@ def export_softmax(file: Path) -> None:
         warnings.simplefilter("ignore")  # of the exporters that it calls
         torch.manual_seed(0)
         example = torch.randn(10, 60), torch.randint(10, (10,))
-        model, metrics, many = nn.Linear(60, 10), {"accuracy": accuracy}, Many(100, 5)
+        model, metrics, many = nn.Linear(60, 10), {"accuracy": accuracy}, TrainMany(100, 5)
         export_bundle(model, functional.cross_entropy, example, file, metrics=metrics, many=many)
 
 
@@ -70,7 +70,8 @@ def export_cnn(file: Path) -> None:
 
 
 def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -> Settings:
-    """Its tables; ``batch``, ``examples`` and ``over`` are the plan's and the data's, the rest are sections."""
+    """Return a scenario's tables. ``batch``, ``examples`` and ``over`` belong to the plan and the data; all other
+    options are sections."""
     batch, examples = sections.pop("batch", 10), sections.pop("examples", 50)
     round_ = {"goal": goal, "over_selection": sections.pop("over", 1.0), "deadline": 3600.0}
     plan = {
@@ -85,7 +86,7 @@ def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -
 
 
 def data_of(tables: Settings, folder: Path) -> Settings:
-    """What the contenders of _peers.py are told, with the same devices' data in a file."""
+    """Return the settings of the contenders of _other_frameworks.py, and write the same devices' data to a file."""
     run = Scenario.read(tables, folder)
     source = source_of(run, open_bundle(run.plan.bundle))
     rows = [source.arrays(device) for device in range(run.population.size)]
@@ -102,7 +103,7 @@ class Contest:
         self.pythons = {"simulator": python, "kernel": python, "pytorch": sys.executable, "pfl": peers, "flower": peers}
 
     def version(self, kind: str, *modules: str) -> str:
-        """Of the first of the modules that a kind of contender needs; empty: one of them is not installed."""
+        """Return the version of the first module that a kind of contender needs, or nothing if one is not installed."""
         code = f"import {', '.join(modules)}; print({modules[0]}.__version__)"
         done = subprocess.run([self.pythons[kind], "-c", code], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
@@ -140,7 +141,8 @@ class Contest:
 def in_turns(
     contenders: dict[str, Callable[[], dict[str, float]]], repeats: int, against: str | None = None
 ) -> dict[str, Any]:
-    """The middle of each contender's figures; ``ratio`` is of its rate to that of ``against``, in the same repeat."""
+    """Return the middle of each contender's figures. ``ratio`` compares its rate with the rate of ``against`` in the
+    same repeat."""
     runs: Runs = {name: [] for name in contenders}
     for _ in range(repeats):
         turn = {name: contend() for name, contend in contenders.items()}
@@ -213,7 +215,7 @@ def cnn(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str,
 
 
 def away(bundle: Path, size: int, goal: int, rounds: int) -> Settings:
-    """Devices that come and go with the day, of which a tenth of the tasks die."""
+    """Return a scenario of devices that come and go with the day. A tenth of their tasks fails."""
     return scenario(
         bundle,
         size,
@@ -256,7 +258,7 @@ COLUMNS = {
     "ms a round": "clock_ms_per_round",
     "peak RSS of all, MiB": "peak_rss_mib",
     "parent's": "parent_peak_rss_mib",
-    "tasks in vain a round": "lost",
+    "tasks without a report a round": "lost",
 }
 
 

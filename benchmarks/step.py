@@ -2,8 +2,8 @@
 
 Each contender trains the same model from the same weights on the same batches of 20, in a process of its own; their
 losses after ten steps must agree. All contenders run once before any runs again. ``onnx`` runs on the stock runtime of
-this environment, and on the training build of .venv/ort-training, where that is. Compiling is not counted, but for its
-memory.
+this environment, and on the training build of .venv/ort-training, where that is. Of compiling only its
+memory is counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def export(name: str, folder: str) -> None:
 
 
 def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int) -> dict[str, Any]:
-    """What one contender cost. Raises RuntimeError with its output where it failed."""
+    """Return what one contender cost. Raises RuntimeError with its output if it failed."""
     command = [str(python), str(HERE / "_step_contender.py"), kind, str(what), str(arrays), str(steps), str(LR)]
     # What is compiled in the first turn is read in the later ones; no worker processes stay behind.
     compiling = {"TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -62,7 +62,7 @@ def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps
 
 
 def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, Any]:
-    """All contenders on one model, in turns. Compiling may fail: then the result says how."""
+    """Run all contenders on one model, in turns. If compiling fails, the result says how."""
     python = TRAINING_PYTHON if TRAINING_PYTHON.exists() else sys.executable
     subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
     bundle, arrays = folder / f"{name}.bundle", folder / f"{name}.npz"

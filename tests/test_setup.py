@@ -90,7 +90,7 @@ def test_the_first_that_is_new_enough_is_taken(
 
 
 def test_a_command_without_its_python_is_passed_over(folder: Path) -> None:
-    """As pyenv has them for all versions that it knows."""
+    """pyenv has such commands for all versions that it knows."""
     (folder / "tools" / "python3.11").write_text("#!/bin/sh\necho 'python3.11: command not found' >&2\nexit 127\n")
     (folder / "tools" / "python3.11").chmod(0o755)
     add_python(folder, "python3.12", (3, 12), found=False)
@@ -134,7 +134,7 @@ def test_what_is_missing_is_said(
 
 
 def test_the_environment_of_the_version_before_begins_again(folder: Path) -> None:
-    """It held the training build, into the same folder as the stock one."""
+    """The old environment held the training build, in the same folder as the stock one."""
     add_python(folder, "python3.11", (3, 11))
     (folder / ".venv" / "device").mkdir(parents=True)
     make(folder, ".venv/.installed")

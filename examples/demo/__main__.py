@@ -195,7 +195,7 @@ class _Measure:
 
 
 def _standing(fleet: Fleet, status: Status) -> str:
-    """Where the run is, in one line."""
+    """Return where the run is, in one line."""
     number, tasks = read_tasks(fleet.paths.run)
     accepted = sum(task.state == "accepted" for task in tasks)
     out = sum(task.state == "assigned" for task in tasks)

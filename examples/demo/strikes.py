@@ -51,7 +51,7 @@ class CoordinatorKill:
 
 @dataclass
 class Strikes:
-    """The demo's schedule, and what came of it. ``step`` is called again and again while the run goes on."""
+    """The demo's schedule of kills, and their results. ``step`` is called again and again while the run goes on."""
 
     fleet: Fleet
     rounds: int
@@ -91,7 +91,7 @@ class Strikes:
         return self.devices // 2
 
     def step(self, committed: int) -> Iterator[str]:
-        """Do what is due after so many committed rounds; yields a line for each thing that happened."""
+        """Do what is due after this many committed rounds. Yields a line for each thing that happened."""
         yield from self._follow_returned()
         current = committed + 1
         if current >= self.first and len(self.kills) < self.to_return:

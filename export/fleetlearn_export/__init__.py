@@ -7,7 +7,7 @@ or where two builds of ONNX Runtime are mixed up.
 import os
 from typing import TYPE_CHECKING
 
-from fleetlearn_protocol.manifest import LocalStep, Many
+from fleetlearn_protocol.manifest import LocalStep, TrainMany
 
 from fleetlearn_export.errors import ExportError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["ExportError", "Exported", "LocalStep", "Many", "export_bundle"]
+__all__ = ["ExportError", "Exported", "LocalStep", "TrainMany", "export_bundle"]
 
 
 def __getattr__(name: str) -> object:

@@ -25,9 +25,9 @@ from fleetlearn_protocol.manifest import (
     Hyper,
     Input,
     LocalStep,
-    Many,
     Parameter,
     State,
+    TrainMany,
 )
 from fleetlearn_protocol.vector import flatten
 from safetensors.numpy import save as save_safetensors
@@ -92,7 +92,7 @@ def export_bundle(
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
-    many: Many | None = None,
+    many: TrainMany | None = None,
     name: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -178,7 +178,7 @@ def _training_graphs(
     user: UserModel,
     step: TrainStep,
     features: Function | None,
-    many: Many | None,
+    many: TrainMany | None,
     progress: Callable[[str], None],
 ) -> tuple[_Graphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
@@ -218,7 +218,7 @@ def _manifest(
     step: TrainStep,
     ranges: Sequence[IndexRange | None],
     outputs: Sequence[Input],
-    many: Many | None,
+    many: TrainMany | None,
     infer: bytes,
 ) -> Manifest:
     return Manifest(

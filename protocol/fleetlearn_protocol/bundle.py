@@ -41,7 +41,7 @@ class Bundle(NamedTuple):
     """SHA-256 of manifest.json: the bundle's name in the protocol."""
 
     def read(self, file: str) -> bytes:
-        """The bytes of one file of the manifest (or manifest.json itself), checked. Raises BundleError."""
+        """Return the checked bytes of one file of the manifest (or of manifest.json itself). Raises BundleError."""
         if file == MANIFEST:
             size, sha256 = None, self.sha256
         else:
@@ -53,11 +53,12 @@ class Bundle(NamedTuple):
         return content
 
     def parameters(self) -> Vector:
-        """The initial model, float32, shape (local_size,): what travels, then what is personal. Raises BundleError."""
+        """Return the initial model, float32, shape (local_size,): the P elements that travel, then the personal ones.
+        Raises BundleError."""
         return self._vector(PARAMETERS, self.manifest.parameters)
 
     def state(self) -> Vector:
-        """The initial state, float32, shape (state_size,). Raises BundleError."""
+        """Return the initial state, float32, shape (state_size,). Raises BundleError."""
         if STATE not in self.manifest.files:
             return np.zeros(self.manifest.state_size, np.float32)
         return self._vector(STATE, self.manifest.state)
@@ -124,10 +125,10 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
 
 
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
-    """infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs.
+    """Return infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs.
 
-    ``vector`` is float32 of shape (P,), what travels, with which personal parameters keep their initial values; or of
-    shape (local_size,), a device's whole model.
+    ``vector`` is float32. With shape (P,) personal parameters keep their initial values; with shape (local_size,) it is
+    a device's whole model.
 
     Raises ValueError on another shape or dtype, ProtocolError (not-finite), BundleError.
     """
@@ -146,7 +147,8 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
 
 
 def _read(path: Path, file: str, size: int | None) -> bytes:
-    """The file's bytes, which must be ``size`` (None: a manifest's). Lengths are compared before anything is read."""
+    """Return the file's bytes. ``size`` is their expected number; None: at most MAX_MANIFEST_BYTES. The length is
+    checked before anything is read."""
     try:
         if path.is_dir():
             if not (path / file).is_file():  # a pipe or a device would block, or never end

@@ -9,14 +9,14 @@ from importlib.metadata import version
 
 
 def version_of(command: str) -> str:
-    """What ``--version`` prints, such as ``fleetlearn-device 0.1.0``."""
+    """Return what ``--version`` prints, such as ``fleetlearn-device 0.1.0``."""
     return f"{command} {version('fleetlearn')}"
 
 
 @contextmanager
 def needs(command: str, extra: str) -> Iterator[None]:
-    """Import in this context what comes with an extra. Where some of that is missing, one line says so, and the program
-    ends with status 1."""
+    """A context to import what an extra installs. If something is missing, print one line that names the extra, and end
+    the program with status 1."""
     try:
         yield
     except ModuleNotFoundError as error:

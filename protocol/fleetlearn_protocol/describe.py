@@ -44,7 +44,7 @@ _LIMITS = {
 
 
 def tables() -> dict[str, str]:
-    """Name of a block -> its Markdown."""
+    """Return name of a block -> its Markdown."""
     return {
         "limits": _table(
             ("limit", "value", "meaning"),
@@ -73,7 +73,7 @@ def tables() -> dict[str, str]:
                 manifest.Hyper,
                 manifest.State,
                 manifest.LocalStep,
-                manifest.Many,
+                manifest.TrainMany,
                 manifest.File,
             )
         ),
@@ -81,7 +81,7 @@ def tables() -> dict[str, str]:
 
 
 def rewrite(document: str) -> str:
-    """The document with its blocks as ``tables`` has them. Raises KeyError on a block that there is none for."""
+    """Return the document with its blocks as ``tables`` has them. Raises KeyError on an unknown block."""
     made = tables()
     return _BLOCK.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n{found[3]}", document)
 
@@ -111,7 +111,7 @@ def _default(field: types.Field) -> str:
 
 
 def _kind(kind: types.Type, alias: bool = True) -> str:
-    """The type in JSON's words, with its bounds."""
+    """Return the type in JSON's words, with its bounds."""
     if alias:
         for name, meant in _ALIASES.items():
             if kind == meant:
@@ -158,7 +158,7 @@ def _bounds(low: float | None, high: float | None, unit: str = "") -> str:
 
 
 def _amount(value: Any) -> str:
-    """Powers of two as such, where they are long."""
+    """Return a long power of two as ``2^n``, other numbers in digits."""
     if isinstance(value, int) and value >= 2**16:
         for plus in (0, 1):
             if (value + plus).bit_count() == 1:
@@ -173,7 +173,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 @cache
 def _notes(module: ModuleType) -> dict[str, str]:
-    """Name, ``Class`` or ``Class.field`` -> the docstring that follows it in the source, on one line."""
+    """Return name, ``Class`` or ``Class.field`` -> the docstring that follows it in the source, on one line."""
     return {name: " ".join(text.replace("``", "`").split()) for name, text in _docstrings(module)}
 
 

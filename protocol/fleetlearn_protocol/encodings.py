@@ -23,22 +23,22 @@ class Encoding(NamedTuple):
     name: str
     """Its name on the wire."""
     size: Callable[[int], int]
-    """Bytes of a vector of this many elements."""
+    """Number of elements -> number of bytes."""
     encode: Callable[[Vector], memoryview]
-    """The vector's bytes. ``vector`` is float32, shape (n,)."""
+    """float32 vector, shape (n,) -> its bytes."""
     decode: Callable[[Buffer], Vector]
-    """The vector, float32, shape (n,), which may be a view. Raises ProtocolError (wrong-length) where the bytes are not
-    whole elements."""
+    """Bytes -> float32 vector, shape (n,), which may be a view into them. Raises ProtocolError (wrong-length) if they
+    are not whole elements."""
     check: Callable[[Buffer], float]
-    """The greatest magnitude in the bytes. Raises ProtocolError (wrong-length, not-finite)."""
+    """Bytes -> the greatest magnitude of their elements. Raises ProtocolError (wrong-length, not-finite)."""
 
     def reference(self, name: str, vector: Vector) -> VectorReference:
-        """What a task says of a vector that it sends in this encoding."""
+        """Return what a task says about a vector that it sends in this encoding."""
         content = self.encode(vector)
         return VectorReference(name, digest(content), content.nbytes, self.name)
 
     def part(self, name: str, content: Buffer) -> Part:
-        """What a report says of a part whose bytes, in this encoding, are ``content``."""
+        """Return what a report says about a part whose bytes, in this encoding, are ``content``."""
         return Part(name, self.name, memoryview(content).nbytes, checksum(content))
 
 

@@ -1,4 +1,4 @@
-"""One exception for everything that a peer, a file or a message can get wrong."""
+"""The errors of messages, frames and bundles, and the codes that name what was wrong."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Code(StrEnum):
     OUT_OF_TURN = "out-of-turn"
     """A message that the sender's state does not allow now."""
     DUPLICATE = "duplicate"
-    """A second message of a kind of which the sender's state allows one."""
+    """A second message of a kind that the sender may send only once in its state."""
     UNKNOWN_TASK = "unknown-task"
     """No such task was given, or not to this device."""
     STALE_ROUND = "stale-round"
     """The task's round is over."""
     NOT_WANTED = "not-wanted"
-    """The round is open, but the task's slot was given to somebody else."""
+    """The round is open, but the task's slot was given to another device."""
     UNKNOWN_CONTENT = "unknown-content"
     """Nothing with that hash is served here."""
     # the bytes
@@ -49,7 +49,7 @@ class Code(StrEnum):
     """A finite value so large that the exact sum cannot hold it."""
     # the other side's condition
     BUSY = "busy"
-    """At a limit; come back later."""
+    """The other side is at a limit; try again later."""
     REPLACED = "replaced"
     """The same device has connected again."""
     ROUND_OVER = "round-over"
@@ -61,7 +61,7 @@ MAX_TEXT = 1000
 
 
 def clip(text: str) -> str:
-    """The text as a message may carry it: at most MAX_TEXT characters, no lone surrogates."""
+    """Return the text as a message may carry it: at most MAX_TEXT characters, no lone surrogates."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 

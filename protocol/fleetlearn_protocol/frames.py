@@ -17,7 +17,8 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import Code, ProtocolError
 
 CHUNK_BYTES = 128 * 1024
-"""Payload of a full chunk. Larger costs a sender four times the CPU per byte (allocator), smaller the receiver."""
+"""Bytes of a full chunk's payload. Larger chunks cost a sender four times the CPU per byte (allocator); smaller ones
+cost the receiver more."""
 HEADER = struct.Struct("<BBHIQ")
 MAX_FRAME_BYTES = HEADER.size + CHUNK_BYTES
 """Largest binary message, in bytes."""
@@ -37,7 +38,7 @@ class Chunk(NamedTuple):
 
 
 def pack_chunk(transfer: int, offset: int, payload: Buffer) -> bytes:
-    """The chunk as one binary message. ``payload`` is 1 to CHUNK_BYTES bytes. Raises ValueError."""
+    """Return the chunk as one binary message. ``payload`` is 1 to CHUNK_BYTES bytes. Raises ValueError."""
     size = memoryview(payload).nbytes
     if not 0 < size <= CHUNK_BYTES:
         raise ValueError(f"a chunk of {size} bytes was given; it takes 1 to {CHUNK_BYTES}")
@@ -47,7 +48,7 @@ def pack_chunk(transfer: int, offset: int, payload: Buffer) -> bytes:
 
 
 def pack_chunks(transfer: int, content: Buffer, offset: int = 0) -> Iterator[bytes]:
-    """``content`` from ``offset`` on, as messages of one chunk each; none where nothing is left to send."""
+    """Yield ``content`` from ``offset`` on, as messages of one chunk each; none if nothing is left to send."""
     view = memoryview(content).cast("B")
     for start in range(offset, len(view), CHUNK_BYTES):
         yield pack_chunk(transfer, start, view[start : start + CHUNK_BYTES])

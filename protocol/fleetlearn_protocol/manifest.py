@@ -6,12 +6,12 @@ train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAM
                      references ``anchor.NAME``, ``correction.NAME``, ``previous.NAME``, of the parameters that
                      travel; ``seed`` (int64, a scalar from 0) where the step is random
              outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
-train_many.onnx  the same names, with a leading axis of devices and, in the batch, one of steps behind it; see ``Many``
+train_many.onnx  the same names, with a leading axis of devices, and one of steps in the batch; see ``TrainMany``
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
 
-ONNX graphs are in single-assignment form: an output cannot carry its input's name, hence ``next.``.
+ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called ``next.``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ REFERENCES_READ: dict[str, tuple[Reference, ...]] = {
 """Switch of the step -> the references that it reads."""
 
 
-class Many(msgspec.Struct, frozen=True):
+class TrainMany(msgspec.Struct, frozen=True):
     """train_many.onnx: several steps of many devices in one call.
 
     Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices, steps, n, ...).
@@ -190,7 +190,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The vectors that train.onnx reads beside the model."""
     random: bool = False
     """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for each step."""
-    many: Many | None = None
+    many: TrainMany | None = None
     """What graphs/train_many.onnx takes, where the bundle has one."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
@@ -224,7 +224,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return f"ort_training/{ORT_TRAINING[0]}" in self.files
 
     def file(self, path: str) -> File:
-        """The entry of a file. Raises BundleError where the bundle has none."""
+        """Return the entry of a file. Raises BundleError if the bundle has no such file."""
         if path not in self.files:
             raise BundleError(Code.UNKNOWN_CONTENT, f"bundle {self.name} has no {path}; it has {sorted(self.files)}")
         return self.files[path]
@@ -236,7 +236,7 @@ class _Envelope(msgspec.Struct):
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of manifest.json: the same manifest gives the same bytes."""
+    """Return the bytes of manifest.json: the same manifest gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
 
 

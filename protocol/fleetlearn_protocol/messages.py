@@ -138,7 +138,7 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     protocol: Annotated[int, Meta(ge=0, le=10**6)]
     """Version of the protocol that the device speaks: 1."""
     device: Identifier
-    """Who it is; the same on every connection."""
+    """The device's name; the same on every connection."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """How many training examples the device has."""
     runtime: Label = ""
@@ -150,19 +150,20 @@ class CheckIn(Message, frozen=True, tag="check-in"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """I am alive. ``task`` and ``steps`` say how far training is: a task without progress is cancelled (section 9)."""
+    """A sign of life. ``task`` and ``steps`` say how far training is. Without progress a task is cancelled (section
+    9)."""
 
     task: Identifier | None = None
     """The task being trained, if any."""
     steps: Count = 0
-    """Batches evaluated plus optimizer steps done of the task."""
+    """Evaluated batches plus optimizer steps of the task so far."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
-    """Send me the content with this hash, from ``offset`` on."""
+    """The device asks for the content with this hash, from ``offset`` on."""
 
     sha256: Digest
-    """What to send."""
+    """The content that is wanted."""
     offset: Offset = 0
     """Bytes that the device already has."""
 
@@ -179,13 +180,13 @@ class Report(Message, frozen=True, tag="report"):
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """n_k, the weight: training examples on the device, whether or not all of them were visited."""
     steps: Annotated[int, Meta(ge=1, le=2**31)]
-    """Optimizer steps done."""
+    """Optimizer steps that were done."""
     epochs: Annotated[float, Meta(ge=0, le=1e6)]
-    """Passes over the data done; a fraction where a pass was cut short."""
+    """Passes over the data that were done; a fraction where a pass was cut short."""
     complete: bool
-    """False: partial work, the time budget ended before the epochs asked for."""
+    """False: the work is partial, because the time budget ended before the last epoch did."""
     loss: Number
-    """Mean training loss over the examples of all steps done."""
+    """Mean training loss over the examples of all steps."""
     metrics: Numbers = {}
     """Mean training metrics over the same examples."""
     seconds: Seconds = 0.0
@@ -199,7 +200,7 @@ class Report(Message, frozen=True, tag="report"):
         return sum(part.size for part in self.parts)
 
     def part(self, name: str) -> Part:
-        """The part of this name. Raises KeyError."""
+        """Return the part of this name. Raises KeyError."""
         return {part.name: part for part in self.parts}[name]
 
 
@@ -241,7 +242,7 @@ class Task(Message, frozen=True, tag="task"):
     task: Identifier
     """Names this lease in every later message about it. No other lease has it, in this run or another."""
     round: RoundNumber
-    """The round that it belongs to."""
+    """The round that the task belongs to."""
     bundle: Digest
     """SHA-256 of the bundle's manifest.json."""
     vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
@@ -259,12 +260,12 @@ class Task(Message, frozen=True, tag="task"):
     deadline: Seconds
     """Seconds from now until the round ends."""
     time_budget: Seconds | None = None
-    """Seconds that training may take; after them report what was done. null: what the deadline allows."""
+    """Seconds that training may take; then the device reports what was done. null: what the deadline allows."""
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
 
     def vector(self, name: str) -> VectorReference:
-        """The vector of this name. Raises KeyError."""
+        """Return the vector of this name. Raises KeyError."""
         return {vector.name: vector for vector in self.vectors}[name]
 
 
@@ -283,7 +284,7 @@ class Content(Message, frozen=True, tag="content"):
     transfer: Transfer
     """The number that its chunks carry."""
     sha256: Digest
-    """What was fetched."""
+    """The content that was asked for."""
     size: Offset
     """Bytes of the whole content."""
     offset: Offset
@@ -294,7 +295,7 @@ class Grant(Message, frozen=True, tag="grant"):
     """Upload now, from ``offset`` on, under this transfer number."""
 
     task: Identifier
-    """Whose update."""
+    """The task whose update it is."""
     transfer: Transfer
     """The number that its chunks must carry."""
     offset: Offset
@@ -306,7 +307,7 @@ class Waiting(Message, frozen=True, tag="waiting"):
     that was granted; stop sending, and report again."""
 
     task: Identifier | None = None
-    """Whose upload lost its place."""
+    """The task whose upload lost its place."""
     sha256: Digest | None = None
     """The content whose bytes come later."""
 
@@ -315,14 +316,14 @@ class Accepted(Message, frozen=True, tag="accepted"):
     """The update is safe on the coordinator; forget it."""
 
     task: Identifier
-    """Whose update."""
+    """The task whose update it is."""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
     """The task is no longer wanted: stop working on it and forget it."""
 
     task: Identifier
-    """Which task."""
+    """The task that is no longer wanted."""
     code: Code
     """Why, for programs."""
     text: Text = ""
@@ -363,7 +364,7 @@ _coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(Fr
 
 
 def encode(message: FromDevice | FromCoordinator) -> str:
-    """The message as the text of one frame.
+    """Return the message as the text of one frame.
 
     What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large), naming the field. The
     types alone do not ensure that: nothing holds a message to its bounds when it is made, and NaN would travel as null.

@@ -36,7 +36,7 @@ class TableRow(Protocol):
 
 
 def views(vector: Vector, table: Sequence[TableRow]) -> dict[str, Vector]:
-    """Name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)): no copies.
+    """Return name -> float32 array of the table's shape, each a view into ``vector`` (shape (P,)), not a copy.
 
     ``table`` may be a part of the manifest's. Raises ValueError on a vector too short for it, or not flat.
     """
@@ -47,7 +47,7 @@ def views(vector: Vector, table: Sequence[TableRow]) -> dict[str, Vector]:
 
 
 def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[TableRow]) -> Vector:
-    """The tensors as one vector. Raises ValueError on a missing, surplus or wrongly shaped tensor."""
+    """Return the tensors as one vector. Raises ValueError on a missing, surplus or wrongly shaped tensor."""
     missing = [row.name for row in table if row.name not in tensors]
     surplus = sorted(set(tensors) - {row.name for row in table})
     if missing or surplus:
@@ -62,15 +62,16 @@ def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[TableRow
 
 
 def digest(content: Buffer | Vector) -> str:
-    """SHA-256 of the bytes (an array's in C order), in lower-case hexadecimal."""
+    """Return the SHA-256 of the bytes (an array's in C order), in lower-case hexadecimal."""
     return hashlib.sha256(_bytes(content)).hexdigest()
 
 
 def checksum(content: Buffer | Vector, before: int = 0) -> int:
-    """CRC-32 of the bytes. ``before`` is the CRC-32 of the bytes that precede them, 0 where none do.
+    """Return the CRC-32 of the bytes. ``before`` is the CRC-32 of the bytes before them, 0 if there are none.
 
-    Updates are guarded by it against damage and mixed-up resumption; nobody but their device vouches for their bytes,
-    so a cryptographic hash would buy nothing for four times the CPU (the coordinator's largest cost of an update).
+    It guards updates against damage, and against chunks of another update when an upload is resumed. A cryptographic
+    hash would protect no better, since the device itself computes it, and would cost four times the CPU: it would be
+    the coordinator's largest cost of an update.
     """
     return zlib.crc32(_bytes(content), before)
 
@@ -80,7 +81,8 @@ def _bytes(content: Buffer | Vector) -> Buffer:
 
 
 def check_finite(vector: Vector) -> float:
-    """The largest magnitude in ``vector`` (0 when empty). Raises ProtocolError (not-finite), naming the first place."""
+    """Return the largest magnitude in ``vector`` (0 if it is empty). Raises ProtocolError (not-finite), naming the
+    first place."""
     if not vector.size:
         return 0.0
     # NaN passes through min and max both, so two passes without a temporary see everything.

@@ -108,7 +108,7 @@ class Coordinator:
         self.connection = None
 
     async def expect_no_connection(self, seconds: float, running: Callable[[], bool]) -> None:
-        """Raise Mismatch if the device connects within so many seconds. The end of its process satisfies it at once."""
+        """Raise Mismatch if the device connects within this many seconds. Returns at once if its process ends."""
         for _ in range(round(seconds / 0.05)):
             if not self._new.empty():
                 raise Mismatch("the device connected again")

@@ -55,7 +55,8 @@ def test_rounds(tmp_path: Path) -> None:
     results = figures(tmp_path, "rounds.py", "--devices", "3", "--size", "70000", "--rounds", "2", "--repeats", "1")
     assert results["fleetlearn"]["cpu_ms_per_update"]["median"] > 0
     assert results["floor"]["cpu_ms_per_update"]["median"] > 0
-    assert 0 < results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
+    # One device may read its next task before another reads that it was accepted, so a gap may be below 0.
+    assert results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
 
 
 def test_connections(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None
             second = await line.accept(await line.expect(Report))
             runtime = open_runtime(served.bundle)
             updates = []
-            for _ in range(2):  # the personal part and the kept state go on, the momentum begins anew
+            for _ in range(2):  # the personal part and the kept state go on, the momentum begins at 0
                 runtime.load(served.model)
                 outcome = train(runtime, (x, y), hyper=HYPER, epochs=2, batch_size=8, seed=5)
                 updates.append(outcome.update.tobytes())
@@ -544,7 +544,7 @@ def test_what_is_said_on_the_connection_before_does_not_end_this_one(data: Any, 
                 async with serving(device) as running:
                     before = await coordinator.line()
                     await before.check_in()
-                    before.connection.transport.pause_reading()  # the device's end of it is not heard
+                    before.connection.transport.pause_reading()  # the device's end is not noticed
                     await before.say("{")
                     replaced = Refused(Code.REPLACED, "the same device has connected again")
                     await before.say(replaced)
@@ -854,7 +854,7 @@ import_onnxruntime()
 resource.setrlimit(resource.RLIMIT_AS, (1024 * used + int(sys.argv[1]), resource.RLIM_INFINITY))
 sys.exit(main(sys.argv[2:]))
 """
-"""The command, in so many bytes more of memory than it has once all is imported."""
+"""The command, with this many bytes more of memory than it has after all imports."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds the address space, and reads how large it is in /proc")

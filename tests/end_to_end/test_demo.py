@@ -1,4 +1,5 @@
-"""``make demo`` as a user runs it: real processes, real deaths. Whatever its end, nothing of it is left running."""
+"""``make demo`` as a user runs it: real processes, real deaths. However it ends, none of its processes is left
+running."""
 
 from __future__ import annotations
 

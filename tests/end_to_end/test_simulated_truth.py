@@ -139,7 +139,7 @@ def test_processes_and_simulator_make_the_same_model(run: Processes, bundle_path
 
 
 def test_another_seed_is_another_model(tmp_path: Path, bundle_path: Path, fleet_data: list[Path]) -> None:
-    """What the above would not show if the order of the examples did not matter."""
+    """If the order of the examples did not matter, the tests above would show less."""
     (tmp_path / "plan.toml").write_text(
         plan_text(
             bundle_path, tmp_path / "run", local__lr=0.1, local__batch_size=16, round__goal=4, round__minimum=3,

@@ -132,7 +132,7 @@ def test_from_a_program_too(installed: Run) -> None:
 
 @pytest.mark.parametrize("command", ["coordinator", "device", "export", "simulate"])
 def test_every_command_knows_its_version(command: str) -> None:
-    """In this environment, which has them all."""
+    """This environment has all of them."""
     program = Path(sys.executable).with_name(f"fleetlearn-{command}")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fleetlearn-{command} {version('fleetlearn')}\n", "")

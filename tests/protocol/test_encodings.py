@@ -25,7 +25,7 @@ def test_names() -> None:
 @every_encoding
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=FINITE), st.integers(0, 40))
 def test_blocks_of_whole_elements_are_the_whole(encoding: Encoding, vector: Any, cut: int) -> None:
-    """What the coordinator relies on: it checks and decodes an update block by block."""
+    """The coordinator relies on this: it checks and decodes an update block by block."""
     content = encoding.encode(vector)
     assert content.nbytes == encoding.size(len(vector))
     blocks = [content[: encoding.size(cut)], content[encoding.size(cut) :]]

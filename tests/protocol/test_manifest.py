@@ -20,10 +20,10 @@ from fleetlearn_protocol.manifest import (
     Input,
     LocalStep,
     Manifest,
-    Many,
     Parameter,
     Reference,
     State,
+    TrainMany,
     read_manifest,
     write_manifest,
 )
@@ -79,7 +79,7 @@ def test_the_state_is_a_table_of_its_own() -> None:
 
 
 def test_a_step_for_many_devices() -> None:
-    manifest = replace(MANIFEST, many=Many(128, 5), files=FILES | {TRAIN_MANY: FILES[TRAIN]})
+    manifest = replace(MANIFEST, many=TrainMany(128, 5), files=FILES | {TRAIN_MANY: FILES[TRAIN]})
     assert read_manifest(write_manifest(manifest)) == manifest
 
 
@@ -178,7 +178,7 @@ def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int
             r"a contrastive step reads the reference previous, which is not among \('anchor',\)",
         ),
         (
-            replace(MANIFEST, many=Many(8, 2)),
+            replace(MANIFEST, many=TrainMany(8, 2)),
             "graphs/train_many.onnx and the entry `many` belong together; one of them is missing",
         ),
     ],

@@ -96,7 +96,7 @@ def test_digest() -> None:
 
 
 def test_the_checksum_is_the_common_crc_32() -> None:
-    """Check value of CRC-32/ISO-HDLC: that of the nine bytes 123456789 is cbf43926."""
+    """The check value of CRC-32/ISO-HDLC: the nine bytes 123456789 have cbf43926."""
     assert checksum(b"123456789") == 0xCBF43926
     assert checksum(b"6789", checksum(b"12345")) == 0xCBF43926
     vector = np.arange(9, dtype=np.float32)

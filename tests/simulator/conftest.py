@@ -18,7 +18,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 features, 10 classes, FedProx; blocks of 8 devices and 3 steps."""
     import torch
     from bundle_cache import cached_export
-    from fleetlearn_export import LocalStep, Many
+    from fleetlearn_export import LocalStep, TrainMany
     from torch import nn
 
     with torch.random.fork_rng(devices=[]):
@@ -29,7 +29,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return (outputs.argmax(1) == y).float()
 
     path = tmp_path_factory.mktemp("softmax") / "softmax.bundle"
-    step, many = LocalStep(proximal=True), Many(8, 3)
+    step, many = LocalStep(proximal=True), TrainMany(8, 3)
     cached_export(
         model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
     )

@@ -88,7 +88,7 @@ def whole(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_messy_scenario_is_one(whole: Path) -> None:
-    """What the tests below would not show if nothing happened."""
+    """If nothing happened in it, the tests below would show nothing."""
     rounds, events = read_rows(whole, ROUNDS), {row["event"] for row in read_rows(whole, EVENTS)}
     assert {"crash", "restart", "lost", "accepted", "committed"} <= events
     assert {row["how"] for row in rounds} == {"committed", "abandoned"}
@@ -461,7 +461,7 @@ ALIKE = {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 30}
 def test_a_round_of_one_block_is_trained_here(
     softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int
 ) -> None:
-    """Unless so many processes are asked for."""
+    """Unless the options ask for more processes."""
     made: list[int] = []
 
     class Counted(ProcessPool):

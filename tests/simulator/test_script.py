@@ -22,7 +22,7 @@ print(outcome.summary["rounds"], "rounds")
 
 @pytest.mark.parametrize("how", ["file", "module", "standard input"])
 def test_a_script_needs_no_main_guard(line: Path, tmp_path: Path, how: str) -> None:
-    """Its processes do not run it again."""
+    """The worker processes do not run the script again."""
     write_scenario(tmp_path, line, 6, plan__stop={"rounds": 2})
     script = tmp_path / "rehearse.py"
     script.write_text(SCRIPT)

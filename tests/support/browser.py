@@ -40,8 +40,8 @@ def charts_of(page: Path) -> dict[str, Any]:
 
 
 def ask(page: Path, script: str, folder: Path) -> Any:
-    """What the JavaScript ``script``, the body of an async function, returns in the page; its errors and the page's
-    own are the test's. It is asked before the page's load event, and may not wait for anything."""
+    """Return what the JavaScript ``script``, the body of an async function, returns in the page. Errors of the script
+    and of the page fail the test. The script runs before the page's load event, and may not wait for anything."""
     probe = """<script>
       const problems = [];
       addEventListener("error", event => problems.push(event.message));

@@ -56,7 +56,7 @@ from websockets.typing import Subprotocol
 SIZE = 70_000
 """Elements of the model: 280,000 bytes, two full chunks and a part of one."""
 PERSONAL = 1000
-"""Elements of it that are personal in ``write_personal_bundle``."""
+"""Elements of the model that are personal in ``write_personal_bundle``."""
 
 
 def write_test_bundle(folder: Path, size: int = SIZE) -> Path:

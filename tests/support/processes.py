@@ -81,7 +81,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
-            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+            raise AssertionError(f"waited {seconds:.0f} s for {what}, which did not come")
         time.sleep(0.005)
 
 

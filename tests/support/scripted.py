@@ -117,7 +117,7 @@ class Line:
         return update
 
     def cut(self) -> None:
-        """As a cable would: no close handshake."""
+        """Cut the connection as a cable would: without a closing handshake."""
         self.connection.transport.abort()
         self.released.set()
 

@@ -103,7 +103,7 @@ def _wait(run: Processes, beside: Mapping[str, Command], check: Check) -> None:
 
 
 def assert_shown(command: Command, printed: str, status: int, folder: Path) -> None:
-    """What the page shows is what was printed, but for numbers, hashes, paths and the width of a table's columns."""
+    """Compare what the page shows with what was printed. Numbers, hashes, paths and the width of columns may differ."""
     refused = command.shown.startswith("fleetlearn-")
     assert (status != 0) == refused, f"$ {command.text}\n{printed}\nexit status {status}"
     parts = re.split(r"^\.\.\.\n", command.shown, flags=re.MULTILINE)

@@ -119,7 +119,7 @@ def drive(scenario: Scenario, most: int = 100_000, backend: type[PerDevice] = Pe
 
 
 def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> Any:
-    """The model after so many full-batch steps of the line's bundle on a device's data, in float64."""
+    """Return the model after this many full-batch steps of the line's bundle on a device's data, in float64."""
     now: Row = {"w": model[:3], "seen": model[3], "h": model[4]}
     for _ in range(steps):
         now, _, _ = line_step(now, {}, line_data(10 * (device + 1), seed=1000 * seed + device), lr)

@@ -65,7 +65,7 @@ def case(
 
 
 def classifier(module: nn.Module, x: Callable[[int, torch.Generator], Tensor], count: int = 10, **options: Any) -> Case:
-    """With cross-entropy; ``options`` are its own."""
+    """Return a case with cross-entropy as its loss; ``options`` are cross-entropy's."""
     loss = nn.CrossEntropyLoss(**options) if options else functional.cross_entropy
     return case(module, loss, x, classes(count), metrics={"accuracy": accuracy})
 
@@ -414,7 +414,7 @@ def unet() -> Case:
 
 
 def autoencoder() -> Case:
-    """Its target is its input."""
+    """Return a case whose target is its input."""
     module = nn.Sequential(nn.Linear(20, 8), nn.Sigmoid(), nn.Linear(8, 20))
 
     def pair(n: int, random: torch.Generator) -> Arrays:

@@ -51,15 +51,15 @@ MAX_PRODUCT = 2.0**28
 """Largest magnitude of weight times element."""
 
 ROUND_HI = 1.5 * 2.0 ** (52 - 8)
-"""Adding and subtracting it rounds to a multiple of 2^-8."""
+"""Adding and then subtracting this number rounds to a multiple of 2^-8."""
 ROUND_LO = 1.5 * 2.0 ** (52 - 44)
-"""Adding and subtracting it rounds to a multiple of 2^-44."""
+"""Adding and then subtracting this number rounds to a multiple of 2^-44."""
 SMALL_PRODUCT = 2.0**7
-"""Updates whose products all stay below it are rounded once."""
+"""Updates whose products all stay below this are rounded once."""
 MAX_LO_BOUND = 2.0**8
-"""``Sum.lo_bound`` stays below it."""
+"""``Sum.lo_bound`` stays below this."""
 BLOCK = 32768
-"""Elements at a time, so that the temporaries stay in the processor's cache."""
+"""Elements that are worked on at a time, so that the temporaries stay in the processor's cache."""
 
 
 @dataclass(slots=True)

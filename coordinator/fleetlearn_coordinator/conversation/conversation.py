@@ -77,19 +77,19 @@ class Conversation:
         """``uploads``: of all conversations. ``since``: when the peer connected."""
         self._port, self._uploads, self._owner, self._since = port, uploads, owner, since
         self.device: str | None = None
-        """Whom it speaks for; None before the check-in, and after another connection took over."""
+        """The device at the other end; None before the check-in, and after another connection took over."""
         self.seen = since
         """When the device last said something, or took a chunk in."""
         self.upload: Upload | None = None
         self.fetching: str | None = None
         """The SHA-256 of the content that is being sent."""
         self.over = False
-        """The connection is being closed: what still comes is not handled."""
+        """The connection is being closed. Messages that still arrive are not handled."""
         self._transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
-        """The last grants: of those that are over, chunks may still be on the way."""
+        """Transfer numbers of the last grants. Chunks of a grant that is over may still arrive."""
         self._refusals = 0
         self._new = True
-        """It has not checked in yet."""
+        """The peer has not checked in yet."""
 
     # Events of the connection
 
@@ -122,7 +122,8 @@ class Conversation:
             self._uploads.grant(now)
 
     def overdue(self, now: float, silence: float) -> str | None:
-        """Why the connection should be ended: not checked in, silent, or not going on with a granted upload."""
+        """Return why the connection should be ended, or None: the peer has not checked in, is silent for longer than
+        ``silence`` seconds, or does not go on with a granted upload."""
         if self._new and now - self._since > CHECK_IN_TIMEOUT:
             return f"not checked in within {CHECK_IN_TIMEOUT:.0f} s"
         if now - self.seen > silence:
@@ -161,7 +162,7 @@ class Conversation:
             text = "the model that was fetched is of an old round"
             self._owner.perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
 
-    # Events of the upload: other conversations' uploads decide when they come
+    # Events of the upload: when they come depends on the uploads of other conversations
 
     def granted(self, upload: Upload, now: float) -> None:
         """The upload has a place: it may begin, or go on."""
@@ -179,7 +180,7 @@ class Conversation:
     # The end
 
     def _leave(self) -> None:
-        """Speak for the device no longer; what it uploaded so far is kept for its next connection."""
+        """Part from the device. What it uploaded so far is kept for its next connection."""
         self._stop_download()
         if self.upload is not None:
             self._uploads.pause(self.upload)
@@ -301,7 +302,7 @@ class Conversation:
                 return
             raise ProtocolError(Code.OUT_OF_TURN, f"a chunk of transfer {chunk.transfer} came, which was not granted")
         try:
-            upload.take(chunk, self._uploads.spool)
+            upload.receive(chunk, self._uploads.spool)
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
@@ -313,8 +314,8 @@ class Conversation:
             self._spoiled(device, task, error)
             return
         if upload not in self._uploads.places.held:
-            return  # it was asked to wait: its next grant says where to go on
-        self._refuse(error, task)  # and go on from where it is right
+            return  # the upload lost its place: its next grant says where to go on
+        self._refuse(error, task)  # the grant below says where to go on
         self._uploads.renew(upload)
         upload.restarted = True
         self._send_grant(upload)
@@ -329,7 +330,7 @@ class Conversation:
             return
         held = upload in self._uploads.places.held
         if upload.offset < upload.report.size and (upload.restarted or not held):
-            return  # it is of a grant that is over
+            return  # the message belongs to a grant that is over
         try:
             upload.check_complete()
             assert upload.spool_file is not None
@@ -337,14 +338,15 @@ class Conversation:
         except ProtocolError as error:
             self._spoiled(device, message.task, error)
             return
-        self._uploads.keep(upload, self.seen)
+        self._uploads.complete(upload, self.seen)
         self.upload = None
         self._owner.perform(Send(Accepted(message.task)))
         self._port.count_report(device, message.task, self.seen)
         self._uploads.grant(self.seen)
 
     def _spoiled(self, device: str, task: str, error: ProtocolError) -> None:
-        """An upload was refused. Bytes that arrived wrong may be sent once more; others end the task."""
+        """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any other fault ends the
+        task."""
         self._stop_upload()
         if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and self._uploads.first_spoiled(task):
             self._refuse(error, task)

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 
 class Send(Struct, frozen=True, gc=False):
+    """Send a message to the device."""
+
     message: FromCoordinator
 
 
@@ -19,7 +21,7 @@ class CheckedIn(Struct, frozen=True, gc=False):
 
 
 class Allow(Struct, frozen=True, gc=False):
-    """Let the peer have at least so much budget."""
+    """Raise the peer's budgets to at least these."""
 
     messages: int
     download: int
@@ -42,7 +44,7 @@ class StopDownload(Struct, frozen=True, gc=False):
 
 
 class Close(Struct, frozen=True, gc=False):
-    """Close politely (what was sent before goes out first). What still comes is not handled."""
+    """Close in an orderly way: what was sent before goes out first. Messages that still arrive are not handled."""
 
     code: int
     """The WebSocket's closing code."""
@@ -50,7 +52,7 @@ class Close(Struct, frozen=True, gc=False):
 
 
 class End(Struct, frozen=True, gc=False):
-    """Close over misbehaviour: nothing more is read."""
+    """Close because the peer misbehaves: nothing more is read."""
 
     reason: str
 
@@ -66,10 +68,10 @@ Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End |
 
 
 class Owner(Protocol):
-    """Who owns the connection."""
+    """The owner of a conversation's connection."""
 
     def perform(self, effect: Effect) -> None:
         """Carry out what the conversation asks for."""
 
     def arriving(self) -> int:
-        """Return how many bytes are here of a message that is not complete."""
+        """Return how many bytes of an incomplete message have arrived."""

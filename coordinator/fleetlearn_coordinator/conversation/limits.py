@@ -9,7 +9,7 @@ KIB = 1024
 
 # --- Messages. Frames of a device are counted, with pings, pongs and fragments.
 
-TURN = 8
+FRAMES_PER_TURN = 8
 """Frames of one connection that are handled before every other connection has had its turn."""
 MESSAGE_RATE = 50.0
 """Frames a second, once the burst is used up; 8 for each heartbeat interval where that is more."""
@@ -20,15 +20,16 @@ MESSAGES_BEFORE_CHECK_IN = 40
 MESSAGES_OF_A_TASK = 50
 """Frames at once that a new task allows at least, so that short rounds do not slow a device that works."""
 LARGE_FRAME = 16 * KIB
-"""Bytes of payload from which on a binary frame counts by its bytes alone, and not as a message."""
+"""Bytes of payload. A binary frame of at least this size counts by its bytes alone, and not as a message."""
 BYTE_RATE = 256.0 * KIB
-"""Bytes a second beyond those that a task's update needs."""
+"""Bytes a second that a device may send beyond those of its tasks' updates."""
 BYTE_BURST = 1024 * KIB
-"""Bytes at once, from the check-in on. A task allows at least the update's bytes twice, and these."""
+"""Bytes at once, from the check-in on. A task adds the bytes of its update, twice."""
 DOWNLOAD_RATE = 256.0 * KIB
 """Bytes a second that a device may fetch beyond the bundle once and the model once for each task."""
 PATIENCE = 10.0
-"""Seconds of waiting for its budget after which a connection is ended; half of a second comes back each second."""
+"""Seconds that a peer may have to wait for its budget before its connection is ended. Each second gives back half a
+second."""
 
 # --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 30 KiB of objects.
 
@@ -39,12 +40,11 @@ MAX_FRAGMENTS = 256
 RECEIVE = 256 * KIB
 """Bytes that asyncio reads at once from a socket."""
 READ_LIMIT = RECEIVE + 3 * LARGEST_MESSAGE
-"""What was read and not handled: one read, a frame that is not complete, and messages that wait, of which two may be
-there when the last read begins."""
+"""Bytes that were read and not handled yet: one read, an incomplete frame, and two messages that waited before it."""
 WRITE_PAUSE = 256 * KIB
-"""Bytes that wait for the peer to read, above which nothing is read from it. A download keeps below."""
+"""Bytes that wait for the peer to read. Above, nothing is read from the peer. A download stays below."""
 WRITE_LIMIT = 512 * KIB
-"""Bytes that wait for the peer to read, above which the connection is cut off."""
+"""Bytes that wait for the peer to read. Above, the connection is cut off."""
 
 # --- Connections.
 
@@ -53,27 +53,27 @@ NEWCOMERS = 1024
 CHECK_IN_TIMEOUT = 10.0
 """Seconds from the connection to the check-in."""
 HANDSHAKE_BYTES = 16 * KIB
-"""Of the HTTP request."""
-ACCEPTS = 128
+"""Bytes of the HTTP request that opens a connection."""
+ACCEPTS_PER_TURN = 128
 """Connections that are accepted before every other connection has had its turn. With fewer, a storm of devices costs
-more (8: 40 % of CPU); of an attack's, SHORT_LIFE_BURST and NEWCOMERS are the bound."""
+more (8: 40 % of CPU). SHORT_LIFE_BURST and NEWCOMERS bound the connections of an attack."""
 SHORT_LIFE = 2.0
 """Seconds: connections that end sooner are counted, so that connecting again and again does not starve others. Those
 that were told that training is finished are not: there is nobody left to starve."""
 SHORT_LIFE_RATE = 50.0
 """Short-lived connections a second, once the burst is used up; until there is room for another none is accepted."""
 SHORT_LIFE_BURST = 100
-FILES = 64
+OTHER_FILES = 64
 """Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
 
 # --- Ends, in seconds.
 
 CLOSE_TIMEOUT = 5.0
-"""That a closing handshake may take."""
+"""Longest closing handshake."""
 LINGER = 1.0
-"""From a close over misbehaviour to the cut; nothing is read meanwhile."""
+"""Time from closing a connection for misbehaviour until it is cut off; nothing is read meanwhile."""
 STOP_TIMEOUT = 2.5
-"""That devices have to leave when the coordinator stops; LINGER later their connections are cut off."""
+"""Time that devices have to leave when the coordinator stops; LINGER later their connections are cut off."""
 
 # --- The log: lines that peers cause. The rest are counted.
 
@@ -97,11 +97,11 @@ class Bucket:
 
     def wait(self, now: float, group: float = 1.0, least: float = 1.0) -> float:
         """Return 0 if there are ``least`` tokens, else the seconds until ``group`` of them will be there."""
-        if self.tokens < self.burst:  # above it are those of a task, which do not grow
+        if self.tokens < self.burst:  # raise_to may have given more than the burst; these do not grow
             self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
         self.at = now
         return 0.0 if self.tokens >= least else (max(group, least) - self.tokens) / self.rate
 
     def raise_to(self, tokens: float) -> None:
-        """Have at least this many."""
+        """Have at least this many tokens."""
         self.tokens = max(self.tokens, tokens)

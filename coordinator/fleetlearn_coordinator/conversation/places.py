@@ -13,9 +13,9 @@ nothing to run. So a place is held by the bytes that move, and names alone count
   rounds. A device that is slow is new again.
 - A device without a task (*idle*) comes last, and gives its place to any device that has one.
 
-Who loses its place loses no bytes: a download goes on where it was, an upload too, with what was on its way. A rate
-alone would be simpler. But it cannot be measured in less than some seconds, and then a few made-up names in each round
-cost that much of each round.
+A transfer that loses its place loses no bytes: it goes on later where it was, and an upload's chunks that were on their
+way still count. To look at rates alone would be simpler. But measuring a rate takes some seconds, which a few made-up
+names could take from each round.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ from typing import Generic, TypeVar
 
 WINDOW = 2.0
 """Seconds over which a transfer's rate is measured."""
-PROOF = 16
-"""How many times the least rate proves a device. An update that took less than a WINDOW proves it at any rate."""
+PROOF_FACTOR = 16
+"""An update that arrives at this many times the least rate proves its device. One that takes less than a WINDOW does so
+at any rate."""
 PROVEN, NEW, IDLE = range(3)
-"""Ranks."""
+"""The rank of a transfer: its device is proven, is not, or has no task."""
 
 
-@dataclass(slots=True, eq=False)  # two are never the same, and looking one up among many is quick
+@dataclass(slots=True, eq=False)  # compared by identity, so that looking one up among many is quick
 class Turn:
     """One transfer that waits for a place or holds one."""
 
     device: str
     rank: int = field(default=NEW, init=False)
     slow: bool = field(default=False, init=False)
-    """Whether it moved less than the least rate when it was last looked at."""
+    """Whether it moved less than the least rate when it was last measured."""
     _looked: tuple[float, int] = field(default=(0.0, 0), init=False)
     """When its rate was last measured, and how many bytes it had moved by then."""
     _changed: tuple[float, int] = field(default=(0.0, 0), init=False)
 
     def progress(self) -> int:
-        """Bytes moved so far."""
+        """Return how many bytes have moved so far."""
         raise NotImplementedError
 
     def begin(self, now: float) -> None:
-        """It has a place from now on."""
+        """The transfer has a place from now on."""
         self.slow, self._looked = False, (now, self.progress())
         self._changed = self._looked
 
     def measure(self, now: float, least_rate: float) -> None:
-        """Say whether it is slow, once in a WINDOW."""
+        """Set ``slow``, once in a WINDOW."""
         (at, had), moved = self._looked, self.progress()
         if now - at >= WINDOW:
             self.slow, self._looked = moved - had < least_rate * (now - at), (now, moved)
 
     def stalled(self, now: float) -> float:
-        """Seconds for which no byte has moved, as far as earlier calls could see."""
+        """Return for how many seconds no byte has moved, as far as earlier calls could see."""
         moved = self.progress()
         if moved != self._changed[1]:
             self._changed = now, moved
@@ -68,7 +69,7 @@ class Turn:
 
 
 class Proven:
-    """The devices that proved themselves, at most ``most`` of them; the one whose last proof is oldest is forgotten."""
+    """At most ``most`` devices that proved themselves. The one whose last proof is oldest is forgotten first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -91,7 +92,7 @@ T = TypeVar("T", bound=Turn)
 
 
 class Places(Generic[T]):
-    """``limit`` places, and the turns that hold them or wait for them. ``least_rate`` is bytes per second."""
+    """``limit`` places, and the transfers that hold or await one. ``least_rate`` is bytes per second."""
 
     def __init__(self, limit: int, least_rate: float, proven: Proven) -> None:
         self.limit, self.least_rate, self.proven = limit, least_rate, proven
@@ -99,31 +100,32 @@ class Places(Generic[T]):
         self._queues: tuple[dict[T, None], ...] = ({}, {}, {})
 
     def __contains__(self, turn: T) -> bool:
-        """Whether it holds a place or waits for one."""
+        """Return whether the transfer holds a place or waits for one."""
         return turn in self.held or self.waits(turn)
 
     @property
     def waiting(self) -> Iterator[T]:
-        """Who waits, rank by rank, each in order of arrival."""
+        """The transfers that wait, rank by rank, each rank in order of arrival."""
         return (turn for queue in self._queues for turn in queue)
 
     def waits(self, turn: T) -> bool:
-        """Whether it waits for a place."""
+        """Return whether the transfer waits for a place."""
         return any(turn in queue for queue in self._queues)
 
     def ask(self, turn: T, *, idle: bool = False) -> None:
-        """Let it wait for a place. ``idle``: its device has no task."""
+        """Let the transfer wait for a place. ``idle``: its device has no task."""
         turn.rank = IDLE if idle else PROVEN if turn.device in self.proven else NEW
         self._queues[turn.rank][turn] = None
 
     def leave(self, turn: T) -> None:
-        """It neither holds a place nor waits for one any longer."""
+        """The transfer neither holds a place nor waits for one any longer."""
         self.held.pop(turn, None)
         for queue in self._queues:
             queue.pop(turn, None)
 
     def next(self, now: float) -> tuple[T, T | None] | None:
-        """Give one place away, if that may be done: who has it now, and from whom it was taken, if from anybody."""
+        """Give one place to a transfer that waits. Returns that transfer and the one that lost the place to it, if one
+        did; None if no place can be given."""
         proven, new, idle = self._queues
         queue = proven or new or idle
         if proven and new and self._proven_held() >= self._share:
@@ -142,7 +144,7 @@ class Places(Generic[T]):
         return turn, loser
 
     def measure(self, now: float) -> None:
-        """Look at the rates of those that hold a place."""
+        """Measure the rates of the transfers that hold a place."""
         for turn in self.held:
             turn.measure(now, self.least_rate)
             if turn.slow and turn.rank == PROVEN:
@@ -157,7 +159,8 @@ class Places(Generic[T]):
         return sum(turn.rank == PROVEN for turn in self.held)
 
     def _loser_to(self, turn: T) -> T | None:
-        """Who gives its place to this turn: the one of the lowest rank, there a slow one, there the least advanced."""
+        """Return the transfer that gives its place to this one, or None: of the lowest rank, then a slow one, then the
+        one that has moved the fewest bytes."""
         takes_from_new = turn.rank == PROVEN and self._proven_held() < self._share
         found = [
             held

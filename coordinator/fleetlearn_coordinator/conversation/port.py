@@ -17,9 +17,9 @@ class Admitted(NamedTuple):
 
     welcome: Welcome
     download: int
-    """Bytes that it may have to fetch for its first task: the bundle and the model."""
+    """Bytes that the device may have to fetch for its first task: the bundle and the model."""
     upload: int
-    """Bytes that it may have to send for its first task: an update, twice."""
+    """Bytes that the device may have to send for its first task: an update, twice."""
 
 
 class Port(Protocol):
@@ -40,21 +40,21 @@ class Port(Protocol):
     # Its task
 
     def announce(self, device: str, report: Report, now: float) -> bool:
-        """Say whether the update of this report is wanted: True, or False where it counted long ago.
+        """Return whether the update of this report is wanted: True, or False if it has counted already.
 
         Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-parts,
         wrong-length, after which the caller ends the task.
         """
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
-        """Make the complete update in this spool file durable, which from then on is the coordinator's.
-        ``largest``: the update's greatest magnitude. Raises ProtocolError: stale-round, out-of-range."""
+        """Make the complete update in this spool file durable. From then on the file belongs to the coordinator.
+        ``largest``: the greatest magnitude of its elements. Raises ProtocolError: stale-round, out-of-range."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""
 
     def has_counted(self, device: str, task: str) -> bool:
-        """Whether the device's report of this task counts for the open round."""
+        """Return whether the device's report of this task counts for the open round."""
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""

@@ -1,8 +1,8 @@
 """Updates on their way to the coordinator: a few at a time, checked as they arrive. places.py says whose turn it is.
 
-An upload without a place may still send what was on its way: those chunks count, or a slow device would lose all of
-them each time. What an upload has brought is in a spool file, and without a place there are at most as many of these
-files as there are places: where there are more, the upload that has brought least begins again.
+When an upload loses its place, chunks that are on their way still count; otherwise a slow device would lose them each
+time. The bytes that arrived are in a spool file. At most as many uploads without a place keep their spool files as
+there are places: beyond that, the upload with the fewest bytes begins again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import UPDATE, Part, Report
 from fleetlearn_protocol.vector import checksum
 
-from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Turn
+from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Turn
 from fleetlearn_coordinator.conversation.port import Spool
 
 ASKED_PARTS = {UPDATE: FLOAT32.name}
@@ -42,10 +42,10 @@ def _listed(parts: Iterable[tuple[str, str]]) -> str:
 
 
 class Sender(Protocol):
-    """Who brings an upload: the conversation with its device."""
+    """The sender of an upload: the conversation with its device."""
 
     def arriving(self) -> int:
-        """Return how many bytes are here of a chunk that is not complete."""
+        """Return how many bytes of an incomplete chunk have arrived."""
 
     def granted(self, upload: Upload, now: float) -> None:
         """The upload has a place."""
@@ -60,32 +60,33 @@ class Upload(Turn):
 
     report: Report
     sender: Sender | None = None
-    """None after its connection broke."""
+    """None after the connection broke."""
     spool_file: int | None = None
-    """The number of its spool file, once it was granted."""
+    """The number of its spool file, from the first grant on."""
     offset: int = 0
     """Bytes received so far."""
     largest: float = 0.0
     """Greatest magnitude among them."""
     transfer: int = 0
-    """The number that its chunks carry, while it has a place and for what is on its way afterwards. 0: none."""
+    """The number that its chunks carry, while it has a place and for a while afterwards. 0: no chunk counts."""
     restarted: bool = False
-    """A chunk was refused, and nothing has come under the new number yet."""
+    """A chunk was refused, and no chunk with the new transfer number has come yet."""
     crc32: dict[str, int] = field(default_factory=dict)
     """Name of each part that has begun to arrive -> CRC-32 of its bytes so far."""
     began: float | None = None
-    """When it was first granted."""
+    """When the upload was first granted."""
 
     def progress(self) -> int:
         return self.offset + (self.sender.arriving() if self.sender is not None else 0)
 
     def proves(self, now: float, least_rate: float) -> bool:
-        """Whether the complete upload was quick enough to prove its device."""
+        """Return whether the complete upload was quick enough to prove its device."""
         assert self.began is not None
-        return now - self.began <= max(WINDOW, self.offset / (PROOF * least_rate) if least_rate else 0.0)
+        return now - self.began <= max(WINDOW, self.offset / (PROOF_FACTOR * least_rate) if least_rate else 0.0)
 
-    def take(self, chunk: Chunk, spool: Spool) -> None:
-        """Spool one chunk. Raises ProtocolError (wrong-offset, wrong-length, not-finite) and takes nothing of it."""
+    def receive(self, chunk: Chunk, spool: Spool) -> None:
+        """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset, wrong-length,
+        not-finite) and changes nothing."""
         assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
@@ -105,7 +106,7 @@ class Upload(Turn):
         self.restarted = False
 
     def check_complete(self) -> None:
-        """Raises ProtocolError (wrong-length, wrong-hash)."""
+        """Raise ProtocolError (wrong-length, wrong-hash) unless all bytes arrived as announced."""
         if self.offset != self.report.size:
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"{self.offset} bytes were sent; the update was announced with {self.report.size}"
@@ -119,7 +120,7 @@ class Upload(Turn):
                 )
 
     def _arriving_part(self) -> tuple[Part, int]:
-        """The part that the next byte belongs to, the last one where all have arrived; and the byte where it ends."""
+        """Return the part that the next byte belongs to (the last one once all have arrived), and where it ends."""
         end = 0
         for part in self.report.parts:
             end += part.size
@@ -135,37 +136,37 @@ class Uploads:
         self.spool, self.places = spool, places
         self._count = 0
         self._broken: dict[str, Upload] = {}
-        """Task -> upload whose connection broke; the device may go on with it."""
-        self._spare: dict[Upload, None] = {}
+        """Task -> its upload whose connection broke; the device may go on with it."""
+        self._without_place: dict[Upload, None] = {}
         """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to wait."""
         self._spoiled: set[str] = set()
         """Tasks whose upload arrived wrong once."""
 
     @property
     def waiting(self) -> list[Upload]:
-        """Those that wait for a place."""
+        """The uploads that wait for a place."""
         return list(self.places.waiting)
 
     @property
     def active(self) -> dict[str, Upload]:
-        """Task -> upload with a place."""
+        """Task -> its upload, for uploads with a place."""
         return {upload.report.task: upload for upload in self.places.held}
 
     def offer(self, device: str, report: Report, sender: Sender | None = None) -> Upload:
-        """Queue an announced update, going on with what an earlier connection brought of the same bytes."""
-        self.forget(report.task, but=report)
+        """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
+        self.forget(report.task, unless=report)
         upload = self._broken.pop(report.task, None) or Upload(device, report)
         upload.report, upload.sender = report, sender
         self.queue(upload)
         return upload
 
     def queue(self, upload: Upload) -> None:
-        """Let it wait for a place. Nothing of it is on its way."""
+        """Let the upload wait for a place. None of its chunks is on the way."""
         upload.transfer = 0
         self.places.ask(upload)
 
     def grant(self, now: float) -> None:
-        """Let uploads begin, as many as there is room for, and tell their senders."""
+        """Let as many uploads begin as there are places for, and tell their senders."""
         for upload in self.grants(now):
             if upload.sender is None:
                 continue
@@ -175,14 +176,14 @@ class Uploads:
                 upload.sender.must_wait(upload)
 
     def grants(self, now: float) -> Iterator[Upload]:
-        """The uploads that may begin now, each with a new transfer number, and those that lost their place to them
-        (which do not hold one now)."""
+        """Yield the uploads that may begin now, each with a new transfer number, and the uploads that lost their places
+        to them, which hold none now."""
         while (found := self.places.next(now)) is not None:
             upload, loser = found
             if loser is not None:
-                self._set_aside(loser)
+                self._lose_place(loser)
                 yield loser
-            self._spare.pop(upload, None)
+            self._without_place.pop(upload, None)
             if upload.spool_file is None:
                 upload.spool_file = self.spool.take_spool_file()
             if upload.began is None:
@@ -191,57 +192,57 @@ class Uploads:
             yield upload
 
     def renew(self, upload: Upload) -> None:
-        """Another transfer number, so that chunks of the old one cannot be taken for the new one's."""
+        """Give the upload a new transfer number, so that chunks with the old number do not count any more."""
         self._count = self._count % (2**32 - 1) + 1
         upload.transfer, upload.restarted = self._count, False
 
     def pause(self, upload: Upload) -> None:
-        """Its connection broke: keep what came, for a while."""
+        """The connection broke. The bytes that came are kept for a while."""
         self._stop(upload)
         upload.sender = None
         if upload.offset:
             self._broken[upload.report.task] = upload
-            self._keep(upload)
+            self._keep_bytes(upload)
         else:
             self._begin_again(upload)
 
     def drop(self, upload: Upload) -> None:
-        """Done with it, or refused: its spool file is free."""
+        """The upload is not wanted any more, or was refused. Its spool file is free."""
         self._stop(upload)
         self._begin_again(upload)
 
-    def keep(self, upload: Upload, now: float) -> int:
-        """It was saved; returns the number of its spool file, which is not the upload's from now on."""
+    def complete(self, upload: Upload, now: float) -> int:
+        """The update was saved. Returns the number of its spool file, which is not the upload's from now on."""
         if upload in self.places.held and upload.proves(now, self.places.least_rate):
             self.places.proven.add(upload.device)
         self._stop(upload)
-        self._spare.pop(upload, None)
+        self._without_place.pop(upload, None)
         assert upload.spool_file is not None
         spool_file, upload.spool_file = upload.spool_file, None
         return spool_file
 
-    def forget(self, task: str, but: Report | None = None) -> None:
-        """Drop what came of a task, unless it is of the very bytes that ``but`` announces."""
+    def forget(self, task: str, unless: Report | None = None) -> None:
+        """Drop what a broken connection brought for a task, unless the report ``unless`` announces the same bytes."""
         broken = self._broken.get(task)
-        if broken is not None and (but is None or broken.report.parts != but.parts):
+        if broken is not None and (unless is None or broken.report.parts != unless.parts):
             self._begin_again(self._broken.pop(task))
 
     def first_spoiled(self, task: str) -> bool:
-        """Whether this is the first time that the task's upload arrived wrong. Remembers that it did."""
+        """Return whether this is the first time that the task's upload arrived wrong, and remember that it did."""
         first = task not in self._spoiled
         self._spoiled.add(task)
         return first
 
     def forget_all(self) -> None:
-        """Drop what broken connections left, and what is remembered of tasks: the round is over."""
+        """The round is over: drop what broken connections left, and what is remembered about tasks."""
         self._spoiled.clear()
         for task in list(self._broken):
             self.forget(task)
 
-    def _set_aside(self, upload: Upload) -> None:
-        """It lost its place; what is on its way still counts."""
+    def _lose_place(self, upload: Upload) -> None:
+        """The upload lost its place. Chunks that are on their way still count."""
         if upload.progress():
-            self._keep(upload)
+            self._keep_bytes(upload)
         else:
             self._begin_again(upload)
 
@@ -249,16 +250,16 @@ class Uploads:
         upload.transfer = 0
         self.places.leave(upload)
 
-    def _keep(self, upload: Upload) -> None:
-        self._spare[upload] = None
-        if len(self._spare) > self.places.limit:
-            least = min(self._spare, key=Upload.progress)
+    def _keep_bytes(self, upload: Upload) -> None:
+        self._without_place[upload] = None
+        if len(self._without_place) > self.places.limit:
+            least = min(self._without_place, key=Upload.progress)
             self._broken.pop(least.report.task, None)
             self._begin_again(least)
 
     def _begin_again(self, upload: Upload) -> None:
-        """Forget its bytes. If chunks of it are on their way, they come for nothing."""
-        self._spare.pop(upload, None)
+        """Forget the upload's bytes. Chunks that are on their way will not count."""
+        self._without_place.pop(upload, None)
         upload.transfer = upload.offset = 0
         upload.crc32.clear()
         upload.largest = 0.0

@@ -1,7 +1,7 @@
-"""A WebSocket connection that reads from its peer only what can be handled in time and kept within bounds.
+"""A WebSocket connection that reads from its peer only as much as it can handle within the bounds of limits.py.
 
-websockets handles all frames that one read brought (up to 40,000) in one go and answers pings without looking at what
-waits to be written. Here a few frames are handed to it at a time; in between, the others have their turn.
+websockets handles all frames of one read (up to 40,000) at once, and answers pings however much waits to be written.
+Here websockets is given a few frames at a time; in between, other connections have their turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fleetlearn_coordinator.conversation.limits import (
     BYTE_RATE,
     CLOSE_TIMEOUT,
     DOWNLOAD_RATE,
+    FRAMES_PER_TURN,
     HANDSHAKE_BYTES,
     LARGE_FRAME,
     LARGEST_MESSAGE,
@@ -29,7 +30,6 @@ from fleetlearn_coordinator.conversation.limits import (
     MESSAGES_BEFORE_CHECK_IN,
     PATIENCE,
     RECEIVE,
-    TURN,
     WRITE_PAUSE,
     Bucket,
 )
@@ -44,16 +44,16 @@ class FrameCounter:
 
     def __init__(self) -> None:
         self.fragments = 0
-        """Frames of the message that is arriving, beside its first."""
+        """Frames of the arriving message, without its first."""
         self._header = b""
         """The beginning of a header that is not complete."""
         self._payload = 0
         """Bytes of the current frame that are still to come."""
 
     def advance(self, data: bytes, begin: int, frames: int, small: int) -> tuple[int, int]:
-        """Go on from ``begin`` over at most so many frames, and so many that are not large.
+        """Go on from ``begin`` over at most ``frames`` frames, at most ``small`` of them smaller than LARGE_FRAME.
 
-        Returns where they end, and how many of them are not large. A frame counts when its header is complete.
+        Returns where they end, and how many of them are small. A frame counts when its header is complete.
         """
         at, size, counted = begin, len(data), 0
         while at < size:
@@ -91,7 +91,7 @@ def _header_size(header: bytes) -> int:
     return 2 + (2 if length == 126 else 8 if length == 127 else 0) + (4 if header[1] & 128 else 0)
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it; for websockets it is a ``Server``."""
 
     def lost(self, connection: Connection) -> None:
@@ -102,8 +102,9 @@ class Handler(Protocol):
     """Who handles a connection's messages. Most of them come out of ``recv``."""
 
     def take_chunk(self, message: bytes) -> bool:
-        """Handle a binary message that came in one frame, while no other waits before it; False: ``recv`` is to
-        return it. To wake the task that waits in ``recv`` for each chunk would cost a fifth of all reading."""
+        """Handle a binary message that came in one frame, while no other message waits. Returns False if ``recv``
+        should return it instead. Waking the task that waits in ``recv`` for each chunk would cost a fifth of all
+        reading."""
 
     def flooded(self) -> None:
         """The peer has waited for its budget for too long. Called once; the connection is ended then."""
@@ -112,7 +113,7 @@ class Handler(Protocol):
 class Connection(ServerConnection):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
-    def __init__(self, protocol: ServerProtocol, owner: Owner, message_rate: float = MESSAGE_RATE) -> None:
+    def __init__(self, protocol: ServerProtocol, owner: ConnectionOwner, message_rate: float = MESSAGE_RATE) -> None:
         super().__init__(
             protocol,
             cast(Server, owner),
@@ -122,34 +123,34 @@ class Connection(ServerConnection):
         )
         self._owner = owner
         self.since = now = self.loop.time()
-        """When it was accepted."""
+        """When the connection was accepted."""
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
         self.incoming = Bucket(BYTE_RATE, BYTE_BURST, now, LARGEST_MESSAGE)
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
         self.driver: Handler | None = None
         """Set after the handshake."""
         self.stalled: float | None = None
-        """Since when the peer is not read from because it does not read."""
+        """Since when nothing is read from the peer, because the peer does not read."""
         self.finished = False
         """The peer was told that training is finished."""
         self._patience: Bucket | None = None
-        """Made when it is needed; few devices ever wait for their budget."""
+        """Made when the peer first waits for its budget, which few devices ever do."""
         self._request: bytearray | None = bytearray()
         """The HTTP request, while it is not complete."""
         self._frames = FrameCounter()
         self._unread = b""
         self._at = 0
-        """Up to where ``_unread`` was handed on."""
+        """How many bytes of ``_unread`` were handed on."""
         self._next: asyncio.Handle | None = None
         self._closing = False
         """A closing handshake has begun."""
         self._ended = False
-        """What still comes is thrown away."""
+        """Bytes that still arrive are thrown away."""
 
     # Budgets
 
     def allow(self, messages: int, download: int, upload: int) -> None:
-        """Let the peer have at least so many frames, and so many bytes to fetch and to send."""
+        """Raise the peer's budgets to at least these: frames, bytes to fetch and bytes to send."""
         self.messages.raise_to(messages)
         self.downloads.raise_to(download)
         self.incoming.raise_to(upload + BYTE_BURST)
@@ -157,8 +158,8 @@ class Connection(ServerConnection):
     # The end
 
     def end(self, code: int, reason: str, *, reading: bool = False) -> None:
-        """Close, and cut the connection off after LINGER seconds. What still comes is not handled, and not even read
-        unless ``reading``: who reads sees sooner that a well-behaved peer has left."""
+        """Close, and cut the connection off after LINGER seconds. What still arrives is not handled, and not
+        even read unless ``reading``, with which the end of a well-behaved peer is seen sooner."""
         if self._ended:
             return
         self._stop_reading()
@@ -180,7 +181,7 @@ class Connection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         # Reading is decided in _set_reading alone, and never goes on within recv(): others would wait.
-        self.recv_messages.pause, self.recv_messages.resume = _nothing, self._go_on
+        self.recv_messages.pause, self.recv_messages.resume = _nothing, self._hand_on_soon
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -203,7 +204,7 @@ class Connection(ServerConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
+        self._hand_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended, self._unread = True, b""
@@ -214,12 +215,12 @@ class Connection(ServerConnection):
 
     # Reading
 
-    def _go_on(self, wait: float = 0.0) -> None:
+    def _hand_on_soon(self, wait: float = 0.0) -> None:
         if self._next is None and not self._ended:
             self._next = self.loop.call_later(wait, self._hand_on) if wait else self.loop.call_soon(self._hand_on)
 
     def _hand_on(self) -> None:
-        """Give websockets as much of what was read as may be handled now."""
+        """Hand as much of the unread bytes to websockets as may be handled now."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -231,11 +232,12 @@ class Connection(ServerConnection):
             elif not (wait := self._budget()):
                 self._hand_on_frames()
             elif not self._ended:
-                self._go_on(wait)
+                self._hand_on_soon(wait)
         self._set_reading()
 
     def _full(self) -> bool:
-        """Whether messages wait to be handled, or answers to be read; ``_go_on`` is called when that is over."""
+        """Return whether messages wait to be handled, or too many answers wait for the peer to read them.
+        ``_hand_on_soon`` is called when that is over."""
         if self.paused and self.transport.get_write_buffer_size() > WRITE_PAUSE:
             self.stalled = self.stalled or self.loop.time()
             return True
@@ -251,7 +253,7 @@ class Connection(ServerConnection):
     def _budget(self) -> float:
         """Return 0 if the peer has budget left, else the seconds until it has some again."""
         now = self.loop.time()
-        wait = max(self.messages.wait(now, TURN), self.incoming.wait(now, RECEIVE / 4))
+        wait = max(self.messages.wait(now, FRAMES_PER_TURN), self.incoming.wait(now, RECEIVE / 4))
         if wait:
             self._patience = self._patience or Bucket(0.5, PATIENCE, now)
             if self._patience.wait(now):
@@ -272,11 +274,11 @@ class Connection(ServerConnection):
             self._request, self._unread, self._at = None, bytes(request[end:]), 0
             super().data_received(bytes(request[:end]))
             if self._unread:
-                self._go_on()
+                self._hand_on_soon()
 
     def _hand_on_frames(self) -> None:
         data, begin = self._unread, self._at
-        end, counted = self._frames.advance(data, begin, TURN, int(self.messages.tokens))
+        end, counted = self._frames.advance(data, begin, FRAMES_PER_TURN, int(self.messages.tokens))
         self.messages.tokens -= counted
         self.incoming.tokens -= end - begin
         if self._frames.fragments >= MAX_FRAGMENTS:
@@ -287,13 +289,13 @@ class Connection(ServerConnection):
             self._unread = b""
         self._at = 0 if whole else end
         super().data_received(data if whole and begin == 0 else data[begin:end])
-        if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets failed it
+        if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets closed it because of an error
             self._stop_reading()
         elif self.protocol.state is State.CLOSING and not self._closing:
             self._closing = True
             self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
         if self._unread:
-            self._go_on()
+            self._hand_on_soon()
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""What devices fetch, by hash: as WebSocket frames that are made once for all of them."""
+"""What devices fetch, by SHA-256, as WebSocket frames that are made once for all devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from websockets.frames import Frame, Opcode
 
 
 class Content:
-    """Bytes that are sent as the same frames to everybody, made once, when first asked for."""
+    """Bytes that are sent to every device as the same frames. The frames are made when they are first asked for."""
 
     def __init__(self, transfer: int, content: Buffer) -> None:
         self.transfer, self.size = transfer, len(content)
@@ -22,8 +22,8 @@ class Content:
         self._frames: list[bytes] | None = None
 
     def frames(self, offset: int) -> Iterator[bytes]:
-        """WebSocket frames, ready for the wire, of the content from ``offset`` on."""
-        if offset % CHUNK_BYTES:  # a device that kept half a chunk
+        """Return the content from ``offset`` on as WebSocket frames, ready for the wire."""
+        if offset % CHUNK_BYTES:  # the device has part of a chunk
             return (wire(chunk) for chunk in pack_chunks(self.transfer, self._content, offset))
         if self._frames is None:
             self._frames = [wire(chunk) for chunk in pack_chunks(self.transfer, self._content)]
@@ -31,7 +31,7 @@ class Content:
 
 
 def wire(message: bytes) -> bytes:
-    """A binary message as the bytes of one server frame (servers do not mask, so one frame serves all)."""
+    """Return a binary message as the bytes of one WebSocket frame. Servers do not mask, so it is the same for all."""
     return Frame(Opcode.BINARY, message).serialize(mask=False)
 
 
@@ -46,7 +46,8 @@ class Contents:
         self._count = 0
 
     def publish(self, sha256: str, vector: Vector) -> str | None:
-        """Serve this model, and no longer the one before, whose hash is returned if it was another."""
+        """Serve this model in place of the one before. Returns the SHA-256 of the one before if it was another
+        model."""
         before = self._model
         if sha256 == before:  # its frames are kept
             return None
@@ -57,7 +58,7 @@ class Contents:
         return before
 
     def find(self, sha256: str, offset: int) -> Content:
-        """Raises ProtocolError (unknown-content, wrong-offset)."""
+        """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
             self._add(sha256, self._bundle.read(self._files[sha256]))
         content = self._contents.get(sha256)

@@ -1,9 +1,8 @@
 """Contents on their way to devices: a few at a time. places.py says whose turn it is.
 
-A download without a place still has its write buffer (192 KiB at most), which nobody can take back. A peer that does
-not read could collect such buffers by the thousand, so of the downloads that lost their place before their buffer was
-read, the oldest is ended where there are more than STALLED_PER_PLACE for each place: its peer read least. The device
-connects again and goes on from the bytes that it has.
+A download that loses its place keeps its write buffer (192 KiB at most) until its peer has read it. Peers that do not
+read could fill memory with such buffers. So there may be at most STALLED_PER_PLACE such downloads for each place;
+beyond that, the connection of the oldest is cut off. Its device connects again and goes on from the bytes that it has.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ class Download(Turn):
     sent: int = 0
     """Bytes written to the transport."""
     turn: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while it has a place."""
+    """Set while the download has a place."""
     task: asyncio.Task[None] | None = None
-    """Sends it."""
+    """The asyncio task that sends the content."""
 
     def progress(self) -> int:
         return self.sent - self.transport.get_write_buffer_size()
 
 
 class Downloads:
-    """Who may download now."""
+    """The downloads of all devices: who may download now."""
 
     def __init__(self, places: Places[Download]) -> None:
         self.places = places
         self._stalled: dict[Download, None] = {}
-        """Without a place, and its device has not read what was written. The one that is so for longest comes first."""
+        """Downloads that lost their places before their devices had read what was written. The oldest comes first."""
 
     def ask(self, download: Download, *, idle: bool) -> None:
-        """Let a download wait for a place. What was written before has been read."""
+        """Let a download wait for a place. Its device has read what was written before."""
         self._stalled.pop(download, None)
         self.places.ask(download, idle=idle)
 
@@ -53,7 +52,7 @@ class Downloads:
         self.places.leave(download)
 
     def go_on(self, now: float) -> None:
-        """Let downloads begin or go on, as many as there is room for."""
+        """Let as many downloads begin or go on as there are places for."""
         while (found := self.places.next(now)) is not None:
             download, loser = found
             download.turn.set()

@@ -1,8 +1,8 @@
 """The owner of one connection's conversation: reads messages for it, and carries out its effects on the WebSocket.
 
-What decides memory and stalls: frames of contents made once and written with a yield after each, a bound on
-everything that waits for a peer, and ``abort()`` for one that stalls (a close handshake waits for ever behind a full
-write buffer).
+Three things bound memory and stalls. Frames of contents are made once, and after each of them other connections have
+their turn. Everything that waits for a peer to read has a bound. A peer that stalls is ended by ``abort()``, since a
+closing handshake would wait for ever behind a full write buffer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fleetlearn_coordinator.network.peer_log import ConnectionLog
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 WAITING_INTERVAL = 20.0
-"""Seconds after which a fetch that waits is told so again: a third of a device's patience."""
+"""Seconds between the messages that tell a device that its fetch waits: a third of a device's patience."""
 
 
 @dataclass(slots=True)
@@ -55,13 +55,13 @@ class Shared:
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
-    """Called with an error that no device is to blame for."""
+    """Called with an error that is not a device's fault."""
     devices: dict[str, Driver] = field(default_factory=dict)
-    """Device -> the driver of its connection, of those that checked in."""
+    """Device -> the driver of its connection, once it has checked in."""
     changed: Callable[[], None] = lambda: None
-    """Called when a device has checked in: its connection is no newcomer any more."""
+    """Called when a device has checked in: its connection does not count as a newcomer any more."""
     ended: bool = False
-    """Nothing more may be done: the run is being closed, or memory may be ahead of the disk after an error."""
+    """Nothing more may be done: the run is being closed, or an error left memory and disk different."""
 
 
 class Driver:
@@ -100,7 +100,7 @@ class Driver:
             self._stop_download()
 
     def take_chunk(self, message: bytes) -> bool:
-        """Handle a chunk at once. Returns False where it is to come through ``recv``."""
+        """Handle a chunk at once. Returns False if ``recv`` should return it instead."""
         if self._shared.ended:
             return False
         try:
@@ -126,7 +126,8 @@ class Driver:
             self._shared.failed(error)
 
     def overdue(self, now: float, silence: float) -> str | None:
-        """Why the connection should be ended: the conversation knows why, or the device does not read."""
+        """Return why the connection should be ended, or None. Either the conversation has a reason, or the device does
+        not read."""
         unread = self.download.stalled(now) if self.download is not None else inf
         blocked = min(unread, now - self.blocked) if self.blocked is not None else 0.0
         if self.connection.stalled is not None:
@@ -159,7 +160,7 @@ class Driver:
                 self.log(text, logging.WARNING if warning else logging.INFO)
 
     def send(self, message: FromCoordinator) -> None:
-        """Put a control message on its way. Control is small and mostly an answer; who lets it pile up is ended."""
+        """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
         if isinstance(message, ComeBack) and message.reason == "finished":
             self.connection.finished = True
         broadcast((self.connection,), encode(message))
@@ -167,7 +168,7 @@ class Driver:
             self.connection.transport.abort()
 
     def log(self, text: str, level: int = logging.INFO) -> None:
-        """Log a line about the device, or count it where there are many."""
+        """Log a line about the device, or only count it if there were too many."""
         now = self._loop.time()
         self._log = self._log or ConnectionLog(now)
         self._log.say(now, level, "device %s: %s", self.conversation.device or "(not checked in)", text)
@@ -180,7 +181,7 @@ class Driver:
         self._shared.changed()
 
     def arriving(self) -> int:
-        """Return how many bytes are here of a message that is not complete."""
+        """Return how many bytes of an incomplete message have arrived."""
         return len(self.connection.protocol.reader.buffer)
 
     # Downloads
@@ -209,8 +210,8 @@ class Driver:
                 if connection.paused:
                     await self._drain()
                 else:
-                    await asyncio.sleep(0)  # the others' turn, also while the kernel takes everything
-                conversation.seen = now = loop.time()  # who takes chunks in is not silent
+                    await asyncio.sleep(0)  # other connections have their turn, even if the kernel takes everything
+                conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
                     await self._take_turn(download)
                 if connection.state is not State.OPEN:
@@ -234,7 +235,7 @@ class Driver:
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
     async def _take_turn(self, download: Download) -> None:
-        """Wait for a place, once the device has read what it was sent: until then it has no use for one."""
+        """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
         await self._drain()
         port, downloads, now = self._shared.port, self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)

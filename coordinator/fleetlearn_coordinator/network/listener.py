@@ -1,4 +1,4 @@
-"""Where connections come in: accepted a few at a time, as many as there are places and descriptors for.
+"""Accepts connections, a few at a time, and only as many as there are places and descriptors for.
 
 websockets' own listener accepts without a bound, and asyncio's, at the process's limit of descriptors, logs 4,096
 errors at once and tries again.
@@ -22,7 +22,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator.conversation.limits import (
-    ACCEPTS,
+    ACCEPTS_PER_TURN,
     CHECK_IN_TIMEOUT,
     LARGEST_MESSAGE,
     LINGER,
@@ -63,16 +63,16 @@ class Listener:
         self._accepting = False
         self._open = False
         self._sockets = 0
-        """Accepted and not closed."""
+        """How many sockets are accepted and not closed."""
         self._short_lives = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
         self._retry: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self.handler_tasks: set[asyncio.Task[None]] = set()
-        """Filled by websockets, for each connection one."""
+        """One task for each connection. websockets fills the set."""
 
     async def listen(self, host: str, port: int) -> str:
-        """Begin; returns the address as host:port. Raises OSError."""
+        """Begin to listen. Returns the address as host:port. Raises OSError."""
         # asyncio looks up the name, makes the sockets, and has the better errors.
         server = await self._loop.create_server(asyncio.Protocol, host, port, start_serving=False)
         self._listening = [one.dup() for one in server.sockets]
@@ -95,7 +95,7 @@ class Listener:
         await self.close()
 
     async def close(self) -> None:
-        """End all connections, within LINGER seconds and a moment, whatever the peers do."""
+        """End all connections, within little more than LINGER seconds, whatever the peers do."""
         self._open = False
         self.check()
         if self._retry is not None:
@@ -116,7 +116,7 @@ class Listener:
     # Accepting
 
     def check(self) -> None:
-        """Accept connections, or stop doing so, as there is room."""
+        """Begin or stop to accept connections, depending on whether there is room for more."""
         wait = self._short_lives.wait(self._loop.time(), 8)
         room = self._sockets - self._speaking() < self._newcomers
         accepting = self._open and room and not wait and self._retry is None
@@ -140,7 +140,7 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         room = self._newcomers - self._sockets + self._speaking()
-        for _ in range(min(room, ACCEPTS)):
+        for _ in range(min(room, ACCEPTS_PER_TURN)):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -202,7 +202,7 @@ class Listener:
             self.handler_tasks.discard(task)
 
     def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Browsers name the page that opens a connection, and no page can leave that out; devices are no pages."""
+        """Refuse web pages that ``origins`` does not name. Browsers send the page's Origin; devices send none."""
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins:
                 logger.info("a web page of %.200s was refused; service.origins does not name it", origin)

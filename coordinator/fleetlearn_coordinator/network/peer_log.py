@@ -1,4 +1,4 @@
-"""The log of what peers do: however much they do, it is a few lines a second, and counts of those left out."""
+"""The log of what peers do: at most a few lines a second, and how many lines were left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlearn_coordinator.conversation.limits import (
 
 logger = logging.getLogger("fleetlearn.coordinator.peers")
 websockets_logger = logging.getLogger("fleetlearn.coordinator.peers.websockets")
-websockets_logger.setLevel(logging.WARNING)  # below, it has lines for every connection
+websockets_logger.setLevel(logging.WARNING)  # its less important lines come for every connection
 
 
 class FewLines(logging.Filter):

@@ -1,4 +1,4 @@
-"""Process settings that decide a coordinator's memory and stalls; each with what it was measured to do."""
+"""Settings of the process that bound a coordinator's memory and stalls, each with its measured effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import NamedTuple
 
-from fleetlearn_coordinator.conversation.limits import FILES, NEWCOMERS
+from fleetlearn_coordinator.conversation.limits import NEWCOMERS, OTHER_FILES
 
 BACKLOG = 4096
 """Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that connect at the same
@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def collect_garbage_rarely() -> None:
-    """Keep what exists now out of the cyclic collector and run it less often.
+    """Keep all objects that exist now out of the garbage collector, and run the collector less often.
 
     A connection is some 70 objects: with the default thresholds more than half of a handshake's CPU is collection,
     and a full collection stops 10,000 connections for 0.4 s.
@@ -59,22 +59,22 @@ class Places(NamedTuple):
     limit: int
     """Files and sockets that the process may open (RLIMIT_NOFILE)."""
     devices: int
-    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1: not even one."""
+    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1 there is room for none."""
     newcomers: int
-    """Connections beside them: in the handshake, before the check-in, closing."""
+    """Other connections: in the handshake, before the check-in, closing."""
 
 
 def places(devices: int, *, files: int) -> Places:
-    """Share the process's descriptors between its files, so many devices, and newcomers."""
+    """Share the process's descriptors between ``files`` files, ``devices`` devices, and newcomers."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return Places(2**31, devices, NEWCOMERS)
     newcomers = max(1, min(NEWCOMERS, limit // 8))
-    return Places(limit, min(devices, limit - newcomers - files - FILES), newcomers)
+    return Places(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
 
 
 def tune_listener(listener: socket.socket) -> None:
-    """Set what accepted connections inherit."""
+    """Set the socket options that accepted connections inherit."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)

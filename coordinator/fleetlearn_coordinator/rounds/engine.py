@@ -3,7 +3,7 @@
 Time is handed to every event as seconds on one clock that never goes back; what to do next comes back as a list of
 commands, to be carried out in order. The websocket server and the simulator are two drivers of it.
 
-A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a standstill,
+A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall,
 or the end of the round. When rounds open and end is decided in participation.py, who is given a task in selection.py.
 """
 
@@ -47,7 +47,7 @@ RESTART_GRACE = 90.0
 
 
 class Snapshot(NamedTuple):
-    """An engine whose round is being committed. No lease runs then; which devices are connected the driver knows."""
+    """An engine whose round is being committed. No lease runs then; the driver knows which devices are connected."""
 
     version: int
     round: int
@@ -59,7 +59,7 @@ class Engine:
 
     settings: Settings
     prefix: str = "t"
-    """Of task ids; to be the run's own, so that an update of another run cannot be taken for one of this."""
+    """Task ids begin with it. Each run has its own, so that an update cannot be taken for one of another run."""
     version: int = 0
     round: int = 0
     phase: Phase = Phase.GATHERING
@@ -124,8 +124,8 @@ class Engine:
 
     @classmethod
     def from_snapshot(cls, settings: Settings, prefix: str, taken: Snapshot, connected: Iterable[str]) -> Engine:
-        """Return an engine that goes on from a snapshot with these devices; the driver owes ``committed``. What was
-        remembered of devices is forgotten, as after a restart."""
+        """Return an engine that goes on from a snapshot with these devices. The driver must call ``committed`` next.
+        What the engine remembered about devices is forgotten, as after a restart."""
         engine = cls(settings, prefix, taken.version, taken.round, Phase.COMMITTING)
         engine.selection.resting.update(connected)
         return engine
@@ -147,7 +147,7 @@ class Engine:
         book, selection = self.book, self.selection
         book.restore(leases, accepted, dropped, Terms(self.version, self.deadline), expires)
         for device, cause in book.dropped.values():
-            if cause == STALLED:  # all that a restart leaves of what was remembered
+            if cause == STALLED:  # a restart forgets every other failure of devices
                 selection.reliability.fail(device, DOUBT)
         ended = (device for device, cause in book.dropped.values() if cause != STOPPED)
         selection.had_turn = {*book.tasks, *book.accepted.values(), *ended}
@@ -180,9 +180,9 @@ class Engine:
         return self._advance(now)
 
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
-        """The device came so far with its task: in its steps, in a content that it fetches, in its upload.
+        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content that it fetches.
 
-        ``what`` tells these apart. Only more than before is progress: to do the same once more is none.
+        Only a larger amount than before is progress.
         """
         watch = self.book.watches.get(device)
         if watch is not None and watch.task == task:
@@ -224,7 +224,7 @@ class Engine:
         if held != list(tasks) or len({*devices}) < len(devices):
             rows = enumerate(zip(devices, tasks, held, strict=True))
             good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
-        self.selection.resting.update(self.book.accept(devices[:good], tasks))
+        self.selection.resting.update(self.book.complete(devices[:good], tasks))
         self.selection.reliability.clear(devices[:good])
         if good < len(tasks):
             task, device = tasks[good], devices[good]
@@ -273,7 +273,7 @@ class Engine:
     # --- what follows from them ---
 
     def _advance(self, now: float) -> list[Command]:
-        """Whatever the state allows now: open a round, fill its slots, close it."""
+        """Do what the state allows now: open a round, fill its slots, close it."""
         commands: list[Command] = []
         waiting, policy = self.selection, self.participation
         if self.phase is Phase.GATHERING and policy.may_open(len(waiting.idle), waiting.waiting(), now):
@@ -306,7 +306,7 @@ class Engine:
         return list(map(partial(tuple.__new__, Assign), rows))  # a third of the cost of calling the type
 
     def _revive(self, device: str, task: str) -> list[Command]:
-        """A lost device returns with its work done: it may have a slot back while one is free."""
+        """Give a lost device that returns with its work done a slot again, if one is free."""
         if self.phase is not Phase.OPEN or self.participation.free_slots(self.book) <= 0:
             return []
         if not self.book.revive(device, task, Terms(self.version, self.deadline)):

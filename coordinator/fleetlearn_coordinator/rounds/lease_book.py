@@ -15,9 +15,9 @@ from typing import NamedTuple
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED
 from fleetlearn_coordinator.rounds.progress_watch import Watch
 
-LOOKS = 4
-"""A lease that cannot stall now, since it waits for the coordinator or its device is away, is looked at again after
-this part of ``LeaseBook.stall``."""
+CHECKS_PER_STALL = 4
+"""A lease cannot stall while it waits for the coordinator or while its device is away. It is then checked again after
+``LeaseBook.stall`` divided by this."""
 
 
 class Terms(NamedTuple):
@@ -51,10 +51,10 @@ class LeaseBook:
     """Task -> (device, cause), of leases that ended otherwise."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Device -> its lease's watch. Where progress is not watched, only devices that were disconnected have one."""
-    _graces: deque[tuple[float, str, str]] = field(default_factory=deque)
-    """(when, device, task) in order of time: leases that end then unless their device returns."""
-    _looks: list[tuple[float, str, str]] = field(default_factory=list)
-    """(when, device, task), a heap: leases to be looked at for progress."""
+    _lost_checks: deque[tuple[float, str, str]] = field(default_factory=deque)
+    """(when, device, task), sorted by time: each lease ends then, unless its device has returned."""
+    _stall_checks: list[tuple[float, str, str]] = field(default_factory=list)
+    """(when, device, task), a heap: when to check which lease for progress."""
 
     # --- what the book says ---
 
@@ -69,9 +69,9 @@ class LeaseBook:
 
     def wake_at(self) -> float | None:
         """Return when ``next_lost`` or ``next_stalled`` may find a lease, or None."""
-        due = self._graces[0][0] if self._graces else None
-        if self._looks and (due is None or self._looks[0][0] < due):
-            due = self._looks[0][0]
+        due = self._lost_checks[0][0] if self._lost_checks else None
+        if self._stall_checks and (due is None or self._stall_checks[0][0] < due):
+            due = self._stall_checks[0][0]
         return due
 
     def held_up(self, device: str, cause: str) -> bool:
@@ -101,16 +101,16 @@ class LeaseBook:
         terms: Terms,
         expires: float,
     ) -> None:
-        """Fill an empty book after a restart: (task, device[, cause]). All devices are away, and return by ``expires``
-        or lose their leases. What was watched is forgotten."""
+        """Fill an empty book after a restart with rows of (task, device[, cause]). No device is connected yet; those
+        that do not return by ``expires`` lose their leases. Progress made before the restart is not known."""
         for task, device in leases:
             self.tasks[device], self.terms[device], self.absent[device] = task, terms, expires
-            self._graces.append((expires, device, task))
+            self._lost_checks.append((expires, device, task))
         self.accepted = dict(accepted)
         self.dropped = {task: (device, cause) for task, device, cause in dropped}
 
-    def accept(self, devices: Sequence[str], tasks: Sequence[str]) -> Sequence[str]:
-        """End these leases with reports that count. Returns the devices that are connected."""
+    def complete(self, devices: Sequence[str], tasks: Sequence[str]) -> Sequence[str]:
+        """End these leases: their reports count. Returns those of the devices that are connected."""
         self.accepted.update(zip(tasks, devices, strict=False))
         return self._release(devices)
 
@@ -120,7 +120,8 @@ class LeaseBook:
         return self._release([device])
 
     def revive(self, device: str, task: str, terms: Terms) -> bool:
-        """Let a lease that ended by its device's loss go on, if it was that device's. Returns whether it was."""
+        """Let the lease of a lost device go on. Returns False, and changes nothing, if the task did not end by the loss
+        of this device."""
         if self.dropped.get(task) != (device, LOST):
             return False
         del self.dropped[task]
@@ -141,8 +142,8 @@ class LeaseBook:
         """Forget how leases ended. No lease runs."""
         self.accepted.clear()
         self.dropped.clear()
-        self._graces.clear()
-        self._looks.clear()
+        self._lost_checks.clear()
+        self._stall_checks.clear()
 
     # --- absence and progress ---
 
@@ -153,7 +154,7 @@ class LeaseBook:
         if watch is None:
             watch = self.watches[device] = Watch(task, now, self.grace)
             if self.stall < inf:
-                heappush(self._looks, (now + self.stall, device, task))
+                heappush(self._stall_checks, (now + self.stall, device, task))
         return watch
 
     def leave(self, device: str, now: float) -> None:
@@ -170,8 +171,8 @@ class LeaseBook:
 
     def next_lost(self, now: float) -> str | None:
         """Return a device that was away for longer than its grace, or None. Its lease is to be dropped at once."""
-        while self._graces and self._graces[0][0] <= now:
-            _, device, task = self._graces.popleft()
+        while self._lost_checks and self._lost_checks[0][0] <= now:
+            _, device, task = self._lost_checks.popleft()
             expires = self.absent.get(device)
             if expires is not None and self.tasks[device] == task:
                 if expires <= now:
@@ -181,23 +182,23 @@ class LeaseBook:
 
     def next_stalled(self, now: float) -> str | None:
         """Return a device that made no progress for too long, or None. Its lease is to be dropped at once."""
-        while self._looks and self._looks[0][0] <= now:
-            _, device, task = heappop(self._looks)
+        while self._stall_checks and self._stall_checks[0][0] <= now:
+            _, device, task = heappop(self._stall_checks)
             watch = self.watches.get(device)
             if watch is None or watch.task != task:
                 continue
             again = watch.moved + self.stall
             if watch.waits is not None or watch.gone is not None:
-                again = now + self.stall / LOOKS
+                again = now + self.stall / CHECKS_PER_STALL
             if again <= now:
                 return device
-            heappush(self._looks, (again, device, task))
+            heappush(self._stall_checks, (again, device, task))
         return None
 
     def _await_return(self, device: str, expires: float) -> None:
         self.absent[device] = expires
         entry = (expires, device, self.tasks[device])
-        if self._graces and entry < self._graces[-1]:  # only beside the longer graces of a restart
-            self._graces = deque(sorted([*self._graces, entry]))
+        if self._lost_checks and entry < self._lost_checks[-1]:  # only beside the longer graces of a restart
+            self._lost_checks = deque(sorted([*self._lost_checks, entry]))
         else:
-            self._graces.append(entry)
+            self._lost_checks.append(entry)

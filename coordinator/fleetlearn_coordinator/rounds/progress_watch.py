@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-RETURNS = 4
-"""Each absence takes at least this part of the grace, so that a lease outlives this many returns without progress."""
+MAX_RETURNS = 4
+"""Each absence uses up at least the grace divided by this. So a lease ends after this many returns without progress."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """The progress of one lease. Time in which the device cannot act does not count: it puts ``moved`` off."""
+    """The progress of one lease. Time in which the device cannot act does not count: ``moved`` is put off by it."""
 
     task: str
     moved: float
@@ -24,7 +24,7 @@ class Watch:
     gone: float | None = None
     """Since when the device has not been connected."""
     furthest: dict[str, int] = field(default_factory=dict)
-    """What moved -> how far it came: more is progress, the same again is not."""
+    """What the device moves, such as ``steps`` -> how far it came. Only more than before is progress."""
 
     def progress(self, what: str, amount: int, grace: float, now: float) -> None:
         """The device came this far. Progress restores the whole ``grace``."""
@@ -49,10 +49,10 @@ class Watch:
         self.gone = now
 
     def come_back(self, grace: float, now: float) -> None:
-        """The device is connected again: its absence is taken off its grace, of which it has ``grace`` in all."""
+        """The device is connected again. Its absence shortens the grace that is left; ``grace`` is the whole."""
         self.end_wait(now)
         if self.gone is not None:
             away = now - self.gone
             self.moved += away
-            self.grace -= max(away, grace / RETURNS)
+            self.grace -= max(away, grace / MAX_RETURNS)
             self.gone = None

@@ -20,7 +20,7 @@ def task_seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     was given."""
     start, digests = _start(seed, round, "device", 8), []
     for device in devices:
-        drawn = start.copy()  # half the cost of hashing all of it
+        drawn = start.copy()  # half the cost of hashing seed and round again for each device
         drawn.update(device.encode())
         digests.append(drawn.digest())
     return [number >> 11 for number in unpack(f"<{len(digests)}Q", b"".join(digests))]

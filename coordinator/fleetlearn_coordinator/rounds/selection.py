@@ -32,7 +32,7 @@ class Selection:
     """Devices that had a lease in this round, connected or not."""
     reliability: Reliability = field(default_factory=Reliability)
     held_up: int = 0
-    """How many of this round's leases held their slots up (``LeaseBook.held_up``)."""
+    """How many of this round's leases kept their slots from other devices (``LeaseBook.held_up``)."""
 
     def waiting(self) -> int:
         """Return how many devices may be given a task, in doubt or not."""
@@ -40,7 +40,7 @@ class Selection:
 
     def add(self, device: str) -> None:
         """The connected device may be given a task from now on."""
-        for names in self.doubted.values():  # it may be there, by what was known when it came
+        for names in self.doubted.values():  # its level of doubt may have changed since it came
             names.discard(device)
         level = self.reliability.level(device) if self.reliability.points else 0
         if level:

@@ -40,5 +40,5 @@ class Phase(StrEnum):
     """No round is open; waiting for enough devices."""
     OPEN = "open"
     COMMITTING = "committing"
-    """The round is closed; the driver owes ``committed``."""
+    """The round is closed; the driver makes the new model and then calls ``committed``."""
     FINISHED = "finished"

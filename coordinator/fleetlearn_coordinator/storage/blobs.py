@@ -20,19 +20,19 @@ class Blobs(Protocol):
     """The bytes of one run."""
 
     def take_spool_file(self) -> int:
-        """A spool file that is free; it may hold old bytes."""
+        """Return the number of a free spool file, which may hold old bytes."""
 
     def reserve_spool_file(self, number: int) -> None:
-        """Take the very one that an earlier process had. Call before any is taken."""
+        """Take the spool file of this number, which an earlier process had. Call before ``take_spool_file``."""
 
     def free_spool_file(self, number: int) -> None:
-        """Nobody needs its bytes any more."""
+        """The bytes of the spool file are not needed any more."""
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write at an offset in bytes. Raises OSError."""
 
     def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
-        """The first ``size`` bytes, in parts of PART_BYTES that share one buffer. Raises StoreError (a short file)."""
+        """Yield the first ``size`` bytes, in parts that share one buffer. Raises StoreError (a short file)."""
 
     def settle_spool_file(self, number: int) -> None:
         """Make what was written survive as much as the plan asks for (``service.durable``)."""
@@ -41,19 +41,20 @@ class Blobs(Protocol):
         """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes."""
 
     def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
-        """The state that was saved: tensors of the names, types and shapes of ``like``. Raises StoreError (a short
-        file, or another checksum; None: an earlier version wrote none)."""
+        """Return the saved state: tensors with the names, types and shapes of ``like``. Raises StoreError: a short
+        file, or bytes with another CRC-32 than ``crc32`` (None: an earlier version saved the state without a
+        checksum)."""
 
     def save_model(self, version: int, tensors: Tensors) -> None:
         """Write a model's file. Safe to call from any thread. Raises StoreError (the disk is full)."""
 
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
-        """The tensors of a model's file. Raises StoreError (missing, damaged, or not of this hash)."""
+        """Return the tensors of a model's file. Raises StoreError (missing, damaged, or with another hash)."""
 
     def drop_models(self, before: int) -> None:
         """Remove the files of models older than this version; the initial one stays. Safe to call from any thread."""
 
-    # Where something lies, for messages to people.
+    # The paths of these files, for messages to people.
 
     def where_spool_file(self, number: int) -> str: ...
 

@@ -1,4 +1,4 @@
-"""What is raised where a data directory cannot be used."""
+"""The error of a data directory that cannot be used."""
 
 from __future__ import annotations
 

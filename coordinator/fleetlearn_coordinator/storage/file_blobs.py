@@ -1,8 +1,8 @@
 """The blobs of a run in plain files: ``uploads/slot-NNNN`` (spool files), ``sums/a`` and ``b``, ``models/``.
 
 Spool files are used again and again: the first write to a fresh 4 MiB file costs ten times as much CPU as writing it
-again (page allocation). ``kill -9`` loses nothing that was written: it outlives the process. With ``power`` files are
-also fsynced, so that a power cut loses nothing either.
+again (page allocation). ``kill -9`` loses nothing that was written, because the kernel keeps it. With ``power`` files
+are also fsynced, so that a power cut loses nothing either.
 """
 
 from __future__ import annotations
@@ -86,18 +86,19 @@ class FileBlobs:
     def _add_spool_file(self) -> None:
         number = len(self._spool)
         self._spool.append(os.open(self._spool_path(number), os.O_RDWR | os.O_CREAT))
-        if self._power:  # a file is safe only once its name is
+        if self._power:  # a file survives a power cut only if its name does
             sync(self.folder / UPLOADS)
         self._free.append(number)
 
     # --- the aggregator's state ---
 
     def has_aggregator_files(self) -> bool:
-        """Whether the folder of the sums is there. It is not in a new run, or somebody gives the open round up."""
+        """Return whether the folder of the sums exists. It does not in a new run, or after somebody removed it to give
+        up the open round."""
         return (self.folder / SUMS_FOLDER).exists()
 
     def open_aggregator_files(self) -> None:
-        """Open them, and make them where they are missing. Call once, before they are used."""
+        """Open the aggregator's two files, and make those that are missing. Call once, before they are used."""
         (self.folder / SUMS_FOLDER).mkdir(exist_ok=True)
         self._sums = [os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))]
         if self._power:
@@ -135,7 +136,7 @@ class FileBlobs:
     # --- models ---
 
     def model_versions(self) -> list[int]:
-        """The versions of the models that have a file, in order."""
+        """Return the versions of the models that have a file, in order."""
         return model_versions(self.folder)
 
     def save_model(self, version: int, tensors: Tensors) -> None:
@@ -143,7 +144,7 @@ class FileBlobs:
         draft = path.with_suffix(".draft")
         try:
             save_file(dict(tensors), draft)
-        except SafetensorError as error:  # its way to say that the disk is full
+        except SafetensorError as error:  # what safetensors raises when the disk is full
             raise StoreError(Code.BUSY, f"{draft} cannot be written: {error}") from None
         if self._power:
             sync(draft)
@@ -164,17 +165,18 @@ class FileBlobs:
 
 
 def model_path(folder: Path, version: int) -> Path:
-    """Where the model of a version lies below a data directory."""
+    """Return the path of a model's file below a data directory."""
     return folder / MODELS / f"v{version:08d}.safetensors"
 
 
 def model_versions(folder: Path) -> list[int]:
-    """The versions of the models that have a file below a data directory, in order."""
+    """Return the versions of the models that have a file below a data directory, in order."""
     return sorted(int(file.stem[1:]) for file in (folder / MODELS).glob("v*.safetensors"))
 
 
 def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
-    """The tensors of a model's file. Raises StoreError where it is missing, damaged, or another than was committed."""
+    """Return the tensors of a model's file. Raises StoreError: missing, damaged, or not the model that was
+    committed."""
     try:
         tensors = load_file(path)
     except FileNotFoundError:
@@ -187,7 +189,8 @@ def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
 
 
 def write_all(descriptor: int, content: Buffer, offset: int) -> None:
-    """pwrite everything: one call may write less, where the disk becomes full or above 2 GiB. Raises OSError."""
+    """Write everything. One call of pwrite may write less: above 2 GiB, or when the disk becomes full. Raises
+    OSError."""
     written = os.pwrite(descriptor, content, offset)
     while written < len(content):
         written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)

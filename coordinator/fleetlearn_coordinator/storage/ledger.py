@@ -72,7 +72,7 @@ class ModelMade(NamedTuple):
 
     version: int
     sha256: str
-    """Of the parameter vector's bytes."""
+    """SHA-256 of the parameter vector's bytes."""
     round: int
     at: float
     """Unix time."""
@@ -120,7 +120,7 @@ class OpenRound(NamedTuple):
     leases: list[tuple[str, str]]
     """(task, device) of the tasks that run."""
     dropped: list[tuple[str, str, str]]
-    """(task, device, cause) of those that ended without an accepted report."""
+    """(task, device, cause) of the tasks that ended without an accepted report."""
     reports: list[SavedReport]
 
 
@@ -128,21 +128,22 @@ class Ledger(Protocol):
     """The rows of one run."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows, in their order: all of them, or none where it raises."""
+        """Write the rows, in their order: all of them, or none if it raises."""
 
     def get(self, key: str) -> Any:
-        """The value of a ``Metadata`` row. None where there is none."""
+        """Return the value of a ``Metadata`` row, or None if there is no such row."""
 
     def newest_model(self) -> tuple[int, str] | None:
-        """The newest model's version and SHA-256. None before the first."""
+        """Return the newest model's version and SHA-256, or None before the first model."""
 
     def last_round(self) -> int:
-        """The number of the last round that was opened. 0 before the first."""
+        """Return the number of the last round that was opened, or 0 before the first."""
 
     def last_committed(self) -> dict[str, Any] | None:
-        """The summary of the last round that was committed. None before the first. Raises StoreError (damaged)."""
+        """Return the summary of the last round that was committed, or None before the first. Raises StoreError
+        (damaged)."""
 
     def open_round(self) -> OpenRound | None:
-        """The round that was opened and not closed, if there is one. Raises StoreError (damaged)."""
+        """Return the round that was opened and not closed, if there is one. Raises StoreError (damaged)."""
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
 """The lock of a data directory: one coordinator at a time.
 
-This is not the `filelock` library, which knows exclusive locks only, and needs to write the file. ``is_locked`` is for
-people who look at a run and may have the right to read alone. Two who look at the same moment must not take each other
-for a coordinator, and a start tells them from a coordinator by the kind of their lock: it waits for the one and is
-refused by the other at once.
+A coordinator holds an exclusive lock. ``is_locked`` asks for a shared one and gives it back at once, so two processes
+that only look do not take each other for a coordinator. A coordinator that starts waits for shared locks, and is
+refused at once by an exclusive one. The `filelock` library has exclusive locks only, and must be able to write the
+file; people who look at a run may only have the right to read it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fleetlearn_coordinator.storage.errors import StoreError
 
 LOCK = "lock"
 LOCK_TIMEOUT = 10.0
-"""Seconds that a start waits for those who only look whether a coordinator runs."""
+"""Seconds that a coordinator waits at its start for processes that call ``is_locked``."""
 
 
 def lock(path: Path) -> int:
-    """Hold ``path`` as long as the returned descriptor is open. Raises StoreError where another coordinator does."""
+    """Lock ``path`` for as long as the returned descriptor is open. Raises StoreError if another coordinator holds
+    it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     until = time.monotonic() + LOCK_TIMEOUT
     while not _flock(descriptor, fcntl.LOCK_EX):
@@ -38,7 +39,7 @@ def lock(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a coordinator holds ``path``: in whatever container or process namespace it runs."""
+    """Return whether a coordinator holds ``path``, also one in another container or process namespace."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The ledger of a run in SQLite (WAL): ``coordinator.sqlite3`` in its data directory.
 
-``kill -9`` loses nothing that was written: it outlives the process. With ``power`` SQLite also fsyncs, so that a power
-cut loses nothing either.
+``kill -9`` loses nothing that was written, because the kernel keeps it. With ``power`` SQLite also fsyncs, so that a
+power cut loses nothing either.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fleetlearn_coordinator.storage.ledger import (
 DATABASE = "coordinator.sqlite3"
 SCHEMA_VERSION = 1
 ROUNDS_KEPT = 100
-"""Closed rounds whose tasks and reports are kept one by one; of older ones the summary stays."""
+"""Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 DatabaseError = sqlite3.Error
-"""What SQLite raises: the disk is full, the file is no database, ..."""
+"""What SQLite raises, for example when the disk is full or the file is no database."""
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -76,13 +76,13 @@ class SqliteLedger:
             self._db.close()
             raise
         self.is_new = not version
-        """It has no tables yet: call ``create`` before anything else."""
+        """The database has no tables yet: call ``create`` before anything else."""
 
     def close(self) -> None:
         self._db.close()
 
     def create(self, values: Mapping[str, str]) -> None:
-        """Make the tables, and the run's first ``Metadata``, together."""
+        """Make the tables and the run's first ``Metadata`` in one transaction."""
         self._db.execute("BEGIN IMMEDIATE")
         for statement in SCHEMA.split(";\n"):
             self._db.execute(statement)
@@ -182,7 +182,7 @@ class SqliteLedger:
 
 
 def decode(content: str | bytes, kind: type[T], what: str) -> T:
-    """Read JSON out of the database. Raises StoreError, naming ``what`` is damaged."""
+    """Decode JSON from the database. Raises StoreError if it is damaged; ``what`` names it for people."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Looks into a run's database from outside, also while its coordinator runs. Nothing here writes."""
+"""Reads a run's database from outside, also while its coordinator runs. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, decode
 
 
 class LedgerReader:
-    """What a data directory's database says. Made by ``read_ledger``."""
+    """The database of a data directory, to be read. Made by ``read_ledger``."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
 
     def metadata(self) -> dict[str, Any]:
-        """All small values of the run, by name."""
+        """Return all small values of the run, by name."""
         return dict(self._db.execute("SELECT key, value FROM meta").fetchall())
 
     def models(self) -> dict[int, str]:
-        """Version -> SHA-256 of each committed model, whether its file is still kept or not."""
+        """Return version -> SHA-256 of each committed model, also of those whose files are not kept any more."""
         return dict(self._db.execute("SELECT version, sha256 FROM models").fetchall())
 
     def closed_rounds(self, since: int) -> list[tuple[int, str, float, float, dict[str, Any]]]:
-        """(number, outcome, opened, closed, summary) of the rounds that are over, from number ``since`` on."""
+        """Return (number, outcome, opened, closed, summary) of each round that is over, from number ``since`` on."""
         rows = self._db.execute(
             "SELECT number, outcome, opened, closed, summary FROM rounds "
             "WHERE closed IS NOT NULL AND number >= ? ORDER BY number",
@@ -40,12 +40,12 @@ class LedgerReader:
         ]
 
     def open_round(self) -> int | None:
-        """The number of the open round, if there is one."""
+        """Return the number of the open round, if there is one."""
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         return row and int(row[0])
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
-        """(task, device, state) of a round's tasks, in order."""
+        """Return (task, device, state) of each of a round's tasks, in order."""
         return self._db.execute(
             "SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)
         ).fetchall()
@@ -53,13 +53,13 @@ class LedgerReader:
 
 @contextmanager
 def read_ledger(folder: Path) -> Iterator[LedgerReader]:
-    """Look at the database of a data directory; everything that is read is of one moment. Raises StoreError."""
+    """Open the database of a data directory. All reads show the same moment. Raises StoreError."""
     path = folder / DATABASE
     if not path.is_file():
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
-        if not db.execute("PRAGMA user_version").fetchone()[0]:  # set in the transaction that makes the tables
+        if not db.execute("PRAGMA user_version").fetchone()[0]:  # written together with the tables
             raise StoreError(
                 Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again"
             )

@@ -40,12 +40,13 @@ from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 SPOOL_FILES_HELD = 32
 """Accepted updates kept in spool files before the aggregator's state is written and their files are freed."""
 MODELS_KEPT = 3
+"""Newest models whose files are kept, beside the initial model."""
 OPTIMIZER_STATE = "state."
-"""What the names of the server optimizer's state begin with in a model's file."""
+"""In a model's file, the names of the server optimizer's state begin with this."""
 
 
 class Store:
-    """What one run remembers. All calls are synchronous; those on models may be made in any thread."""
+    """What one run remembers. All calls are synchronous; ``write_model`` may be called in any thread."""
 
     def __init__(self, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
@@ -74,24 +75,24 @@ class Store:
 
     @property
     def must_save_aggregator(self) -> bool:
-        """Whether SPOOL_FILES_HELD accepted updates are in spool files."""
+        """Whether SPOOL_FILES_HELD accepted updates are in spool files, so that the state must be saved now."""
         return len(self._held) >= SPOOL_FILES_HELD
 
     def save_aggregator(self, tensors: Tensors) -> None:
-        """Write the aggregator's state, which has all accepted updates, and free their spool files."""
+        """Write the aggregator's state, which contains all accepted updates, and free their spool files."""
         turn = 1 - int(self.ledger.get("sum") or 0)
         crc32 = self.blobs.save_aggregator(turn, tensors)
         self.ledger.write([AggregatorSaved(turn, crc32, list(self._held))])
         self._free_held()
 
     def load_aggregator(self, like: Tensors) -> dict[str, NDArray[Any]] | None:
-        """The open round's aggregator state as it was last saved: tensors of the names, types and shapes of ``like``.
-        None if it was not saved. Raises StoreError (damaged)."""
+        """Return the open round's aggregator state as it was last saved, as tensors with the names, types and shapes of
+        ``like``; or None if it was not saved. Raises StoreError (damaged)."""
         turn = self.ledger.get("sum")
         return None if turn is None else self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
 
     def take_back_update(self, saved: SavedReport) -> bytearray:
-        """The bytes of an update that an earlier process accepted; its spool file is held again. Raises StoreError
+        """Return the bytes of an update that an earlier process accepted, and hold its spool file. Raises StoreError
         (damaged)."""
         assert saved.spool_file is not None
         self.blobs.reserve_spool_file(saved.spool_file)
@@ -114,12 +115,14 @@ class Store:
     # --- the open round of an earlier process ---
 
     def is_given_up(self, round: int) -> bool:
-        """Whether the round is to be abandoned: somebody removed the aggregator's files, since they were damaged."""
+        """Return whether the round is to be abandoned: somebody removed the aggregator's files because they were
+        damaged."""
         return bool(self.ledger.get("given_up") == round)
 
     @contextmanager
     def repair_advice(self) -> Iterator[None]:
-        """Add to an error over damaged files what can be done. ValueError: the aggregator's state is wrong."""
+        """Add what can be done to an error about damaged files: a StoreError, or a ValueError about the aggregator's
+        state. Raises StoreError."""
         try:
             yield
         except (StoreError, ValueError) as error:
@@ -134,8 +137,8 @@ class Store:
     # --- models ---
 
     def load_model(self) -> tuple[int, Vector, dict[str, Vector]] | None:
-        """The newest committed model: version, float32 vector (P,), server optimizer's state. None before the first.
-        Raises StoreError (missing, damaged, or another than was committed)."""
+        """Return the newest committed model: version, float32 vector (P,), server optimizer's state; or None before the
+        first. Raises StoreError (missing, damaged, or not the model that was committed)."""
         newest = self.ledger.newest_model()
         if newest is None:
             return None
@@ -156,8 +159,8 @@ class Store:
         """Write a model's file, and remove older ones: the last MODELS_KEPT, the initial one, and those from version
         ``needed`` on are kept.
 
-        Returns the rows that make it the newest, once they are written. May be called in any thread. Raises StoreError
-        (the disk is full).
+        Returns the rows that make this model the newest, once they are written. May be called in any thread. Raises
+        StoreError (the disk is full).
         """
         tensors = {PARAMETERS: vector, **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()}}
         self.blobs.save_model(made.version, tensors)
@@ -167,7 +170,8 @@ class Store:
 
 
 def open_store(folder: Path, bundle: str, *, durable: str = "process") -> Store:
-    """Open a data directory or make it, and lock it. ``bundle`` is the SHA-256 of the run's bundle.
+    """Open and lock a data directory, which is made if it does not exist. ``bundle`` is the SHA-256 of the run's
+    bundle.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its database is lost.
     """
@@ -181,8 +185,8 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process") -> Store:
         if ledger.is_new:
             ledger.create({"bundle": bundle, "run": token_hex(4)})
         _check_bundle(folder, ledger.get("bundle"), bundle)
-        rows: list[Row] = [Metadata("live", None)]  # what an earlier process said of itself
-        if not blobs.has_aggregator_files():  # a new run, or somebody gives the open round up
+        rows: list[Row] = [Metadata("live", None)]  # forget the status of an earlier process
+        if not blobs.has_aggregator_files():  # a new run, or somebody removed them to give up the open round
             rows.append(Metadata("given_up", ledger.last_round()))
         ledger.write(rows)
         blobs.open_aggregator_files()
@@ -191,8 +195,8 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process") -> Store:
 
 
 def _refuse_lost(folder: Path, ledger: SqliteLedger, blobs: FileBlobs) -> None:
-    """Raise StoreError where there are models of which the database knows nothing: training would begin at version 0,
-    beside them. The first start may have been killed when it had written version 0, not recorded it."""
+    """Raise StoreError if there are models that the database does not know: training would begin at version 0 beside
+    them. Version 0 alone is no error: the first start may have been killed after it wrote the file."""
     versions = blobs.model_versions()
     if versions if ledger.is_new else versions[-1:] > [0] and ledger.newest_model() is None:
         raise StoreError(
@@ -213,12 +217,12 @@ def _check_bundle(folder: Path, kept: object, bundle: str) -> None:
 
 
 def descriptors(uploads: int) -> int:
-    """File descriptors of the spool files when so many uploads are granted, and as many were broken off."""
+    """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time."""
     return SPOOL_FILES_HELD + 2 * uploads
 
 
 def checksum_of(state: Mapping[str, Vector]) -> int:
-    """CRC-32 of a server optimizer's state, names included."""
+    """Return the CRC-32 of a server optimizer's state, names included."""
     found = 0
     for name in sorted(state):
         found = checksum(state[name], checksum(name.encode(), found))

@@ -1,4 +1,4 @@
-"""Which failure the coordinator is told of each exception, and whether the device can go on."""
+"""Maps each exception to the failure that the coordinator is told, and to whether the device can go on."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class Timing(NamedTuple):
 def seconds_to_wait(timing: Timing, failures: int, come_back_after: float | None, dice: random.Random) -> float:
     """Return how long to wait before the next connection.
 
-    The coordinator's ``come_back_after`` is followed, where there is one: half to one and a half of it. Otherwise the
-    wait is uniform between 0 and min(cap, base * 2**failures) ("full jitter": Brooker, "Exponential Backoff And
-    Jitter", AWS Architecture Blog 2015).
+    If the coordinator said ``come_back_after``, the wait is 0.5 to 1.5 times that. Otherwise it is uniform between 0
+    and min(cap, base * 2**failures) ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog
+    2015).
     """
     if come_back_after is not None:
         return dice.uniform(0.5, 1.5) * come_back_after

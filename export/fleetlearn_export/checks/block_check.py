@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleetlearn_protocol.manifest import Many
+from fleetlearn_protocol.manifest import TrainMany
 from numpy.typing import NDArray
 
 from fleetlearn_export.checks.comparison import Session, batches, compare, first_inputs, first_passing, open_session
@@ -17,13 +17,13 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 
 
-def check_many(user: UserModel, step: TrainStep, content: bytes, many: Many) -> float:
+def check_many(user: UserModel, step: TrainStep, content: bytes, many: TrainMany) -> float:
     """Return the largest difference from PyTorch. Raises ExportError if it is too large."""
     session = open_session(content)
     return first_passing(partial(_check, user, step, session, many))
 
 
-def _check(user: UserModel, step: TrainStep, session: Session, many: Many, seed: int) -> float:
+def _check(user: UserModel, step: TrainStep, session: Session, many: TrainMany, seed: int) -> float:
     hyper = {name: 0.05 if default is None else default for name, default in step.hyper.items()}
     given = first_inputs(step, hyper, seed)
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from fleetlearn_protocol.manifest import Many
+from fleetlearn_protocol.manifest import TrainMany
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.func import vmap
@@ -66,13 +66,13 @@ class Vectorizable(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def check_many_settings(many: Many | None) -> None:
+def check_many_settings(many: TrainMany | None) -> None:
     """Raise ExportError unless ``many`` describes a block of devices, or is None."""
-    if many is not None and (not isinstance(many, Many) or many.devices < 2 or many.steps < 1 or many.batch == 0):
-        raise ExportError(f"many={many!r}; expected Many(devices, steps) of at least 2 devices and 1 step")
+    if many is not None and (not isinstance(many, TrainMany) or many.devices < 2 or many.steps < 1 or many.batch == 0):
+        raise ExportError(f"many={many!r}; expected TrainMany(devices, steps) of at least 2 devices and 1 step")
 
 
-def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located: torch.fx.Graph) -> Program:
+def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph) -> Program:
     """Return the program of ``many.steps`` steps of ``many.devices`` devices. Raises ExportError."""
     single = step.arguments()
     if many.batch is not None:
@@ -146,7 +146,7 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: Many, located
             raise
         raise ExportError(
             f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
-            f"Many({many.devices}, {many.steps}, batch=...)"
+            f"TrainMany({many.devices}, {many.steps}, batch=...)"
         ) from error
     return Program(program, list(arguments), names, located)
 
@@ -160,7 +160,7 @@ def _version_after(versions: list[Tensor], steps: Tensor) -> Tensor:
     return torch.cat(versions).index_select(0, rows)
 
 
-def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: Many) -> onnx.ModelProto:
+def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: TrainMany) -> onnx.ModelProto:
     """Skip the selection of each device's version, with an If, when all devices do all steps.
 
     This edits the ONNX graph because vmap and the exporter do not keep PyTorch's own branches.

@@ -254,4 +254,4 @@ def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
 def check_many(bundle: Bundle, batch_size: int) -> None:
     """Raise SimulatorError if the bundle cannot train many devices at once."""
     if why := not_for_many(bundle, batch_size):
-        raise SimulatorError(f'{why}: export it with many=Many(devices, steps), or choose the back end "bundle"')
+        raise SimulatorError(f'{why}: export it with many=TrainMany(devices, steps), or choose the back end "bundle"')

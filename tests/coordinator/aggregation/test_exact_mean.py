@@ -63,7 +63,7 @@ def columns(updates: Updates) -> tuple[Vector, np.ndarray, np.ndarray]:
 
 
 def kinds(size: int, count: int) -> list[Updates]:
-    """Those that need both grids, those of which one rounding is enough, and those about where these part."""
+    """Updates that need both grids, updates for which one rounding is enough, and updates at the border of the two."""
     far = some_updates(size, count)
     near = [(vector * np.float32(2.0**-20 / max(np.abs(vector).max(), 1.0)), 1 + weight % 50) for vector, weight in far]
     edge = [(np.clip(vector, -2, 2), (64, 63, 65, 1, 9)[place % 5]) for place, (vector, _) in enumerate(far)]
@@ -88,7 +88,7 @@ def test_a_hundred_random_orders_give_the_same_bits(size: int, count: int) -> No
 
 
 def test_a_plain_float64_sum_does_depend_on_order() -> None:
-    """What the above would not show if these updates were too easy."""
+    """If these updates were too easy, the tests above would show nothing."""
     updates = some_updates(1000, 25)
     forwards, backwards = np.zeros(1000), np.zeros(1000)
     for vector, weight in updates:
@@ -248,7 +248,7 @@ def test_parts_of_another_length_are_refused(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (610, 100), (BLOCK // 3, 7), (BLOCK + 3, 5)])
 def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
-    """In any division, and on top of what was added before."""
+    """However they are divided, and after others were added."""
     for updates in kinds(size, count):
         expected = added(size, updates)
         given = columns(updates)

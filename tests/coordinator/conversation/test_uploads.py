@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from fleetlearn_coordinator.conversation.places import PROOF, WINDOW, Places, Proven
+from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.uploads import (
     Upload,
     Uploads,
@@ -49,10 +49,10 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.take(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message), blobs)
     upload.check_complete()
     assert upload.largest == 3.0
-    spool_file = uploads.keep(upload, 0.0)
+    spool_file = uploads.complete(upload, 0.0)
     assert b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes)) == UPDATE.tobytes()
     assert not uploads.active
 
@@ -71,13 +71,13 @@ def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, p
     (message,) = pack_chunks(1, payload)
     chunk = unpack_chunk(message)._replace(offset=offset)
     with pytest.raises(ProtocolError) as caught:
-        upload.take(chunk, blobs)
+        upload.receive(chunk, blobs)
     assert caught.value.code is code
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.take(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message), blobs)
     upload.check_complete()
     with pytest.raises(ProtocolError) as caught:
-        upload.take(chunk._replace(offset=UPDATE.nbytes), blobs)
+        upload.receive(chunk._replace(offset=UPDATE.nbytes), blobs)
     assert caught.value.code is Code.WRONG_LENGTH
 
 
@@ -88,10 +88,10 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
     upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts))
     assert list(uploads.grants(0.0)) == [upload]
     with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
-        upload.take(Chunk(1, 0, memoryview(first + second[:4])), blobs)
+        upload.receive(Chunk(1, 0, memoryview(first + second[:4])), blobs)
     assert caught.value.code is Code.WRONG_LENGTH
     for offset, payload in ((0, first[:8]), (8, first[8:]), (12, second)):
-        upload.take(Chunk(1, offset, memoryview(payload)), blobs)
+        upload.receive(Chunk(1, offset, memoryview(payload)), blobs)
     upload.check_complete()
     upload.report = msgspec.structs.replace(upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7)))
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
     uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
-    upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
+    upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
     uploads.pause(upload)
     again = granted(uploads, "t1")
     assert again is upload
@@ -119,7 +119,7 @@ def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Pat
     uploads = make(blobs, 4)
     for number in range(50):
         upload = granted(uploads, f"t{number}")
-        upload.take(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
+        upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
         uploads.pause(upload)
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
     uploads.forget_all()
@@ -137,9 +137,9 @@ def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
 
 
 def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
-    """Take so many of its chunks, from where it is."""
+    """Send this many of the upload's chunks, from where it is."""
     for message in list(pack_chunks(upload.transfer, UPDATE.tobytes(), upload.offset))[:chunks]:
-        upload.take(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message), blobs)
 
 
 def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(blobs: FileBlobs) -> None:
@@ -173,7 +173,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
         crawler = uploads.offer(f"c{number}", report_of(f"c{number}"))
         list(uploads.grants(number))
         (message,) = pack_chunks(crawler.transfer, bytes(4))
-        crawler.take(unpack_chunk(message), blobs)
+        crawler.receive(unpack_chunk(message), blobs)
         crawler.slow = True
         crawlers.append(crawler)
     assert list(uploads.places.held) == [moving, crawlers[-1]]
@@ -189,13 +189,13 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
 
 @pytest.mark.parametrize(
     ("took", "proves"),
-    [(WINDOW, True), (WINDOW + 0.1, True), (UPDATE.nbytes / (PROOF * RATE) + 0.1, False)],
+    [(WINDOW, True), (WINDOW + 0.1, True), (UPDATE.nbytes / (PROOF_FACTOR * RATE) + 0.1, False)],
 )
 def test_an_update_that_came_quickly_proves_its_device(blobs: FileBlobs, took: float, proves: bool) -> None:
     uploads = make(blobs, 1)
     upload = granted(uploads, "t1")
     sent(upload, blobs, 2)
-    uploads.keep(upload, took)
+    uploads.complete(upload, took)
     assert ("device" in uploads.places.proven) is proves
 
 
@@ -207,5 +207,5 @@ def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: Fil
     again = uploads.offer("device", report_of("t1"))
     list(uploads.grants(500.0))
     sent(again, blobs)
-    uploads.keep(again, 500.1)
+    uploads.complete(again, 500.1)
     assert "device" not in uploads.places.proven

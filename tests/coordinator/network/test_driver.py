@@ -10,7 +10,7 @@ from fleetlearn_protocol.frames import pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import Accepted, Grant, Refused, Uploaded
 from peers import PlanMaker, fleet, report_of, update_of
 
-from benchmarks._attackers import BINARY, TEXT, frame
+from benchmarks._raw_peer import BINARY, TEXT, frame
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

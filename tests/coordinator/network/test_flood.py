@@ -36,24 +36,24 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
-from benchmarks._attackers import BINARY, CONTINUATION, PING, TEXT, Wire, frame, open_wire, text
+from benchmarks._raw_peer import BINARY, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
-WIRES: list[Wire] = []
+WIRES: list[RawPeer] = []
 """Of the test that runs; all are cut off at its end."""
 
 
-async def knock(address: str) -> Wire:
+async def knock(address: str) -> RawPeer:
     """A connection without any request."""
-    WIRES.append(Wire(*await open_wire(address)))
+    WIRES.append(RawPeer(*await open_stream(address)))
     return WIRES[-1]
 
 
-async def wire_to(address: str) -> Wire:
+async def wire_to(address: str) -> RawPeer:
     """A WebSocket connection that has not checked in."""
-    WIRES.append(await Wire.connect(address))
+    WIRES.append(await RawPeer.connect(address))
     return WIRES[-1]
 
 
@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def send_until_ended(wire: Wire, data: bytes) -> None:
+async def send_until_ended(wire: RawPeer, data: bytes) -> None:
     """Send the same bytes as long as the connection is there."""
     with suppress(OSError):
         while True:
@@ -91,7 +91,7 @@ async def send_until_ended(wire: Wire, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[Wire, Connection]:
+async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[RawPeer, Connection]:
     """A peer that has checked in, and the coordinator's end of it."""
     wire = await wire_to(coordinator.address)
     await wire.check_in(name)
@@ -128,7 +128,7 @@ async def test_a_web_page_is_refused_unless_the_plan_names_it(make_plan: PlanMak
 
 @run_async
 async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    """It is not read from while they pile up, and is ended when that does not change."""
+    """Nothing is read from the peer while they pile up, and the peer is ended when that does not change."""
     patch.setattr(limits, "MESSAGE_RATE", 1e9)
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
@@ -142,7 +142,7 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
             await asyncio.sleep(0)
             largest = max(largest, theirs.transport.get_write_buffer_size())
         assert not theirs.transport.is_reading()
-        assert largest <= limits.WRITE_PAUSE + limits.TURN * 127
+        assert largest <= limits.WRITE_PAUSE + limits.FRAMES_PER_TURN * 127
         assert driver.overdue(theirs.stalled + 29.0, 1e9) is None
         patch.setattr("fleetlearn_coordinator.network.driver.SEND_TIMEOUT", -1.0)
         await until(lambda: not coordinator.host.devices)
@@ -191,7 +191,7 @@ async def test_an_endless_fragmented_message_is_bounded_in_bytes(
         await send_until_ended(wire, frame(CONTINUATION, bytes(10_000), fin=False))
         assert theirs.protocol.close_sent is not None
         assert theirs.protocol.close_sent.code == 1009
-        assert theirs._frames.fragments <= limits.LARGEST_MESSAGE // 10_000 + limits.TURN
+        assert theirs._frames.fragments <= limits.LARGEST_MESSAGE // 10_000 + limits.FRAMES_PER_TURN
 
 
 @run_async
@@ -209,7 +209,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def hear(wire: Wire, kind: type) -> Any:
+async def hear(wire: RawPeer, kind: type) -> Any:
     while not isinstance(message := await wire.hear(), kind):
         pass
     return message
@@ -222,7 +222,7 @@ async def hear(wire: Wire, kind: type) -> Any:
 async def test_a_message_waits_for_a_few_of_each_other_connection(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
-    """However many are there, TURN of one connection are handled before the others' next."""
+    """However many wait, FRAMES_PER_TURN of one connection are handled, then it is the turn of the others."""
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     handled: list[str] = []
     handle = Conversation._handle
@@ -241,8 +241,8 @@ async def test_a_message_waits_for_a_few_of_each_other_connection(
         await until(lambda: handled.count("honest") == 20)
     last = len(handled) - handled[::-1].index("honest")
     turns = [len(list(run)) for _, run in itertools.groupby(handled[:last])]
-    assert max(turns) <= limits.TURN
-    assert last <= 2 * (20 + limits.TURN)
+    assert max(turns) <= limits.FRAMES_PER_TURN
+    assert last <= 2 * (20 + limits.FRAMES_PER_TURN)
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_the_descriptors_are_shared_out() -> None:
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         return process_settings.Places(*map(int, done.stdout.split()))
 
-    assert places(1024, 20_000, 64) == (1024, 1024 - 128 - 64 - limits.FILES, 128)
+    assert places(1024, 20_000, 64) == (1024, 1024 - 128 - 64 - limits.OTHER_FILES, 128)
     assert places(1024, 100, 64) == (1024, 100, 128)
     assert places(128, 100, 64).devices < 1
 

@@ -57,7 +57,7 @@ def make_large_plan(tmp_path: Path, large_bundle: Path) -> PlanMaker:
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine test in an event loop of its own. Its argument says of which model."""
+    """Run a coroutine test in an event loop of its own. Its argument says with which model."""
     large = "make_large_plan" in inspect.signature(test).parameters
 
     def run_small(make_plan: PlanMaker) -> None:
@@ -171,7 +171,7 @@ async def test_part_of_a_chunk_is_progress(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_plan: PlanMaker) -> None:
-    """Without looking at rates: no window passes here."""
+    """The rates do not matter: no window passes here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)
         plan = make_plan(round__goal=1, round__over_selection=40, service__uploads=2)
@@ -390,7 +390,7 @@ async def test_a_held_update_of_another_task_than_the_lease_is_refused_and_the_t
 
 @run_async
 async def test_a_report_that_the_check_in_did_not_name_is_taken(make_plan: PlanMaker) -> None:
-    """It finished between its check-in and the task that is given again."""
+    """The device finished between its check-in and the task that is given again."""
     async with fleet(make_plan(round__goal=1)) as (_, join):
         a = await join("a")
         task = await a.task()

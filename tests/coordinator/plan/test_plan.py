@@ -184,7 +184,7 @@ def test_the_optimizer_has_the_plans_values() -> None:
     ],
 )
 def test_what_the_metric_that_stops_can_be(stop: str, bounds: dict[str, tuple[float, float]]) -> None:
-    """By default one device cannot be so good that its word stops the run."""
+    """By default no single device's metric can stop the run."""
     assert parse(f"{SMALL}[stop]\n{stop}").bounds == bounds
 
 

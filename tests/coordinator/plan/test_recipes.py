@@ -26,7 +26,7 @@ def test_the_table_has_the_names_that_users_type() -> None:
 
 
 def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of the mean cross-entropy of softmax regression, as one vector: weights, then biases."""
+    """Return the gradient of softmax regression's mean cross-entropy, as one vector: weights, then biases."""
     weights, bias = params[: FEATURES * CLASSES].reshape(FEATURES, CLASSES), params[FEATURES * CLASSES :]
     scores = x @ weights + bias
     probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))

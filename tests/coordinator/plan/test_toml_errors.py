@@ -42,7 +42,7 @@ def to_path(_: type, given: Any) -> Path:
 
 
 def read(raw: dict[str, Any], prefix: str = "") -> str:
-    """What is said about these tables."""
+    """Return the error that these tables cause."""
     try:
         refuse_unknown(raw, "house", House, SECTIONS, hidden=("rooms",))
         read_tables(raw, "house", House, to_path, prefix)

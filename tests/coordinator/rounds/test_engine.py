@@ -522,7 +522,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(given=tasks, what=st.sampled_from(["steps", "model", "upload"]), amount=st.integers(0, 3))
     def progress(self, given: tuple[str, str, int], what: str, amount: int) -> None:
-        """Of a task that runs, or of one that is over: then it is nothing."""
+        """A device makes progress in a task that runs, or in one that is over, where it does not count."""
         device, task, _ = given
         if device in self.connected:
             self.engine.progress(device, task, what, amount, self.now)
@@ -539,7 +539,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
-        """As a driver would: waking at each moment that the engine names."""
+        """Let time pass as a driver does, which wakes at each moment that the engine names."""
         until = self.now + seconds
         while (wake := self.engine.wake_at()) is not None and wake <= until:
             self.now = max(self.now, wake)
@@ -594,7 +594,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
         """It may stall: nobody holds a slot in silence for longer than the rules say."""
-        looked_at = {task for _, _, task in self.engine.book._looks}
+        looked_at = {task for _, _, task in self.engine.book._stall_checks}
         for device, task in self.engine.leases.items():
             watch = self.engine.book.watches.get(device)
             if device not in self.engine.book.absent:

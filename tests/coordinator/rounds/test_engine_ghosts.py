@@ -152,7 +152,7 @@ def test_only_more_of_the_same_is_progress() -> None:
 
 
 def test_a_lease_that_waits_for_the_coordinator_does_not_stall() -> None:
-    """For a place to upload or download. Its own time before and after that counts together."""
+    """It waits for a place to upload or download. The device's own time before and after counts together."""
     engine, tasks = started(rules=SETTINGS._replace(minimum=2))
     engine.wait("a", 44.0)
     engine.wait("a", 50.0)  # it is said again, as the device says it again
@@ -171,7 +171,7 @@ def test_waits_of_devices_without_a_lease_are_nothing() -> None:
     assert spare not in engine.book.watches
 
 
-def test_an_absence_does_not_count_as_standstill_and_ends_a_wait() -> None:
+def test_an_absence_does_not_count_as_a_stall_and_ends_a_wait() -> None:
     engine, tasks = started(rules=SETTINGS._replace(grace=300.0))
     engine.wait("a", 5.0)
     engine.disconnect("a", 14.0)
@@ -242,7 +242,7 @@ def test_who_is_one_too_many_has_not_failed() -> None:
 
 
 def test_devices_in_doubt_take_part_where_nobody_else_is_there_and_a_report_clears_them() -> None:
-    """After an outage everybody is in doubt; the fleet trains on."""
+    """After an outage all devices are in doubt; the fleet goes on training."""
     engine, _ = started("abc")
     said = awake(engine, 604.0)
     assert [at for at, command in said if isinstance(command, Ended)] == [60.0] * 3

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
-from fleetlearn_coordinator.rounds.progress_watch import RETURNS
+from fleetlearn_coordinator.rounds.progress_watch import MAX_RETURNS
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -64,11 +64,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.leases |= {device: Model(task, terms, self.now) for device, task in zip(free, tasks, strict=True)}
 
     @rule(devices=st.sets(DEVICES))
-    def accept(self, devices: set[str]) -> None:
+    def complete(self, devices: set[str]) -> None:
         over = sorted(devices & self.leases.keys())
         tasks = [self.leases[device].task for device in over]
         there = [device for device in over if self.leases.pop(device).gone is None]
-        assert [*self.book.accept(over, tasks)] == there
+        assert [*self.book.complete(over, tasks)] == there
         self.accepted |= dict(zip(tasks, over, strict=True))
 
     @rule(device=DEVICES, cause=st.sampled_from([LATE, SURPLUS, "failed: diverged"]))
@@ -114,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
             if lease.gone is not None:
                 away = self.now - lease.gone
                 lease.idle_since += away
-                lease.grace -= max(away, GRACE / RETURNS)
+                lease.grace -= max(away, GRACE / MAX_RETURNS)
                 lease.gone = None
 
     @rule(device=DEVICES, steps=st.integers(0, 5))
@@ -200,7 +200,7 @@ def test_the_oldest_version_is_needed_until_its_last_lease_ends() -> None:
     book = book_of("a", "b")
     book.give(["c"], ["task-c"], TERMS._replace(version=5), 1.0)
     assert book.oldest_version() == 3
-    book.accept(["a"], ["task-a"])
+    book.complete(["a"], ["task-a"])
     assert book.oldest_version() == 3
     book.drop("b", LATE)
     assert book.oldest_version() == 5
@@ -236,7 +236,7 @@ def test_a_device_that_came_back_and_left_again_is_lost_by_its_last_absence() ->
 def test_a_round_ends_and_nothing_is_left(stall: float) -> None:
     book = book_of("a", "b", stall=stall)
     book.leave("a", 1.0)
-    book.accept(["b"], ["task-b"])
+    book.complete(["b"], ["task-b"])
     book.drop("a", LOST)
     assert book.causes() == {LOST: 1}
     book.end_round()

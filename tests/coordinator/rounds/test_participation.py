@@ -13,7 +13,7 @@ SETTINGS = Settings(goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gathe
 def book_of(running: str, reported: str = "", dropped: str = "") -> LeaseBook:
     book, devices = LeaseBook(SETTINGS.grace), [*reported, *dropped, *running]
     book.give(devices, [f"task-{device}" for device in devices], Terms(0, 60.0), 0.0)
-    book.accept([*reported], [f"task-{device}" for device in reported])
+    book.complete([*reported], [f"task-{device}" for device in reported])
     for device in dropped:
         book.drop(device, "failed: diverged")
     return book

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fleetlearn_coordinator.rounds.progress_watch import RETURNS, Watch
+from fleetlearn_coordinator.rounds.progress_watch import MAX_RETURNS, Watch
 
 GRACE = 8.0
 
@@ -41,7 +41,7 @@ def test_progress_while_the_device_waits_counts_from_then_on() -> None:
     assert watch.moved == 20.0
 
 
-@pytest.mark.parametrize(("away", "taken"), [(0.0, GRACE / RETURNS), (1.0, GRACE / RETURNS), (3.0, 3.0)])
+@pytest.mark.parametrize(("away", "taken"), [(0.0, GRACE / MAX_RETURNS), (1.0, GRACE / MAX_RETURNS), (3.0, 3.0)])
 def test_an_absence_is_taken_off_the_grace_and_progress_restores_it(away: float, taken: float) -> None:
     watch = Watch("t1", 10.0, GRACE)
     watch.begin_wait(12.0)

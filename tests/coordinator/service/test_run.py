@@ -41,7 +41,7 @@ class Fleet:
         ]
 
     def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
-        """What the server does with them."""
+        """Do what the server does with commands."""
         heard: list[Command] = []
         for command in self.run.record(commands, now):
             heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
@@ -171,7 +171,7 @@ def test_another_server_optimizer_begins_with_a_fresh_state(
 
 @pytest.mark.parametrize(("before", "after"), [("adagrad", "adam"), ("adam", "yogi"), ("yogi", "adagrad")])
 def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, before: str, after: str) -> None:
-    """Their slots have the same names. A start that made no model changes nothing of it."""
+    """Their slots have the same names. A start that made no model changes no slot."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
     earlier = fleet.run.state["v"].copy()
@@ -189,7 +189,7 @@ def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, befo
 
 
 def test_a_data_directory_without_the_optimizer_s_name_goes_on(make_plan: PlanMaker) -> None:
-    """As the version before left it."""
+    """The version before left such a directory."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer="adagrad"))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
     earlier = fleet.run.state["v"].copy()
@@ -386,7 +386,7 @@ def test_a_device_s_weight_is_capped(make_plan: PlanMaker) -> None:
 
 
 def test_a_round_s_length_does_not_follow_the_wall_clock(make_plan: PlanMaker) -> None:
-    """It is set back by an hour while the round is open."""
+    """The wall clock is set back by an hour while the round is open."""
     fleet = Fleet(make_plan(round__goal=1, stop__rounds=1))
     (lease,) = leases(fleet.check_in("a"))
     commands = fleet.run.engine.end("a", lease.task, "failed: diverged", 1.0)

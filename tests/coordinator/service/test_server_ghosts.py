@@ -27,7 +27,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.messages import decode_from_coordinator as decode
 from peers import Peer, PlanMaker, fleet, report_of, update_of
 
-from benchmarks._ghost_attackers import GHOSTS, ghosts_beating, ghosts_lying, ghosts_returning
+from benchmarks._ghost_attacks import GHOSTS, ghosts_beating, ghosts_lying, ghosts_returning
 
 Attack = Callable[[str, asyncio.Event], Awaitable[None]]
 HEARTBEAT = 0.25
@@ -59,7 +59,7 @@ async def work(peer: Peer) -> None:
     ],
 )
 def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadline: float) -> None:
-    """After the first few they take as long as without ghosts; they took their whole deadline, each of them."""
+    """After the first few, rounds take as long as without ghosts. The first few take their whole deadline."""
     plan = make_plan(
         round__goal=6, round__over_selection=1.3, round__minimum=3, round__deadline=deadline, round__grace=0.3,
         round__stall=0.5, round__gather=0.2, service__heartbeat=HEARTBEAT, local__evaluate=False,
@@ -127,7 +127,7 @@ async def test_a_device_that_beats_and_makes_no_step_loses_its_task(plan: Any) -
 
 @run_async
 async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
-    """A device that moves something every 0.3 s, for several times the half second of a standstill."""
+    """A device that moves something every 0.3 s, for several times the half second of a stall."""
     async with fleet(plan) as (coordinator, join):
         a, _ = await join("a"), await join("b")
         task, update = await a.task(), update_of(1.0)
@@ -150,7 +150,7 @@ async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
 
 @run_async
 async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) -> None:
-    """For a grant, and for a content, as long as others have all the places: twice the time of a standstill."""
+    """Others have all places. The device waits for a grant, and for a content, for twice the time of a stall."""
     async with fleet(plan) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}

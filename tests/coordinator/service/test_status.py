@@ -33,7 +33,7 @@ def test_the_tasks_of_a_round(tmp_path: Path) -> None:
 
 
 def test_a_dead_coordinator_does_not_run_whoever_has_its_process_id(tmp_path: Path) -> None:
-    """In a container it is 1, and so is this one's: the lock tells, not the number."""
+    """In a container every coordinator has process id 1. So the lock says whether it runs, not the id."""
     store = open_store(tmp_path, "0" * 64)
     assert not read_status(tmp_path).running, "it does not answer devices yet"
     store.write([Metadata("live", f'{{"pid": {os.getpid()}}}')])

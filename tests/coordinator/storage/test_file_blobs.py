@@ -21,7 +21,7 @@ def test_half_a_chunk_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, PART_BYTES, 3 * PART_BYTES + 4])
 def test_a_spool_file_is_read_in_parts(tmp_path: Path, size: int) -> None:
-    """However much more an earlier update left in it."""
+    """An earlier, longer update has left bytes in the file."""
     blobs, content = FileBlobs(tmp_path), np.random.default_rng(0).bytes(4 * PART_BYTES)
     spool_file = blobs.take_spool_file()
     blobs.write_spool_file(spool_file, 0, content)

@@ -38,7 +38,7 @@ BUNDLE = "b" * 64
 
 
 def spool(kept: Store, task: str, update: Vector, weight: int) -> None:
-    """What the server does with an update that has come in whole."""
+    """Do what the server does with an update that has arrived completely."""
     spool_file = kept.blobs.take_spool_file()
     kept.blobs.write_spool_file(spool_file, 0, update.tobytes())
     report = Report(task, 1, (FLOAT32.part("update", update),), weight, 1, 1.0, True, 0.5)
@@ -54,7 +54,7 @@ def add(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.S
 
 
 def recover(kept: Store) -> tuple[OpenRound, exact_mean.Sum]:
-    """What a start does with the round that an earlier process left open."""
+    """Do what a start does with the round that an earlier process left open."""
     with kept.repair_advice():
         opened, total = kept.ledger.open_round(), exact_mean.init(SIZE)
         assert opened is not None
@@ -253,7 +253,7 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
 
 @pytest.mark.parametrize("place", [0, 7 * SIZE, 8 * SIZE + 3, 16 * SIZE, 16 * SIZE + 8])
 def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
-    """In the high sum, the low one, the weight and the count."""
+    """The bit is in the high sum, in the low sum, in the weight, or in the count."""
     _, path = folded(tmp_path)
     flip(path, place)
     again = open_store(tmp_path, BUNDLE)

@@ -152,7 +152,7 @@ def test_what_is_no_seed(seed: Any) -> None:
 def test_integers_within_their_range_are_let_through(dtype: Any) -> None:
     row = Input("y", dtype, (2,), 10)
     check_ranges((np.arange(10, dtype=dtype).reshape(5, 2),), (row,))
-    check_ranges((np.full((5, 2), 250, dtype),), (Input("y", dtype, (2,)),))  # nothing is known of it
+    check_ranges((np.full((5, 2), 250, dtype),), (Input("y", dtype, (2,)),))  # the bundle knows no range
     check_ranges((np.zeros((0, 2), dtype),), (row,))
 
 

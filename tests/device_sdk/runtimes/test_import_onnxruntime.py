@@ -14,7 +14,7 @@ FOREIGN = "print([name for name in ('torch', 'onnx', 'sympy') if name in sys.mod
 
 
 def python(code: str, *options: str) -> str:
-    """What a fresh interpreter prints. Warnings are errors there too."""
+    """Return what a fresh interpreter prints. Warnings are errors there too."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *options, "-c", code], capture_output=True, text=True, timeout=60
     )

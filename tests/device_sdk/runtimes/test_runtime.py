@@ -153,7 +153,7 @@ def elsewhere(python: str | Path, case: Any, kind: str, folder: Path, anchor: Ve
 
 
 def stock_python() -> Path:
-    """Of the environment that lies around the one with the training build."""
+    """Return the Python of the environment around the one with the training build."""
     return Path(sys.prefix).parent / "bin" / "python"
 
 
@@ -351,7 +351,7 @@ def test_a_given_model_takes_the_place_of_the_bundles_own(cases: Cases, kind: An
 
 
 def test_momentum_with_a_personal_head_equals_pytorch(cases: Cases) -> None:
-    """Two tasks: the model that travels is another, the head goes on, the momentum begins anew."""
+    """Two tasks: the model that travels is another, the head goes on, the momentum begins at 0."""
     case = cases("personal")
     runtime = open_runtime(case.path)
     model, table = copy.deepcopy(case.model), runtime.manifest.parameters

@@ -124,7 +124,7 @@ def test_the_eval_graph_is_loaded_when_it_is_first_needed(cases: Cases, tmp_path
 
 
 def changed(case: Any, path: Path, train: bytes) -> Path:
-    """A copy of the bundle with another train.onnx, of which its manifest knows."""
+    """Return a copy of the bundle with another train.onnx, which its manifest describes."""
     shutil.copytree(case.path, path)
     manifest = read_manifest((path / "manifest.json").read_bytes())
     files = manifest.files | {TRAIN: File(digest(train), len(train))}

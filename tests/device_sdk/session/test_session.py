@@ -383,7 +383,7 @@ def test_a_fetch_that_is_told_to_wait_is_patient() -> None:
 
 
 def test_a_repeated_task_does_not_disturb_a_held_update() -> None:
-    """It finished training after the check-in, which therefore named nothing: the coordinator gave the task again."""
+    """The device finished training after its check-in, which named no update, so the task is given again."""
     session = brought_to("training")
     session.disconnected()
     session.connected(1.0)

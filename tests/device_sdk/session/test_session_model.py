@@ -61,7 +61,7 @@ SIZE, CHUNK = 40, 16
 CONTENTS = {hashlib.sha256(bytes([i]) * SIZE).hexdigest(): bytes([i]) * SIZE for i in range(2)}
 MODELS = sorted(CONTENTS)
 LUCK = st.integers(0, 4)
-"""What begins everything anew happens when it is 0, so that most runs come far."""
+"""What begins everything again happens when this is 0, so that most runs come far."""
 
 
 class Coordinator:
@@ -395,7 +395,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 20), model=st.sampled_from(MODELS), slow=st.booleans(), twice=st.booleans())
     def all_is_well_for_a_while(self, steps: int, model: str, slow: bool, twice: bool) -> None:
-        """So that what goes wrong goes wrong everywhere, and not only at the beginning of a round."""
+        """Let all go well for a while, so that faults happen everywhere and not only at the beginning of a round."""
         for _ in range(steps):
             if twice and self.coordinator.wire and isinstance(self.coordinator.wire[-1], str):
                 self.say_twice()
@@ -447,7 +447,7 @@ class Model(RuleBasedStateMachine):
         assert (self.training.task if self.training else None) == self.session.running_task_id
 
     def teardown(self) -> None:
-        """From wherever it stands, a coordinator that does its part brings the device to rest."""
+        """From every state a coordinator that does its part brings the device to rest."""
         self.corrupt = False
         for _ in range(400):
             if not self.next_step():

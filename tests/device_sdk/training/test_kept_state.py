@@ -93,7 +93,7 @@ def test_another_bundle_s_is_refused(full: Bundle) -> None:
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_a_model_of_another_size_is_refused(full: Bundle, size: int) -> None:
-    """Not taken for one without, or with, the personal part."""
+    """It is not taken for a model without, or with, the personal part."""
     runtime = open_runtime(full)
     with pytest.raises(ValueError, match=rf"the round's model is float32 of shape \({size},\); expected .* \(4,\)"):
         load_model(runtime, full, np.zeros(size, np.float32), None)

@@ -12,7 +12,7 @@ MASK = 2**64 - 1
 
 
 def mixed(z: int) -> int:
-    """In Python's integers, as the paper's figure 17 has it."""
+    """Return SplitMix64's output as in the paper's figure 17, with Python's integers."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
@@ -23,7 +23,7 @@ def splitmix64(state: int, count: int) -> list[int]:
 
 
 def test_the_reference_is_splitmix64() -> None:
-    """Its first numbers from 1234567, as they are printed by the implementations of Rosetta Code."""
+    """The first numbers from seed 1234567 are those that the implementations of Rosetta Code print."""
     assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
@@ -54,7 +54,7 @@ SEEDS = np.array([0, 1, 2**32, 2**53 - 1, 987654321])
     "examples", [[1] * 5, [3] * 5, [50] * 5, [257] * 5, [4, 1, 4, 7, 2], [1, 1, 1, 1, 300]], ids=str
 )
 def test_each_device_orders_its_examples_itself(examples: list[int]) -> None:
-    """Of as many examples, or of others; what is beyond a device's own is 0."""
+    """Devices have equal or different numbers of examples. A row is 0 beyond its device's examples."""
     for epoch in (0, 1, 19):
         found = permutations(np.array(examples), SEEDS, epoch)
         assert found.dtype == np.int64

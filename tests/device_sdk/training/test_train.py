@@ -298,7 +298,7 @@ def test_a_metric_that_the_data_do_not_define_is_left_out(runtime: Runtime, data
 
 
 class Stream:
-    """A user's own source: a pass is a generator begun anew."""
+    """A user's own source: each pass is a new generator."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y

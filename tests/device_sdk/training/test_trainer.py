@@ -129,7 +129,7 @@ def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle
 
 
 def test_a_training_whose_update_was_not_saved_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
-    """It was cancelled, or the process died: trained again it is the same, on the same open runtime too."""
+    """The task was cancelled, or the process died. Trained again it gives the same update, also on the open runtime."""
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     lost = do(trainer, state, full, 1, save=False)

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from fleetlearn_export import ExportError, LocalStep, Many, export_bundle
+from fleetlearn_export import ExportError, LocalStep, TrainMany, export_bundle
 from fleetlearn_export.graphs import train_many
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
@@ -85,9 +85,9 @@ def test_softmax_regression_with_any_number_of_examples(tmp_path: Path) -> None:
         tmp_path / "b",
         step=LocalStep(proximal=True),
         metrics={"accuracy": accuracy},
-        many=Many(4, 3),
+        many=TrainMany(4, 3),
     )
-    assert exported.bundle.manifest.many == Many(4, 3)
+    assert exported.bundle.manifest.many == TrainMany(4, 3)
     for rows in (5, 2, 1):
         check(exported.bundle, rows, [3, 0, 1, 2])
     check(exported.bundle, 2, [3, 3, 3, 3])  # nothing is picked then
@@ -99,7 +99,7 @@ def test_state_and_randomness_are_each_devices_own(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3))
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     bundle = export_bundle(
-        model, functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(3, 2)
+        model, functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=TrainMany(3, 2)
     ).bundle
     check(bundle, 4, [2, 1, 2])
 
@@ -125,7 +125,7 @@ NAMES = [next(iter(LOSSES)), *(pytest.param(name, marks=pytest.mark.slow) for na
 def test_cross_entropy_with_its_options(tmp_path: Path, name: str) -> None:
     x, y = torch.randn(6, 5), torch.randint(2, (6,))
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    check(export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=Many(3, 2)).bundle, 9, [2, 0, 1])
+    check(export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=TrainMany(3, 2)).bundle, 9, [2, 0, 1])
 
 
 def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,12 @@ def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, mon
         monkeypatch.setattr(train_many, "MAX_KEPT_BYTES", kept)
         torch.manual_seed(0)
         bundle = export_bundle(
-            nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=Many(5, 3)
+            nn.Linear(5, 3),
+            functional.cross_entropy,
+            (x, y),
+            tmp_path / "b",
+            step=LocalStep("adam"),
+            many=TrainMany(5, 3),
         ).bundle
         session = session_of(bundle, TRAIN_MANY)
         feed = inputs_for(bundle, session, 4) | {"steps": np.array([3, 0, 1, 9, -1])}
@@ -156,15 +161,17 @@ def test_a_model_that_fixes_the_number_of_examples(tmp_path: Path) -> None:
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3)
     )
     x, y = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
-    with pytest.raises(ExportError, match=r"any number of examples .* Fix the number: Many\(2, 2, batch=\.\.\.\)"):
-        export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=Many(2, 2))
-    bundle = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=Many(2, 2, batch=5)).bundle
+    with pytest.raises(ExportError, match=r"any number of examples .* Fix the number: TrainMany\(2, 2, batch=\.\.\.\)"):
+        export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=TrainMany(2, 2))
+    bundle = export_bundle(
+        model, functional.cross_entropy, (x, y), tmp_path / "b", many=TrainMany(2, 2, batch=5)
+    ).bundle
     check(bundle, 5, [2, 1])
 
 
-@pytest.mark.parametrize("many", [Many(1, 5), 7])
+@pytest.mark.parametrize("many", [TrainMany(1, 5), 7])
 def test_what_is_not_a_block_is_refused(tmp_path: Path, many: Any) -> None:
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
-    with pytest.raises(ExportError, match=r"expected Many\(devices, steps\)"):
+    with pytest.raises(ExportError, match=r"expected TrainMany\(devices, steps\)"):
         export_bundle(nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", many=many)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from bundle_cache import cached_export
 from fleetlearn_export import Exported, LocalStep
 from fleetlearn_export.inspection.summary import Line, summary
 from fleetlearn_protocol import Bundle, open_bundle, write_bundle
-from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY, Many, State
+from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY, State, TrainMany
 from torch import nn
 
 
@@ -86,7 +86,7 @@ def edited(bundle: Bundle, folder: Path, graph: bytes | None = None, **fields: o
 
 def test_train_many_and_state_that_is_kept(exported: Exported, tmp_path: Path) -> None:
     state = (State("c", (4, 3), 0, kept=True), State("d.x", (2,), 12))
-    found = texts(summary(edited(exported.bundle, tmp_path, many=Many(128, 10), state=state)))
+    found = texts(summary(edited(exported.bundle, tmp_path, many=TrainMany(128, 10), state=state)))
     assert "train_many for 128 devices, 10 steps a call" in found["holds"]
     assert found["state"] == "c: 48 bytes on the device, kept between tasks | d: 8 bytes on the device"
 

@@ -1,4 +1,4 @@
-"""Each arrangement of the weight gradient against PyTorch's own, in float64: they are plain PyTorch, but for one."""
+"""Each arrangement of the weight gradient against PyTorch's own, in float64. All but one are plain PyTorch."""
 
 from __future__ import annotations
 

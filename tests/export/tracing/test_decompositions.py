@@ -103,7 +103,7 @@ def test_gradients_match_pytorch(name: str) -> None:
 
 
 def test_pools_that_cover_the_image_have_no_indices() -> None:
-    """They cost ten times what the maxima do."""
+    """Indices cost ten times as much as the maxima."""
     model = nn.Sequential(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
     graph, _ = converted(model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3))
     pools = [node for node in graph.graph.node if node.op_type == "MaxPool"]

@@ -172,7 +172,7 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
     assert found.tolist() == [[3, 3], [1, 1], [3, 3]]
     assert below.made == 3
     held = source.arrays(2)[0]
-    source.arrays(4)  # it begins anew
+    source.arrays(4)  # it is made again
     assert below.made == 4
     assert held.tolist() == [2.0] * 10
     source.arrays(3)
@@ -182,7 +182,7 @@ def test_kept_arrays_are_made_once_while_they_fit() -> None:
 
 
 def test_more_devices_than_fit_are_taken_all_the_same() -> None:
-    """And made anew for each block, not for each of its calls."""
+    """They are made again for each block, not for each of its calls."""
     below = Counting()
     source = CachedSource(below, limit=3 * 80)
     for devices in ([*range(8)], [*range(8)], [3, 1], [*range(8, 0, -1)], [*range(8, 0, -1)]):

@@ -53,7 +53,8 @@ def test_names_sort_as_numbers_do() -> None:
 
 
 def test_over_selection_ends_what_is_too_much(tmp_path: Path, line: Path) -> None:
-    """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, the others worked in vain."""
+    """Four tasks for two reports: devices 0 and 1 have reported after 20 seconds, and the work of the others is not
+    used."""
     run = drive(make_scenario(tmp_path, line, 4, plan__round__goal=2, plan__round__over_selection=2.0))
     assert sorted(run.told(*TASKS), key=lambda row: (row[0], row[2])) == [
         *((0.0, "assigned", device, None) for device in range(4)),
@@ -204,7 +205,7 @@ def test_the_deadline_comes_between_reports_that_are_trained_together(tmp_path: 
 
 
 def test_stragglers_hand_in_what_they_have_done(tmp_path: Path, line: Path) -> None:
-    """1 to 4 of 5 epochs, each a step: their updates are those of so many steps."""
+    """1 to 4 of 5 epochs, each a step: their updates are as after that many steps."""
     scenario = make_scenario(tmp_path, line, 6, failures__stragglers=1.0, plan__local__epochs=5, **FULL)
     run = drive(scenario)
     steps = {row["device"]: row["steps"] for row in run.events if row["event"] == "accepted"}
@@ -802,7 +803,7 @@ def check(run: Driven) -> None:
 
 
 def test_the_checks_see_a_wrong_event(tmp_path: Path, line: Path) -> None:
-    """What the above would not show if it looked at nothing."""
+    """If the checks looked at nothing, the tests above would show nothing."""
     run = drive(make_scenario(tmp_path, line, 3))
     check(run)
     lost = [row for row in run.events if not (row["event"] == "accepted" and row["device"] == 1)]

@@ -86,7 +86,7 @@ def test_the_first_who_report_are_begun_together() -> None:
 
 
 def test_what_was_begun_together_is_taken_together() -> None:
-    """And what was begun apart comes the next time."""
+    """What was begun separately comes the next time."""
     training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
     out = [
         running_task(0, 1.0),
@@ -115,7 +115,7 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])])
 def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: list[float]) -> None:
-    """And of no other that was trained with it."""
+    """No other update that was trained with it is corrupted."""
     training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
     out = [running_task(0, 1.0), running_task(1, 2.0, corrupt=corrupt, factor=3.0), running_task(2, 3.0)]
     training.begin(RunningTasks.from_rows(out), room=3)
@@ -146,7 +146,7 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
 
 
 def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
-    """What was spoilt is not spoilt twice."""
+    """An update that was spoilt is not spoilt a second time."""
     training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
     corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
     out = [running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]

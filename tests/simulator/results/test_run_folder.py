@@ -49,7 +49,7 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
-    """Else a resumed run could go on from the checkpoint of another."""
+    """Otherwise a resumed run could go on from the checkpoint of another."""
     logs = RunLogs(tmp_path)
     logs.write_events([{"event": "old"}])
     logs.write_checkpoint({"model": np.zeros(1, np.float32)}, {})

@@ -11,7 +11,7 @@ import torch
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import train
-from fleetlearn_export import LocalStep, Many, export_bundle
+from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.data.generators import Arrays
@@ -95,7 +95,7 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
 
 
 def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
-    """In blocks of one as in those of eight, whatever else is in them; the last bits may be others."""
+    """It trains in a block of one as in a block of eight with other devices, except for the last bits."""
     source = Own(SIZES, 60)
     _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
@@ -106,7 +106,7 @@ def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
 def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int | None) -> None:
-    """30 examples in tens, three epochs: nine steps; cut after any of them the update is that of so many."""
+    """30 examples in tens, three epochs: nine steps; cut after any of them, the update is as after that many steps."""
     source = Own([30], 60)
     bundle = open_bundle(softmax)
     task = LocalSettings({"lr": 0.05, "mu": 0.0}, 3, 10)
@@ -201,7 +201,7 @@ def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == y).float()
 
 
-def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Many) -> Bundle:
+def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: TrainMany) -> Bundle:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model, x, y = make(), torch.randn(10, 6), torch.randint(10, (10,))
@@ -212,12 +212,12 @@ def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Man
 
 @pytest.mark.slow
 def test_dropout_and_adam(tmp_path: Path) -> None:
-    """Random steps draw from the task's seed and the step's number; Adam's state begins anew in each task."""
+    """Random steps draw from the task's seed and the step's number; Adam's state begins at 0 in each task."""
     bundle = export(
         tmp_path / "dropout.bundle",
         lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
         LocalStep("adam"),
-        Many(4, 3),
+        TrainMany(4, 3),
     )
     assert bundle.manifest.random
     assert bundle.manifest.state
@@ -235,7 +235,7 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
 def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
     """Smaller batches are done one by one."""
     bundle = export(
-        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), Many(4, 3, batch=10)
+        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), TrainMany(4, 3, batch=10)
     )  # fmt: skip
     assert bundle.manifest.many is not None
     assert bundle.manifest.many.batch == 10
@@ -247,7 +247,7 @@ def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
     """The graph takes tens, the plan asks for fives and for everything at once."""
-    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), Many(4, 3, batch=10))
+    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), TrainMany(4, 3, batch=10))
     model = bundle.parameters()
     for batch_size in (5, 0):
         task = LocalSettings({"lr": 0.05}, 2, batch_size)

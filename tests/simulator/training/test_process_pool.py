@@ -85,7 +85,7 @@ InMemory = Callable[[int, DivideJobs], ProcessPool]
 
 @pytest.fixture
 def in_memory(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemory]:
-    """Makes back ends, on so many processes, whose updates come through shared memory."""
+    """Makes back ends with a given number of processes, whose updates come through shared memory."""
     monkeypatch.setattr(process_pool, "LARGE_UPDATE", 1)
     with ExitStack() as held:
 
@@ -224,7 +224,7 @@ def test_several_calls_may_be_under_way(
 
 
 def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
-    """Else both ends would wait until the other one reads."""
+    """Otherwise both ends would wait until the other one reads."""
     jobs = [
         Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
     ]
@@ -282,7 +282,7 @@ def test_values_and_exceptions_arrive_as_they_are() -> None:
 
 
 def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> None:
-    """Not a result whose last elements are whatever was in memory."""
+    """It is not taken for a result whose last elements are whatever was in memory."""
     found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
     here, there = multiprocessing.Pipe()
     process_pool._send(here, found)
@@ -319,7 +319,7 @@ def _fail() -> Any:
 
 
 def test_processes_that_die_again_and_again_are_an_error() -> None:
-    """Not a wait without end."""
+    """The run does not wait without end."""
     backend = ProcessPool(_fail, 2, twos)
     with pytest.raises(SimulatorError, match="3 processes died over the same devices, the last with exit code 3"):
         backend.train(np.zeros(5, np.float32), JOBS)

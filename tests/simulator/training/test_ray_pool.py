@@ -55,7 +55,7 @@ JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
-    """Ray on two CPUs, as the back end itself begins it; and that nothing of it is left behind."""
+    """Ray on two CPUs, started as the back end starts it. Afterwards none of its processes may be left."""
     others = set(psutil.Process().children(recursive=True))  # as the tests before have left
     ray, ours = connect("local", 2)
     assert ours
@@ -144,7 +144,7 @@ def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> No
 def test_a_large_round_comes_back_in_small_parts(
     scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many parts there are, whatever blocks are in them."""
+    """This holds for any number of parts with any blocks in them."""
     jobs = [Job(device % 6, device, None) for device in range(40)]
     backend = on_ray(scenario, model)
     found = bits(backend.train(model, jobs))
@@ -224,7 +224,7 @@ def failing(line: Path, tmp_path: Path) -> Scenario:
 
 
 def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model: Vector, tmp_path: Path) -> None:
-    """As it is, with where it was raised; and the workers go on."""
+    """It is raised unchanged, with where it was raised, and the workers go on."""
     backend = on_ray(failing, model)
     with pytest.raises(SimulatorError) as caught:
         backend.train(model, [Job(device, 1, None) for device in (0, 1, 3, 4)])
@@ -242,7 +242,7 @@ def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model:
 def test_a_device_that_ends_each_worker_is_an_error(
     failing: Scenario, model: Vector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not work without end."""
+    """The run does not go on without end."""
     backend = on_ray(failing, model)
     with (
         caplog.at_level(logging.WARNING, "fleetlearn.simulator"),

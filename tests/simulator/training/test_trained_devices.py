@@ -199,7 +199,7 @@ class Blocks:
 
 
 def test_what_comes_in_is_given_as_far_as_it_is_there() -> None:
-    """In the order asked for, from blocks that lie crosswise and whose places are in no order."""
+    """Results come in the order asked for, from blocks in any order."""
     blocks = Blocks([4, 0], [3, 1, 6], [5, 2], [7])
     pending = PendingResults(blocks)
     assert bits(pending.read([0, 1, 2])) == bits(of(0))
@@ -212,7 +212,7 @@ def test_what_comes_in_is_given_as_far_as_it_is_there() -> None:
 
 
 def test_whoever_is_not_there_yet_is_waited_for() -> None:
-    """However often something else comes in before."""
+    """The reader waits, however often other results come in before."""
     blocks = Blocks([1], [2], [0], [3])
     pending = PendingResults(blocks)
     assert bits(pending.read([0, 1, 2, 3])) == bits(of(0, 1, 2))
@@ -235,7 +235,7 @@ def test_each_place_is_there_once() -> None:
 
 
 def test_an_exception_is_raised_for_the_first_alone() -> None:
-    """Those before it are given first, and those after it once it was raised."""
+    """Results before it are given first, and results after it once it was raised."""
     blocks = Blocks([0, 3], ([1, 2], KeyError("no such patient")), [4])
     pending = PendingResults(blocks)
     assert bits(pending.read([0])) == bits(of(0))

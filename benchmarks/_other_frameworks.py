@@ -1,4 +1,4 @@
-"""The same FedAvg in other programs, for _simulator_contender.py: a loop in PyTorch, pfl-research, Flower.
+"""The same FedAvg in other frameworks, for _simulator_contender.py: a loop in PyTorch, pfl-research, Flower.
 
 They need PyTorch and what is compared, and nothing of this project. ``settings``: ``data``, a file with all devices' x
 and y; ``batch`` and ``lr`` of the local steps, one epoch of them; ``cohort``, the devices of a round; ``rounds``, of
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from _usage import Usage, cpu_between, usage_of_all
+from _process_usage import Usage, cpu_between, usage_of_all
 
 Settings = dict[str, Any]
 Figures = dict[str, float]
@@ -22,7 +22,7 @@ Figures = dict[str, float]
 
 @cache
 def devices(file: str) -> list[tuple[Any, Any]]:
-    """Each device's x and y as tensors."""
+    """Return each device's x and y as tensors."""
     import torch
 
     with np.load(file) as arrays:
@@ -31,7 +31,7 @@ def devices(file: str) -> list[tuple[Any, Any]]:
 
 
 def softmax() -> Any:
-    """The model that all begin with."""
+    """Return the model that all begin with."""
     import torch
 
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def softmax() -> Any:
 
 
 def train(model: Any, x: Any, y: Any, batch: int, lr: float) -> None:
-    """One epoch of SGD."""
+    """Train one epoch of SGD."""
     import torch
     from torch.nn import functional
 
@@ -52,7 +52,7 @@ def train(model: Any, x: Any, y: Any, batch: int, lr: float) -> None:
 
 
 def mean_loss(model: Any, data: list[tuple[Any, Any]]) -> float:
-    """Of all devices' data."""
+    """Return the model's mean loss over all devices' data."""
     import torch
     from torch.nn import functional
 
@@ -155,7 +155,7 @@ def pfl(settings: Settings, launched: float) -> Figures:
 
 
 def flower_client(message: Any, context: Any) -> Any:
-    """What a client does in a round. Of this module, and not of ``flower``: that would be sent with each message."""
+    """Train one client in a round. It is not defined inside ``flower``, or it would be sent with each message."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     config, model = message.content["config"], softmax()

@@ -1,7 +1,7 @@
-"""Devices that train nothing: they take the round's model and send an update that was made beforehand.
+"""A device that trains nothing: it takes the round's model and sends an update that was made beforehand.
 
-``take_part`` is a device as an application would write it, on ``websockets`` and the protocol package. _fleet.py has
-thousands of them at a fraction of the cost.
+It is written as an application would write it, on ``websockets`` and the protocol package. _raw_devices.py has
+thousands of such devices at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 EXAMPLES = 100
-"""What every device says it has."""
+"""How many examples every device says that it has."""
 
 
 class Update(NamedTuple):
-    """What a device will send."""
+    """The bytes that a device sends, and their description in its report."""
 
     content: bytes
     part: Part
 
 
 def make_update(size: int, seed: int = 0) -> Update:
-    """A plausible update of ``size`` parameters."""
+    """Return a plausible update of ``size`` parameters."""
     content = (np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)).tobytes()
     return Update(content, FLOAT32.part("update", content))
 
 
 def report(task: Task, update: Update) -> Report:
-    """Claims one epoch over the device's examples."""
+    """Return a report that claims one epoch over the device's examples."""
     return Report(
         task=task.task,
         round=task.round,

@@ -1,8 +1,8 @@
-"""Peers that take places of transfers and hardly use them. Each attack runs until ``stop`` is set.
+"""Attacks on the places of transfers, by peers that take places and hardly use them. Each runs until ``stop`` is set.
 
-An attacker keeps the protocol otherwise: it beats, takes the tasks that it is given, and connects again when it is cut
-off. ``address`` is the coordinator's ws:// URL. What is attacked here is the places of transfers: give a round's cohort
-room for the attackers beside the honest devices, or they take tasks from these (over_selection = 15 for six).
+Otherwise an attacker keeps to the protocol: it sends heartbeats, takes the tasks that it is given, and connects again
+when it is cut off. ``address`` is the coordinator's ws:// URL. The round's cohort must have room for the attackers
+beside the honest devices (over_selection = 15 for six), or the attackers also take their tasks.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from websockets.typing import Subprotocol
 PAUSE = 0.2
 """Seconds until an attacker that was cut off connects again."""
 BEAT = 5.0
-"""Seconds between its heartbeats."""
+"""Seconds between an attacker's heartbeats."""
 
 
 async def crawling_uploads(
     address: str, stop: asyncio.Event, *, count: int = 16, every: float = 10.0, size: int = 4, new_names: bool = False
 ) -> None:
-    """Report at once, take the grant, and send ``size`` bytes of it every so many seconds. ``new_names``: for each
-    round another connection with another name."""
+    """Report at once, take the grant, and send ``size`` bytes of it each ``every`` seconds. ``new_names``: each round
+    comes another connection with another name."""
 
     async def crawl(number: int) -> None:
         name = f"crawler-{secrets.token_hex(4)}" if new_names else f"crawler-{number}"
@@ -122,12 +122,12 @@ async def slow_readers_without_a_task(address: str, stop: asyncio.Event) -> None
 
 
 async def slow_readers_with_a_task(address: str, stop: asyncio.Event) -> None:
-    """64 of them."""
+    """The attack of ``crawling_uploads`` with 64 attackers that take new names."""
     await slow_readers(address, stop, count=64, lease=True)
 
 
 async def crawling_uploads_of_new_names(address: str, stop: asyncio.Event) -> None:
-    """64 of them."""
+    """The attack of ``crawling_uploads`` with 64 attackers that take new names."""
     await crawling_uploads(address, stop, count=64, new_names=True)
 
 
@@ -141,7 +141,7 @@ ATTACKS: tuple[Callable[[str, asyncio.Event], Coroutine[Any, Any, None]], ...] =
 
 
 async def _many(attack: Callable[[int], Coroutine[Any, Any, None]], count: int, stop: asyncio.Event) -> None:
-    """``count`` attackers, each again and again until ``stop`` is set."""
+    """Run ``count`` attackers, each again and again, until ``stop`` is set."""
 
     async def again(number: int) -> None:
         while True:
@@ -200,7 +200,7 @@ def _report(task: Task) -> Report:
 
 
 async def _largest_file(address: str) -> str:
-    """Its SHA-256, found out by a device that takes part until it has the manifest."""
+    """Return the SHA-256 of the bundle's largest file. A device takes part until it has the manifest, which says."""
     async with _checked_in(address, "scout") as connection:
         manifest, size = bytearray(), -1
         async for message in connection:

@@ -1,7 +1,7 @@
-"""Ghosts for the benchmark of attacks: devices that check in, take tasks and never report, over real websockets.
+"""Attacks by ghosts: devices that check in, take tasks and never report.
 
-Each function runs ``GHOSTS`` of them against the coordinator at ``address`` until ``stop`` is set. They say nothing
-that the protocol forbids, and no more often than it asks for.
+Each attack runs ``GHOSTS`` of them against the coordinator at ``address`` until ``stop`` is set. Ghosts send nothing
+that the protocol forbids, and not more often than it asks for.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ Ghost = Callable[[ClientConnection], Awaitable[None]]
 
 
 async def ghosts_beating(address: str, stop: asyncio.Event) -> None:
-    """They send heartbeats, and never make a step."""
-    await _haunt(address, stop, "beating", _beat)
+    """Ghosts that send heartbeats and never make a step."""
+    await _run_ghosts(address, stop, "beating", _beat)
 
 
 async def ghosts_returning(address: str, stop: asyncio.Event) -> None:
-    """With a task they break the connection after half a second and are back after another, again and again."""
-    await _haunt(address, stop, "returning", _return)
+    """Ghosts that, with a task, break the connection after half a second and are back half a second later,
+    repeatedly."""
+    await _run_ghosts(address, stop, "returning", _return)
 
 
 async def ghosts_lying(address: str, stop: asyncio.Event) -> None:
     """Their heartbeats say that they make steps."""
-    await _haunt(address, stop, "lying", _lie)
+    await _run_ghosts(address, stop, "lying", _lie)
 
 
-async def _haunt(address: str, stop: asyncio.Event, kind: str, ghost: Ghost) -> None:
+async def _run_ghosts(address: str, stop: asyncio.Event, kind: str, ghost: Ghost) -> None:
     ghosts = [asyncio.create_task(_stay(address, f"ghost-{kind}-{number:02}", ghost)) for number in range(GHOSTS)]
     try:
         await stop.wait()
@@ -61,7 +62,7 @@ async def _haunt(address: str, stop: asyncio.Event, kind: str, ghost: Ghost) -> 
 
 
 async def _stay(address: str, name: str, ghost: Ghost) -> None:
-    """One ghost, connected again whenever its connection ends."""
+    """Run one ghost. It connects again whenever its connection has ended."""
     while True:
         try:
             protocol = Subprotocol(PROTOCOL_NAME)

@@ -1,6 +1,6 @@
-"""Thousands of protocol devices in one thread, on raw sockets, at a fraction of what they cost the coordinator.
+"""Thousands of devices that train nothing, in one thread on raw sockets, at a fraction of the coordinator's cost.
 
-Received bulk is thrown away in the kernel, and what is sent was made beforehand.
+Received contents are thrown away in the kernel, and the frames that are sent were made beforehand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from _load import EXAMPLES, Log, Update, report
+from _raw_peer import BINARY, CLOSE, TEXT, masked_header
+from _websocket_device import EXAMPLES, Log, Update, report
 from fleetlearn_protocol.frames import CHUNK_BYTES, CHUNK_KIND, HEADER
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
@@ -36,28 +37,14 @@ from fleetlearn_protocol.messages import (
     encode,
 )
 
-TEXT, BINARY, CLOSE = 1, 2, 8
-"""Opcodes of RFC 6455, section 5.2."""
 SCRATCH = bytearray(1 << 20)
 DISCARD = getattr(socket, "MSG_TRUNC", 0)
 """On Linux, received TCP data is thrown away in the kernel instead of copied (man 7 tcp)."""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
-def masked_header(opcode: int, size: int) -> bytes:
-    """The head of a client's frame. The mask is 0: that leaves the bytes as they are, and the server's work too."""
-    length = (
-        bytes([0x80 | size])
-        if size < 126
-        else b"\xfe" + size.to_bytes(2)
-        if size < 1 << 16
-        else b"\xff" + size.to_bytes(8)
-    )
-    return bytes([0x80 | opcode]) + length + bytes(4)
-
-
 def frames(content: bytes, transfer: int, offset: int) -> Iterator[bytes | memoryview]:
-    """An upload as pieces for the wire: small heads, and views into ``content``."""
+    """Yield an upload as pieces for the wire: small headers, and views into ``content``."""
     view = memoryview(content)
     for start in range(offset, len(content), CHUNK_BYTES):
         payload = view[start : start + CHUNK_BYTES]
@@ -67,19 +54,19 @@ def frames(content: bytes, transfer: int, offset: int) -> Iterator[bytes | memor
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One device's connection."""
+    """The connection of one device."""
 
     name: str
     socket: socket.socket
     events: int
     open: bool = False
-    """After the handshake."""
+    """Whether the handshake is done."""
     incoming: bytearray = field(default_factory=bytearray)
     skip: int = 0
-    """Bytes of a bulk frame still to be thrown away."""
+    """Bytes of a chunk that are still to be thrown away."""
     outgoing: deque[bytes | memoryview] = field(default_factory=deque)
     fetched: int = 0
-    """Bytes of the model still to come."""
+    """Bytes of the model that are still to come."""
     task: Task | None = None
 
 

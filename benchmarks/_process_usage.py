@@ -1,4 +1,7 @@
-"""What processes have used, from /proc. The standard library alone: other frameworks' environments run it as well."""
+"""How much CPU and memory processes have used, from /proc.
+
+It imports the standard library alone, because it also runs in the environments of other frameworks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """Of a running process, from /proc."""
+    """Return what a running process has used since its start."""
     # schedstat counts nanoseconds, stat only hundredths of a second; a server's threads live as long as it does.
     spent = sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     status = Path(f"/proc/{pid}/status").read_text()
@@ -27,7 +30,7 @@ def usage(pid: int) -> Usage:
 
 
 def family(pid: int) -> list[int]:
-    """The process, those that it started, those that they started, and so on."""
+    """Return the process, its children, their children, and so on."""
     found = [pid]
     for parent in found:
         for file in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -36,7 +39,7 @@ def family(pid: int) -> list[int]:
 
 
 def usage_of_all(pid: int) -> dict[int, Usage]:
-    """Of each of the process's ``family``, but for those that end at this moment."""
+    """Return what each process of the ``family`` has used. A process that ends at this moment is left out."""
     found = {}
     for member in family(pid):
         with suppress(OSError, StopIteration):
@@ -45,5 +48,5 @@ def usage_of_all(pid: int) -> dict[int, Usage]:
 
 
 def cpu_between(begin: dict[int, Usage], end: dict[int, Usage]) -> float:
-    """Seconds of CPU that the processes of ``end`` used since ``begin``."""
+    """Return the seconds of CPU that the processes of ``end`` used since ``begin``."""
     return sum(used.cpu - (begin[pid].cpu if pid in begin else 0.0) for pid, used in end.items())
