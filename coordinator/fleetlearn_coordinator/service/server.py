@@ -19,6 +19,7 @@ from fleetlearn_protocol.messages import MODEL, Cancel, CheckIn, ComeBack, Repor
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
 
@@ -28,13 +29,12 @@ SOFTWARE = f"fleetlearn {version('fleetlearn')}"
 """What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
 
 
-class Coordinator:
+class RunServer:
     """A run and the host of its connections, within a running event loop. ``serve.running`` makes one that listens."""
 
-    def __init__(self, run: Run, places: int | None = None) -> None:
-        """``places``: devices that may be connected, where that is fewer than the plan's."""
-        self.run, self.engine, self.service = run, run.engine, run.plan.service
-        service = self.service
+    def __init__(self, run: Run, service: ServiceSettings, places: int) -> None:
+        """``places``: devices that may be connected at a time."""
+        self.run, self.engine, self.service = run, run.engine, service
         self.host = Host(
             self,
             run.store.blobs,
@@ -45,7 +45,7 @@ class Coordinator:
             least_rate=service.least_rate,
             most_devices=service.max_connections,
         )
-        self.places = service.max_connections if places is None else places
+        self.places = places
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
