@@ -217,7 +217,7 @@ async def fleet(plan: Plan, **service: Any) -> Any:
 
         async def join(name: str, *, check_in: bool = True, held: Held | None = None) -> Peer:
             connection = await connect(
-                coordinator.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                coordinator.host.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
             )
             connections.append(connection)
             peer = Peer(name, connection)

@@ -16,7 +16,7 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network import peer_log, process_settings
-from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.run import Clocks, Run
@@ -64,23 +64,23 @@ async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, sta
             loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
-    async with running(plan, service or ServiceSettings()) as coordinator:
+    async with running(plan, service or ServiceSettings()) as server:
         process_settings.collect_garbage_rarely()
-        await asyncio.wait({coordinator.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stay and coordinator.done.done() and coordinator.done.exception() is None:
+        await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stay and server.done.done() and server.done.exception() is None:
             logger.info("finished; staying until a signal comes")
-            while not stopped.done() and not coordinator.ended:
+            while not stopped.done() and not server.ended:
                 await asyncio.wait({stopped}, timeout=SWEEP)
-        await coordinator.stop(stopped.result() if stopped.done() else "")
-        reason = coordinator.done.result()
-    run = coordinator.run
+        await server.stop(stopped.result() if stopped.done() else "")
+        reason = server.done.result()
+    run = server.run
     logger.info("%s; the newest model is version %d", reason, run.engine.version)
     return Result(reason, run.finished is not None, run.engine.version)
 
 
 @asynccontextmanager
 async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServer]:
-    """A coordinator that listens, its data directory open, until the block is left."""
+    """Serve a plan, with its data directory open and its host listening, until the block is left."""
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
     places = process_settings.places(service.max_connections, files=descriptors(service.uploads))
@@ -88,27 +88,21 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
-        coordinator = RunServer(Run(plan, bundle, store, now, service.heartbeat), service, places.devices)
-        coordinator.start()
-        async with Listener(
-            coordinator.host.converse,
-            origins=service.origins,
-            newcomers=places.newcomers,
-            speaking=lambda: len(coordinator.host.devices),
-            heartbeat=service.heartbeat,
-        ) as listener:
-            coordinator.address = f"ws://{await listener.listen(service.host, service.port)}"
-            coordinator.host.shared.changed = listener.check
-            store.write([Metadata("address", coordinator.address)])
-            logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
-            sweeper = coordinator.loop.create_task(_sweep(coordinator))
+        host = Host(service, places)
+        server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
+        server.start()
+        async with host:
+            await host.listen()
+            store.write([Metadata("address", host.address)])
+            logger.info("listening on %s, data in %s", host.address, plan.data_dir)
+            sweeper = server.loop.create_task(_sweep(server))
             try:
-                yield coordinator
+                yield server
             finally:
-                await coordinator.wait_for_commit()
+                await server.wait_for_commit()
                 sweeper.cancel()
-                _record(coordinator, ended=True)
-                coordinator.end()  # an alarm may still be set, and devices still talk
+                _record(server, ended=True)
+                server.end()  # an alarm may still be set, and devices still talk
     finally:
         store.close()
 
@@ -135,18 +129,18 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
         stopped.set_result(reason)
 
 
-async def _sweep(coordinator: RunServer) -> None:
+async def _sweep(server: RunServer) -> None:
     while True:
         try:
-            coordinator.host.sweep(coordinator.service.heartbeat)
+            server.host.sweep()
             peer_log.flush()
-            _record(coordinator)
+            _record(server)
         except Exception as error:
-            coordinator.fail(error)
+            server.fail(error)
             return
         await asyncio.sleep(SWEEP)
 
 
-def _record(coordinator: RunServer, *, ended: bool = False) -> None:
-    live = {**coordinator.live(), "pid": None if ended else os.getpid()}
-    coordinator.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])
+def _record(server: RunServer, *, ended: bool = False) -> None:
+    live = {**server.live(), "pid": None if ended else os.getpid()}
+    server.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])

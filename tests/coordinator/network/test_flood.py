@@ -92,7 +92,7 @@ async def send_until_ended(wire: Wire, data: bytes) -> None:
 
 async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[Wire, Connection]:
     """A peer that has checked in, and the coordinator's end of it."""
-    wire = await wire_to(coordinator.address)
+    wire = await wire_to(coordinator.host.address)
     await wire.check_in(name)
     await until(lambda: name in coordinator.host.devices)
     return wire, coordinator.host.devices[name].connection
@@ -107,19 +107,19 @@ async def test_a_web_page_is_refused_unless_the_plan_names_it(make_plan: PlanMak
         protocols = [Subprotocol("fleetlearn.v1")]
         for origin in ("https://evil.example", "https://good.example:8000", "http://good.example", "null", ""):
             with pytest.raises(InvalidStatus) as caught:
-                await connect(coordinator.address, subprotocols=protocols, origin=Origin(origin))
+                await connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin))
             response = caught.value.response
             assert response.status_code == 403
             assert response.body is not None
             assert b"origins, in the coordinator's service file" in response.body
         for origin in ("https://good.example", "http://localhost:8000"):
-            async with connect(coordinator.address, subprotocols=protocols, origin=Origin(origin)):
+            async with connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin)):
                 pass
-        async with connect(coordinator.address, subprotocols=protocols):  # a device is no page
+        async with connect(coordinator.host.address, subprotocols=protocols):  # a device is no page
             pass
     async with serving(make_plan()) as coordinator:
         with pytest.raises(InvalidStatus, match="403"):
-            await connect(coordinator.address, subprotocols=protocols, origin=Origin("https://good.example"))
+            await connect(coordinator.host.address, subprotocols=protocols, origin=Origin("https://good.example"))
 
 
 # Memory
@@ -196,7 +196,7 @@ async def test_an_endless_fragmented_message_is_bounded_in_bytes(
 @run_async
 async def test_a_request_that_does_not_end_is_cut_off(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     async with serving(make_plan()) as coordinator:
-        wire = await knock(coordinator.address)
+        wire = await knock(coordinator.host.address)
         wire.writer.write(b"GET / HTTP/1.1\r\nX: " + limits.HANDSHAKE_BYTES * b"x")
         assert await read_to_end(wire.reader) == b""
 
@@ -439,8 +439,8 @@ async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker
     async with fleet(make_plan()) as (coordinator, join):
         await join("a")
         await join("b")
-        idle = [await wire_to(coordinator.address) for _ in range(8)]
-        waiting = asyncio.ensure_future(wire_to(coordinator.address))
+        idle = [await wire_to(coordinator.host.address) for _ in range(8)]
+        waiting = asyncio.ensure_future(wire_to(coordinator.host.address))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -456,9 +456,9 @@ async def test_who_does_not_check_in_in_time_is_ended(make_plan: PlanMaker, patc
     patch.setattr("fleetlearn_coordinator.conversation.conversation.CHECK_IN_TIMEOUT", 0.0)
     patch.setattr(listener, "CHECK_IN_TIMEOUT", 0.2)
     async with serving(make_plan()) as coordinator:
-        await wire_to(coordinator.address)
+        await wire_to(coordinator.host.address)
         await until(lambda: not coordinator.host.connections)
-        assert await read_to_end((await knock(coordinator.address)).reader) == b""  # not even a request came
+        assert await read_to_end((await knock(coordinator.host.address)).reader) == b""  # not even a request came
 
 
 @run_async
@@ -467,10 +467,10 @@ async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: p
     patch.setattr(listener, "SHORT_LIFE_BURST", 5)
     async with serving(make_plan()) as coordinator:
         for _ in range(5):
-            wire = await wire_to(coordinator.address)
+            wire = await wire_to(coordinator.host.address)
             wire.abort()
             await until(lambda: not coordinator.host.connections)
-        waiting = asyncio.ensure_future(wire_to(coordinator.address))
+        waiting = asyncio.ensure_future(wire_to(coordinator.host.address))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -569,7 +569,7 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
                 with suppress(OSError):  # until there is none left
                     while True:
                         hoard.append(os.open(os.devnull, os.O_RDONLY))
-                host, port = coordinator.address.removeprefix("ws://").split(":")
+                host, port = coordinator.host.address.removeprefix("ws://").split(":")
                 await asyncio.get_running_loop().sock_connect(mine, (host, int(port)))
                 await until(lambda: any("no connection can be accepted" in line for line in caplog.messages))
                 for _ in range(100):

@@ -79,7 +79,7 @@ def test_a_client_of_another_protocol_is_turned_away(make_plan: PlanMaker) -> No
     async def test() -> None:
         async with serving(make_plan()) as coordinator:
             with pytest.raises(InvalidStatus):
-                await connect(coordinator.address)
+                await connect(coordinator.host.address)
 
     asyncio.run(test())
 

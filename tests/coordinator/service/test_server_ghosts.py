@@ -68,7 +68,7 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
     async def test() -> None:
         stop = asyncio.Event()
         async with asyncio.timeout(60), fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
-            haunting = asyncio.create_task(attack(coordinator.address, stop))
+            haunting = asyncio.create_task(attack(coordinator.host.address, stop))
             while len(coordinator.host.devices) < GHOSTS:
                 await asyncio.sleep(0.01)
             devices = [asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)]
