@@ -47,6 +47,7 @@ PLAN = """
 name = "benchmark"
 bundle = "bundle"
 seed = 1
+durable = "{durable}"
 [local]
 evaluate = false
 [round]
@@ -57,9 +58,6 @@ deadline = 600.0
 gather = 600.0
 [stop]
 rounds = {rounds}
-[service]
-port = 0
-heartbeat = {heartbeat}
 """
 
 
@@ -112,19 +110,20 @@ class Server(NamedTuple):
 
 @contextmanager
 def coordinator(
-    *, size: int, devices: int, rounds: int, plan: str = "", over_selection: float = 1.0, heartbeat: float = 60.0
+    *, size: int, devices: int, rounds: int, over_selection: float = 1.0, durable: str = "process", **service: float
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
 
-    It stays after the last round, so that its peak can be read. ``plan`` is more of the plan's [service].
+    It stays after the last round, so that its peak can be read. ``service``: settings of its process.
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
-        file = folder / "plan.toml"
-        file.write_text(
-            PLAN.format(devices=devices, rounds=rounds, over_selection=over_selection, heartbeat=heartbeat) + plan
-        )
-        command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay", str(file)]
+        plan, settings = folder / "plan.toml", folder / "service.toml"
+        plan.write_text(PLAN.format(devices=devices, rounds=rounds, over_selection=over_selection, durable=durable))
+        values = {"port": 0, "heartbeat": 60.0, **service}
+        settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
+        command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay"]
+        command += [str(plan), "--service", str(settings)]
         log = folder / "coordinator.log"
         with server_process(command, log) as process:
             yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)

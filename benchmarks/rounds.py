@@ -66,11 +66,14 @@ class Gaps(NamedTuple):
     """From the last `accepted` of a round."""
 
 
-def fleetlearn(devices: int, size: int, rounds: int, limit: float, plan: str = "") -> tuple[dict[str, float], Gaps]:
+def fleetlearn(
+    devices: int, size: int, rounds: int, limit: float, uploads: int = 16, durable: str = "process"
+) -> tuple[dict[str, float], Gaps]:
     """Figures of the coordinator, and how long it took between rounds."""
     update = _websocket_device.make_update(size)
     log = _websocket_device.Log()
-    with measure.coordinator(size=size, devices=devices, rounds=WARM + rounds + 1, plan=plan) as server:
+    total = WARM + rounds + 1
+    with measure.coordinator(size=size, devices=devices, rounds=total, uploads=uploads, durable=durable) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together(
@@ -108,8 +111,8 @@ def main() -> None:
     options.add_argument("--devices", type=int, default=20)
     options.add_argument("--size", type=int, default=1_000_000, help="parameters of the model, float32")
     options.add_argument("--rounds", type=int, default=30, help=f"rounds that count, after {WARM} that do not")
-    options.add_argument("--uploads", type=int, default=16, help="the plan's service.uploads")
-    options.add_argument("--durable", choices=("process", "power"), default="process", help="service.durable")
+    options.add_argument("--uploads", type=int, default=16, help="the service's uploads")
+    options.add_argument("--durable", choices=("process", "power"), default="process", help="the plan's durable")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--limit", type=float, default=120.0, help="seconds that one repeat may take")
     chosen = options.parse_args()
@@ -118,8 +121,7 @@ def main() -> None:
     gaps = Gaps([], [])
     for _ in range(chosen.repeats):
         runs["floor"].append(bare(*sizes))
-        service = f'uploads = {chosen.uploads}\ndurable = "{chosen.durable}"\n'
-        figures, found = fleetlearn(*sizes, plan=service)
+        figures, found = fleetlearn(*sizes, chosen.uploads, chosen.durable)
         runs["fleetlearn"].append(figures)
         gaps.after_report.extend(found.after_report)
         gaps.after_accepted.extend(found.after_accepted)

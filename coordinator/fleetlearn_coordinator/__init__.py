@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.plan import Plan, PlanError
+    from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.rounds.engine import Engine
     from fleetlearn_coordinator.rounds.settings import Settings
     from fleetlearn_coordinator.service.serve import Result, serve, serve_async
@@ -18,6 +19,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "Result",
+    "ServiceError",
+    "ServiceSettings",
     "Settings",
     "Status",
     "StoreError",
@@ -29,6 +32,7 @@ __all__ = [
 
 _MODULES = {
     "plan.plan": ("Plan", "PlanError"),
+    "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "rounds.engine": ("Engine",),
     "rounds.settings": ("Settings",),
     "service.serve": ("Result", "serve", "serve_async"),

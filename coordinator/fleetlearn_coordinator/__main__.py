@@ -23,6 +23,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.table import Table
 
     from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.plan.service_settings import ServiceSettings
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
@@ -34,13 +35,17 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of
 @app.command()
 def serve(
     plan: PlanFile,
+    service: Annotated[
+        Path | None,
+        typer.Option(metavar="SERVICE.toml", help="Address, limits and the like. Default: every key's default."),
+    ] = None,
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Run the plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM stops it cleanly."""
     _log(log_level)
     with _errors():
-        result = serve_plan(Plan.load(plan), stay=stay)
+        result = serve_plan(Plan.load(plan), service=ServiceSettings.load(service) if service else None, stay=stay)
     Console(stderr=True).print(f"{result.reason}; the newest model is version {result.version}")
 
 

@@ -226,7 +226,7 @@ def _own(output: Path) -> Iterator[Paths]:
             raise DemoError(f"another demo is running in {output}; give this one another: --output DIR") from None
         for folder in (paths.bundle, paths.run, paths.devices, paths.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (paths.plan, paths.summary, paths.plot, paths.model):
+        for file in (paths.plan, paths.service, paths.summary, paths.plot, paths.model):
             file.unlink(missing_ok=True)
         paths.logs.mkdir()
         yield paths

@@ -49,8 +49,8 @@ beta1 = 0.5   # a shorter memory than the usual 0.9 suits 30 rounds
 
 [stop]
 rounds = {rounds}
-
-[service]
+"""
+SERVICE = """\
 port = {port}
 heartbeat = 5.0
 """
@@ -68,6 +68,10 @@ class Paths(NamedTuple):
     @property
     def plan(self) -> Path:
         return self.output / "plan.toml"
+
+    @property
+    def service(self) -> Path:
+        return self.output / "service.toml"
 
     @property
     def run(self) -> Path:
@@ -208,8 +212,10 @@ def prepare(
     training = training_build() if command is None else None
     port = port or free_port()
     goal = goal_of(devices)
-    paths.plan.write_text(PLAN.format(seed=seed, goal=goal, rounds=rounds, port=port, grace=GRACE), "utf-8")
+    paths.plan.write_text(PLAN.format(seed=seed, goal=goal, rounds=rounds, grace=GRACE), "utf-8")
+    paths.service.write_text(SERVICE.format(port=port), "utf-8")
     serve = [Path(sys.executable).with_name("fleetlearn-coordinator"), "serve", paths.plan]
+    serve += ["--service", paths.service]
     coordinator = Child("the coordinator", serve, paths.logs / "coordinator.log")
     data = digits.data()
     shards = digits.dirichlet_shards(data.y_train, devices, alpha, seed)

@@ -17,7 +17,7 @@ from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import digest
 from peers import PERSONAL, SIZE, plan_text, write_personal_bundle
-from processes import Processes, processes, status_of, wait_for
+from processes import Processes, processes, service_file, status_of, wait_for
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -96,7 +96,7 @@ def test_an_exported_model_has_the_bundle_s_own_personal_part(tmp_path: Path) ->
 
 
 def test_a_second_coordinator_on_the_same_data_is_refused(run: Processes, plan: Path) -> None:
-    second = command("serve", plan)
+    second = command("serve", plan, "--service", service_file(plan))
     assert second.returncode == 1
     assert "is in use by another coordinator" in re.sub(r"\s+", " ", second.stderr)
 
@@ -104,8 +104,8 @@ def test_a_second_coordinator_on_the_same_data_is_refused(run: Processes, plan: 
 def test_a_port_in_use_is_an_error(run: Processes, plan: Path, tmp_path: Path, bundle_path: Path) -> None:
     port = int(str(read_status(tmp_path / "run").address).rsplit(":", 1)[1])
     other = tmp_path / "other.toml"
-    other.write_text(plan_text(bundle_path, tmp_path / "other", service__port=port))
-    second = command("serve", other)
+    other.write_text(plan_text(bundle_path, tmp_path / "other"))
+    second = command("serve", other, "--service", service_file(other, port))
     assert second.returncode == 1
     assert "address already in use" in re.sub(r"\s+", " ", second.stderr)
 
@@ -127,7 +127,7 @@ def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
     store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
     store.write([RoundOpened(1, 0.0), RoundClosed(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)])
     store.close()
-    served = command("serve", plan)
+    served = command("serve", plan, "--service", service_file(plan))
     assert served.returncode == 0
     assert "is below 0.2" in served.stderr
 
@@ -136,7 +136,7 @@ def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "coordinator.sqlite3").write_bytes(b"not a database" * 100)
     for verb in ("serve", "status"):
-        shown = command(verb, plan)
+        shown = command(verb, plan)  # before it would listen
         assert shown.returncode == 1
         assert "the database of the run: file is not a database" in re.sub(r"\s+", " ", shown.stderr)
         assert "Traceback" not in shown.stderr

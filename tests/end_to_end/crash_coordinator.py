@@ -1,6 +1,6 @@
 """Serve a plan in a process that kills itself with SIGKILL at a named point, the N-th time that it comes by.
 
-    python crash_coordinator.py POINT N PLAN.toml
+    python crash_coordinator.py POINT N PLAN.toml --service SERVICE.toml
 
 The points are placed here, around the real functions, so that the coordinator carries no hooks for its tests. Most are
 before or after a batch of rows is written, told apart by what is in it. Commits run in another thread, as those of
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dying import Point, die_at
-from fleetlearn_coordinator import Plan, serve
+from fleetlearn_coordinator import Plan, ServiceSettings, serve
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import run, server
@@ -55,7 +55,7 @@ def is_model(path: Path, *target: Any) -> bool:
 POINTS = {
     "tasks are decided but not recorded": batch(TaskGiven, after=False),
     "tasks are recorded but not sent": batch(TaskGiven, after=True),
-    "a task was sent": Point(server.Coordinator, "_assign", True),
+    "a task was sent": Point(server.RunServer, "_assign", True),
     "an upload is granted": Point(uploads.Uploads, "renew", True),
     "a chunk is spooled": Point(uploads.Upload, "take", True),
     "an update is complete but not recorded": batch(ReportAccepted, after=False),
@@ -80,4 +80,4 @@ if __name__ == "__main__":
     store.SPOOL_FILES_HELD = 3  # so that sums are written in a small fleet too
     server.LARGE_MODEL = 0  # type: ignore[attr-defined]
     die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
-    serve(Plan.load(Path(sys.argv[3])))
+    serve(Plan.load(sys.argv[3]), service=ServiceSettings.load(sys.argv[5]))

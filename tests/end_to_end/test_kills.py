@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from peers import plan_text
-from processes import Processes, free_port, processes, status_of, wait_for
+from processes import Processes, free_port, processes, service_file, status_of, wait_for
 
 CRASH = Path(__file__).with_name("crash_coordinator.py")
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
@@ -32,10 +32,11 @@ def write_plan(folder: Path, bundle: Path, recipe: str = "fedprox", **settings: 
     """A plan file; returns it, its data directory and the coordinator's address."""
     port = free_port()
     data_dir = folder / "run"
-    values: dict[str, object] = {"local__lr": 0.1, "local__mu": 0.01, "local__epochs": 1, "service__port": port}
+    values: dict[str, object] = {"local__lr": 0.1, "local__mu": 0.01, "local__epochs": 1}
     text = plan_text(bundle, data_dir, recipe, **(values | settings))
     path = folder / "plan.toml"
     path.write_text(text)
+    service_file(path, port)
     return path, data_dir, f"ws://127.0.0.1:{port}"
 
 

@@ -58,8 +58,10 @@ def test_the_runtime_block(folder: Path) -> None:
 def test_the_coordinator_and_two_devices(folder: Path) -> None:
     """One device by Python and one by the command; then status and the trained model."""
     port = free_port()
-    (folder / "plan.toml").write_text(f"{block('toml', 'recipe')}service = {{ port = {port} }}\n")
-    (folder / "serve.py").write_text(block("python", "serve("))
+    (folder / "plan.toml").write_text(block("toml", "recipe"))
+    served = block("python", "serve(").replace("import Plan,", "import Plan, ServiceSettings,")
+    served = served.replace('"plan.toml")', f'"plan.toml"), service=ServiceSettings(port={port})')
+    (folder / "serve.py").write_text(served)
     (folder / "device.py").write_text(block("python", "Device(").replace("8765", str(port)))
     with processes(folder) as run:
         finish(run, folder, port)

@@ -14,7 +14,7 @@ from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
-from processes import Processes, free_port, status_of, wait_for
+from processes import Processes, free_port, service_file, status_of, wait_for
 
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
 DYING, DIVERGING, ABSENT = 3, 4, 5
@@ -86,9 +86,10 @@ def test_processes_and_simulator_make_the_same_model(run: Processes, bundle_path
         plan_text(
             bundle_path, data_dir, "fedprox", local__lr=0.1, local__mu=0.01, local__epochs=2, local__batch_size=16,
             round__goal=4, round__minimum=3, round__grace=1.0, round__gather=30.0, round__deadline=600.0,
-            server__optimizer="adam", server__lr=0.05, stop__rounds=3, service__port=port,
+            server__optimizer="adam", server__lr=0.05, stop__rounds=3,
         )
     )  # fmt: skip
+    service_file(plan, port)
 
     def start(device: int) -> None:
         name = name_of(device)

@@ -16,7 +16,7 @@ import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_protocol import open_bundle
 from line_bundle import line_data
-from processes import ROOT, free_port, processes
+from processes import ROOT, free_port, processes, service_file
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 PLAN = """
@@ -24,10 +24,9 @@ name = "line"
 bundle = "line.bundle"
 recipe = "fedavg"
 data_dir = "run"
-local = {{ lr = 0.01 }}
-round = {{ goal = 1, minimum = 1, over_selection = 1.0 }}
-stop = {{ rounds = 2 }}
-service = {{ port = {port} }}
+local = { lr = 0.01 }
+round = { goal = 1, minimum = 1, over_selection = 1.0 }
+stop = { rounds = 2 }
 """
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
@@ -86,7 +85,8 @@ def test_it_trains_for_a_coordinator(installed: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
     port = free_port()
     plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN.format(port=port))
+    plan.write_text(PLAN)
+    service_file(plan, port)
     with processes(tmp_path) as run:
         coordinator = run.coordinator(plan)
         done = installed(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator import Plan, ServiceSettings
 from fleetlearn_coordinator.service.serve import running
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
@@ -104,15 +105,14 @@ PlanMaker = Callable[..., Plan]
 
 def plan_text(bundle: Path, data_dir: Path, recipe: str = "fedavg", **settings: Any) -> str:
     """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on."""
+    lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
     tables: dict[str, dict[str, Any]] = {
         "round": {"goal": 2, "over_selection": 1, "minimum": 1, "deadline": 30.0, "grace": 5.0, "gather": 0.05},
-        "service": {"port": 0},
         "stop": {"rounds": 1000},
     }
     for key, value in settings.items():
         table, name = key.split("__")
         tables.setdefault(table, {})[name] = value
-    lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
     for table, values in tables.items():
         lines.append(f"[{table}]")
         lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
@@ -204,15 +204,20 @@ def report_of(task: Task, update: Vector, /, **fields: Any) -> Report:
 Connect = Callable[..., Awaitable[Peer]]
 
 
+def serving(plan: Plan, **service: Any) -> AbstractAsyncContextManager[RunServer]:
+    """A running coordinator on any free port; ``service``: further settings of its process."""
+    return running(plan, ServiceSettings.read({"port": 0, **service}))
+
+
 @asynccontextmanager
-async def fleet(plan: Plan) -> Any:
-    """A running coordinator, and a function that connects a device to it (``check_in=False``: no further)."""
-    async with running(plan) as coordinator:
+async def fleet(plan: Plan, **service: Any) -> Any:
+    """The same, and a function that connects a device to it (``check_in=False``: no further)."""
+    async with serving(plan, **service) as coordinator:
         connections: list[ClientConnection] = []
 
         async def join(name: str, *, check_in: bool = True, held: Held | None = None) -> Peer:
             connection = await connect(
-                coordinator.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                coordinator.host.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
             )
             connections.append(connection)
             peer = Peer(name, connection)

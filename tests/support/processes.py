@@ -40,9 +40,9 @@ class Processes:
         return process
 
     def coordinator(self, plan: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
-        """``fleetlearn-coordinator serve``, or the same begun by a script of the test's."""
+        """``fleetlearn-coordinator serve``, or the same begun by a script of the test's; with its ``service_file``."""
         command = wrapper or ("-m", "fleetlearn_coordinator", "serve", plan)
-        return self.start("coordinator", sys.executable, *command)
+        return self.start("coordinator", sys.executable, *command, "--service", service_file(plan))
 
     def device(self, name: str, url: str, data: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
         """A device, or one begun by a script of the test's."""
@@ -74,6 +74,14 @@ def processes(folder: Path) -> Iterator[Processes]:
         yield running
     finally:
         running.end()
+
+
+def service_file(plan: Path, port: int | None = None) -> Path:
+    """The service file beside a plan. It is written if a port is given, or with any free port where there is none."""
+    file = plan.with_name("service.toml")
+    if port is not None or not file.exists():
+        file.write_text(f"port = {port or 0}\n")
+    return file
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:

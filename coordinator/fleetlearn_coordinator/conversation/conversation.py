@@ -2,7 +2,7 @@
 
 A ``Conversation`` opens no socket and no file, starts no task and reads no clock. Its owner (network/driver.py, or a
 test) tells it what happened and carries out each effect as it comes; times are seconds on the engine's clock. What
-concerns the training goes to the coordinator through the port.
+concerns the training goes to the run that admitted the device, through its port.
 
 A message that is refused changes nothing: the connection, the task and the round go on as if it had not come.
 """
@@ -61,7 +61,6 @@ class Conversation:
     __slots__ = (
         "_new",
         "_owner",
-        "_port",
         "_refusals",
         "_since",
         "_transfers",
@@ -69,13 +68,16 @@ class Conversation:
         "device",
         "fetching",
         "over",
+        "port",
         "seen",
         "upload",
     )
 
-    def __init__(self, port: Port, uploads: Uploads, owner: Owner, since: float) -> None:
+    def __init__(self, uploads: Uploads, owner: Owner, since: float) -> None:
         """``uploads``: of all conversations. ``since``: when the peer connected."""
-        self._port, self._uploads, self._owner, self._since = port, uploads, owner, since
+        self._uploads, self._owner, self._since = uploads, owner, since
+        self.port: Port
+        """Of the run that admitted the device. Not set before."""
         self.device: str | None = None
         """The device at the other end; None before the check-in, and after another connection took over."""
         self.seen = since
@@ -118,7 +120,7 @@ class Conversation:
         device = self.device
         self._leave()
         if device is not None:
-            self._port.leave(device, now)
+            self.port.leave(device, now)
             self._uploads.grant(now)
 
     def overdue(self, now: float, silence: float) -> str | None:
@@ -166,7 +168,7 @@ class Conversation:
 
     def granted(self, upload: Upload, now: float) -> None:
         """The upload has a place: it may begin, or go on."""
-        self._port.proceed(upload.device, now)
+        self.port.proceed(upload.device, now)
         self._send_grant(upload)
 
     def must_wait(self, upload: Upload) -> None:
@@ -224,20 +226,20 @@ class Conversation:
             self._owner.perform(Send(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
             return
-        admitted = self._port.admit(message)
+        admitted = self._owner.admit(message)
         if isinstance(admitted, ComeBack):
             self._owner.perform(Send(admitted))
             self._close(1000, "come back later")
             return
-        self.device, self._new = message.device, False
+        self.device, self._new, self.port = message.device, False, admitted.port
         self._owner.perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
         self._owner.perform(Send(admitted.welcome))
         self._owner.perform(CheckedIn(message.device))
-        self._port.join(message.device, message.held.task if message.held is not None else None, self.seen)
+        self.port.join(message.device, message.held.task if message.held is not None else None, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
-        self._port.progress(device, message.task, "steps", message.steps, self.seen)
+        self.port.progress(device, message.task, "steps", message.steps, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
@@ -246,7 +248,7 @@ class Conversation:
         self._end_task(device, message.task, f"failed: {message.code}")
 
     def _end_task(self, device: str, task: str, cause: str) -> None:
-        self._port.end_task(device, task, cause, self.seen)
+        self.port.end_task(device, task, cause, self.seen)
         self._uploads.grant(self.seen)
 
     # Downloads
@@ -254,7 +256,7 @@ class Conversation:
     def _fetch(self, device: str, message: Fetch) -> None:
         self._stop_download()  # its task was cancelled, and the device wants something else now
         try:
-            size = self._port.find(message.sha256, message.offset)
+            size = self.port.find(message.sha256, message.offset)
         except FleetError as error:
             self._refuse(error, sha256=message.sha256)
             return
@@ -270,7 +272,7 @@ class Conversation:
 
     def _report(self, device: str, message: Report) -> None:
         try:
-            if not self._port.announce(device, message, self.seen):
+            if not self.port.announce(device, message, self.seen):
                 self._owner.perform(Send(Accepted(message.task)))
                 return
         except ProtocolError as error:
@@ -282,12 +284,12 @@ class Conversation:
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
-            self.upload = self._uploads.offer(device, message, self)
+            self.upload = self._uploads.offer(device, message, self.port.spool, self)
         elif self.upload not in self._uploads.places:  # it was asked to wait, and nothing is on its way now
             self._uploads.queue(self.upload)
         else:
             return
-        self._port.wait(device, self.seen)
+        self.port.wait(device, self.seen)
         self._uploads.grant(self.seen)
 
     def _send_grant(self, upload: Upload) -> None:
@@ -302,11 +304,11 @@ class Conversation:
                 return
             raise ProtocolError(Code.OUT_OF_TURN, f"a chunk of transfer {chunk.transfer} came, which was not granted")
         try:
-            upload.receive(chunk, self._uploads.spool)
+            upload.receive(chunk)
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
-        self._port.progress(self.device, upload.report.task, "upload", upload.offset, self.seen, received=len(message))
+        self.port.progress(self.device, upload.report.task, "upload", upload.offset, self.seen, received=len(message))
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:
         task = upload.report.task
@@ -323,7 +325,7 @@ class Conversation:
     def _uploaded(self, device: str, message: Uploaded) -> None:
         upload = self.upload
         if upload is None or upload.report.task != message.task or not upload.transfer:
-            if self._port.has_counted(device, message.task):
+            if self.port.has_counted(device, message.task):
                 self._owner.perform(Send(Accepted(message.task)))
             elif not self._transfers:
                 raise ProtocolError(Code.OUT_OF_TURN, f"no upload of task {message.task} was granted")
@@ -334,21 +336,21 @@ class Conversation:
         try:
             upload.check_complete()
             assert upload.spool_file is not None
-            self._port.save_update(device, upload.report, upload.spool_file, upload.largest)
+            self.port.save_update(device, upload.report, upload.spool_file, upload.largest)
         except ProtocolError as error:
             self._spoiled(device, message.task, error)
             return
         self._uploads.complete(upload, self.seen)
         self.upload = None
         self._owner.perform(Send(Accepted(message.task)))
-        self._port.count_report(device, message.task, self.seen)
+        self.port.count_report(device, message.task, self.seen)
         self._uploads.grant(self.seen)
 
     def _spoiled(self, device: str, task: str, error: ProtocolError) -> None:
         """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any other fault ends the
         task."""
         self._stop_upload()
-        if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and self._uploads.first_spoiled(task):
+        if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and self._uploads.first_spoiled(task, self.port.spool):
             self._refuse(error, task)
             self._uploads.grant(self.seen)
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fleetlearn_protocol.messages import FromCoordinator
+from fleetlearn_protocol.messages import CheckIn, ComeBack, FromCoordinator
 from msgspec import Struct
+
+from fleetlearn_coordinator.conversation.port import Admitted
 
 
 class Send(Struct, frozen=True, gc=False):
@@ -69,6 +71,9 @@ Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End |
 
 class Owner(Protocol):
     """The owner of a conversation's connection."""
+
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        """Find the run that the device is to serve, or send it away. Nothing is remembered yet."""
 
     def perform(self, effect: Effect) -> None:
         """Carry out what the conversation asks for."""

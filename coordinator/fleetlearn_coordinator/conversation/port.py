@@ -1,4 +1,4 @@
-"""What conversations ask of their coordinator, and of the files that arriving updates are written to.
+"""What conversations ask of the run that admitted their device, and of the files that its updates are written to.
 
 Only names, numbers, bytes and messages cross these ports, so the other side may be another process. Times are seconds
 on the engine's clock.
@@ -15,6 +15,8 @@ from fleetlearn_protocol.messages import CheckIn, ComeBack, Report, Welcome
 class Admitted(NamedTuple):
     """The device may stay."""
 
+    port: Port
+    """Of the run that it serves from now on."""
     welcome: Welcome
     download: int
     """Bytes that the device may have to fetch for its first task: the bundle and the model."""
@@ -23,8 +25,12 @@ class Admitted(NamedTuple):
 
 
 class Port(Protocol):
-    """A coordinator, as conversations see it. What it decides about a device comes back through ``Conversation.tell``:
-    a task, a cancellation, the end of training. The same call may tell other devices something too."""
+    """A run, as conversations see it. What it decides about a device comes back through ``Conversation.tell``: a task,
+    a cancellation, the end of training. The same call may tell other devices something too."""
+
+    @property
+    def spool(self) -> Spool:
+        """The files that the bytes of its updates are written to."""
 
     # The device
 

@@ -59,6 +59,8 @@ class Upload(Turn):
     """One update on its way: spooled to a file and checked as it arrives."""
 
     report: Report
+    spool: Spool
+    """Where its bytes are written: its run's."""
     sender: Sender | None = None
     """None after the connection broke."""
     spool_file: int | None = None
@@ -84,7 +86,7 @@ class Upload(Turn):
         assert self.began is not None
         return now - self.began <= max(WINDOW, self.offset / (PROOF_FACTOR * least_rate) if least_rate else 0.0)
 
-    def receive(self, chunk: Chunk, spool: Spool) -> None:
+    def receive(self, chunk: Chunk) -> None:
         """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset, wrong-length,
         not-finite) and changes nothing."""
         assert self.spool_file is not None
@@ -100,7 +102,7 @@ class Upload(Turn):
             )
         largest = ENCODINGS[part.encoding].check(chunk.payload)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
-        spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
+        self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
         self.offset += size
         self.restarted = False
@@ -132,15 +134,15 @@ class Upload(Turn):
 class Uploads:
     """The uploads of all conversations: who may upload now."""
 
-    def __init__(self, spool: Spool, places: Places[Upload]) -> None:
-        self.spool, self.places = spool, places
+    def __init__(self, places: Places[Upload]) -> None:
+        self.places = places
         self._count = 0
         self._broken: dict[str, Upload] = {}
         """Task -> its upload whose connection broke; the device may go on with it."""
         self._without_place: dict[Upload, None] = {}
         """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to wait."""
-        self._spoiled: set[str] = set()
-        """Tasks whose upload arrived wrong once."""
+        self._spoiled: dict[str, Spool] = {}
+        """Task whose upload arrived wrong once -> its run's spool."""
 
     @property
     def waiting(self) -> list[Upload]:
@@ -152,10 +154,10 @@ class Uploads:
         """Task -> its upload, for uploads with a place."""
         return {upload.report.task: upload for upload in self.places.held}
 
-    def offer(self, device: str, report: Report, sender: Sender | None = None) -> Upload:
+    def offer(self, device: str, report: Report, spool: Spool, sender: Sender | None = None) -> Upload:
         """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
         self.forget(report.task, unless=report)
-        upload = self._broken.pop(report.task, None) or Upload(device, report)
+        upload = self._broken.pop(report.task, None) or Upload(device, report, spool)
         upload.report, upload.sender = report, sender
         self.queue(upload)
         return upload
@@ -185,7 +187,7 @@ class Uploads:
                 yield loser
             self._without_place.pop(upload, None)
             if upload.spool_file is None:
-                upload.spool_file = self.spool.take_spool_file()
+                upload.spool_file = upload.spool.take_spool_file()
             if upload.began is None:
                 upload.began = now
             self.renew(upload)
@@ -227,16 +229,17 @@ class Uploads:
         if broken is not None and (unless is None or broken.report.parts != unless.parts):
             self._begin_again(self._broken.pop(task))
 
-    def first_spoiled(self, task: str) -> bool:
+    def first_spoiled(self, task: str, spool: Spool) -> bool:
         """Return whether this is the first time that the task's upload arrived wrong, and remember that it did."""
         first = task not in self._spoiled
-        self._spoiled.add(task)
+        self._spoiled[task] = spool
         return first
 
-    def forget_all(self) -> None:
-        """The round is over: drop what broken connections left, and what is remembered about tasks."""
-        self._spoiled.clear()
-        for task in list(self._broken):
+    def forget_round(self, spool: Spool) -> None:
+        """A run's round is over: drop what broken connections left of its tasks, and what is remembered about them."""
+        for task in [task for task, its_spool in self._spoiled.items() if its_spool is spool]:
+            del self._spoiled[task]
+        for task in [task for task, upload in self._broken.items() if upload.spool is spool]:
             self.forget(task)
 
     def _lose_place(self, upload: Upload) -> None:
@@ -264,5 +267,5 @@ class Uploads:
         upload.crc32.clear()
         upload.largest = 0.0
         if upload.spool_file is not None:
-            self.spool.free_spool_file(upload.spool_file)
+            upload.spool.free_spool_file(upload.spool_file)
             upload.spool_file = None

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
-from fleetlearn_protocol.messages import ComeBack, Content, FromCoordinator, Waiting, encode
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Content, FromCoordinator, Waiting, encode
 from websockets.asyncio.server import broadcast
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
@@ -32,7 +33,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StopDownload,
 )
 from fleetlearn_coordinator.conversation.limits import BYTE_BURST, CLOSE_TIMEOUT, WRITE_LIMIT
-from fleetlearn_coordinator.conversation.port import Port
+from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
@@ -46,20 +47,29 @@ WAITING_INTERVAL = 20.0
 """Seconds between the messages that tell a device that its fetch waits: a third of a device's patience."""
 
 
+class ServedRun(NamedTuple):
+    """A run, as a host serves it."""
+
+    port: Port
+    contents: Contents
+    """What its devices may fetch."""
+    failed: Callable[[Exception], None]
+    """Called with an error that no device is to blame for."""
+
+
 @dataclass(slots=True)
 class Shared:
     """What the drivers of one process have in common."""
 
-    port: Port
-    contents: Contents
+    admit: Callable[[CheckIn], tuple[ServedRun, Admitted | ComeBack]]
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
     """Called with an error that is not a device's fault."""
+    changed: Callable[[], None]
+    """Called when a device has checked in: its connection does not count as a newcomer any more."""
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
-    changed: Callable[[], None] = lambda: None
-    """Called when a device has checked in: its connection does not count as a newcomer any more."""
     ended: bool = False
     """Nothing more may be done: the run is being closed, or an error left memory and disk different."""
 
@@ -67,12 +77,14 @@ class Shared:
 class Driver:
     """One connection with its conversation and its download."""
 
-    __slots__ = ("_closing", "_log", "_loop", "_shared", "blocked", "connection", "conversation", "download")
+    __slots__ = ("_closing", "_log", "_loop", "_shared", "blocked", "connection", "conversation", "download", "run")
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
-        self.conversation = Conversation(shared.port, shared.uploads, self, connection.since)
+        self.conversation = Conversation(shared.uploads, self, connection.since)
         connection.driver = self
+        self.run: ServedRun
+        """The run that its device was admitted to. Not set before."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -136,6 +148,11 @@ class Driver:
             return f"did not read for {SEND_TIMEOUT:.0f} s"
         return self.conversation.overdue(now, silence)
 
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        """Admit the device to a run, or send it away."""
+        self.run, answer = self._shared.admit(check_in)
+        return answer
+
     # Effects
 
     def perform(self, effect: Effect) -> None:
@@ -190,7 +207,7 @@ class Driver:
         device = self.conversation.device
         assert device is not None
         download = self.download = Download(device, start.sha256, self.connection.transport)
-        content = self._shared.contents.find(start.sha256, start.offset)
+        content = self.run.contents.find(start.sha256, start.offset)
         download.task = self._loop.create_task(self._send_content(download, content, start))
 
     def _stop_download(self) -> None:
@@ -201,7 +218,7 @@ class Driver:
 
     async def _send_content(self, download: Download, content: Served, start: StartDownload) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
-        progress, transport = self._shared.port.progress, connection.transport
+        progress, transport = self.run.port.progress, connection.transport
         try:
             await self._wait_for_budget(download, start.size - start.offset)
             await self._take_turn(download)
@@ -237,7 +254,7 @@ class Driver:
     async def _take_turn(self, download: Download) -> None:
         """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
         await self._drain()
-        port, downloads, now = self._shared.port, self._shared.downloads, self._loop.time()
+        port, downloads, now = self.run.port, self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)
         try:
             downloads.ask(download, idle=not has_task)

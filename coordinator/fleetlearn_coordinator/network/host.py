@@ -1,50 +1,79 @@
-"""The connections of one process: who speaks for which device, what is served, and who is overdue."""
+"""The connections of one process: where they come in, who speaks for which device, and who is overdue."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, FromCoordinator
+from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
-from fleetlearn_coordinator.conversation.port import Port, Spool
+from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
+from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Contents
 from fleetlearn_coordinator.network.downloads import Downloads
-from fleetlearn_coordinator.network.driver import Driver, Shared
+from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
+from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 
 class Host:
-    """Serves connections, within a running event loop, for one coordinator behind a port."""
+    """The listener, the connections and the places for their transfers, within a running event loop.
 
-    def __init__(
-        self,
-        port: Port,
-        spool: Spool,
-        bundle: Bundle,
-        failed: Callable[[Exception], None],
-        *,
-        uploads: int,
-        downloads: int,
-        least_rate: float,
-        most_devices: int,
-    ) -> None:
-        """``failed``: called with an error that no device is to blame for. ``uploads``, ``downloads``: how many at a
-        time; ``least_rate``: bytes per second below which one loses its place while others wait."""
-        proven = Proven(most_devices)
-        self.uploads = Uploads(spool, Places(uploads, least_rate, proven))
-        self.downloads = Downloads(Places(downloads, least_rate, proven))
-        self.contents = Contents(bundle)
-        self.shared = Shared(port, self.contents, self.uploads, self.downloads, failed)
+    It serves one run today, behind that run's port. ``admit`` is the only place that says which run a device serves:
+    several runs are to be kept and chosen from there. All that a device does afterwards goes to the run that admitted
+    it (``Driver.run``, ``Conversation.port``); connections, places for transfers and devices' names are the host's.
+    """
+
+    def __init__(self, service: ServiceSettings, places: process_settings.Places) -> None:
+        """``places``: how many connections the process has descriptors for."""
+        proven = Proven(service.max_connections)
+        self.heartbeat = service.heartbeat
+        """Seconds between a device's signs of life."""
+        self.uploads = Uploads(Places(service.uploads, service.least_rate, proven))
+        self.downloads = Downloads(Places(service.downloads, service.least_rate, proven))
+        self.address = ""
+        """Where it listens, as a URL."""
+        self.connections: set[Driver] = set()
+        self._listener = Listener(
+            self.converse,
+            origins=service.origins,
+            newcomers=places.newcomers,
+            speaking=lambda: len(self.devices),
+            heartbeat=service.heartbeat,
+        )
+        self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
-        self.connections: set[Driver] = set()
+        self._listens_on = service.host, service.port
+        self._places = places.devices
+        self._run: ServedRun
         self._loop = asyncio.get_running_loop()
+
+    def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None]) -> ServedRun:
+        """Serve a run. Call once, before ``listen``. ``failed`` is called with errors that no device caused."""
+        self._run = ServedRun(port, Contents(bundle), failed)
+        return self._run
+
+    async def listen(self) -> None:
+        """Begin to accept connections. Raises OSError."""
+        self.address = f"ws://{await self._listener.listen(*self._listens_on)}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._listener.close()
 
     async def converse(self, connection: Connection) -> None:
         """Serve one connection to its end."""
@@ -56,7 +85,23 @@ class Host:
             self.connections.discard(driver)
             driver.disconnected()
 
-    # What the coordinator says
+    def admit(self, check_in: CheckIn) -> tuple[ServedRun, Admitted | ComeBack]:
+        """Choose the run that a device is to serve, and say what the device is told."""
+        run = self._run
+        answer = run.port.admit(check_in)
+        full = check_in.device not in self.devices and len(self.devices) >= self._places
+        if full and isinstance(answer, Admitted):
+            answer = ComeBack(spread(30.0), "busy")
+        return run, answer
+
+    def _fail(self, error: Exception) -> None:
+        self._run.failed(error)
+
+    # What a run says
+
+    def devices_of(self, run: ServedRun) -> list[str]:
+        """The connected devices that serve a run."""
+        return [device for device, driver in self.devices.items() if driver.run is run]
 
     def tell(self, device: str, message: FromCoordinator) -> None:
         """Send to a device, if it is connected. Places that come free are given by ``grant``."""
@@ -68,18 +113,18 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, sha256: str, model: Vector) -> None:
-        """Serve the newest model. Each download of an older one would keep that one's bytes in memory."""
-        old = self.contents.publish(sha256, model)
+    def publish(self, run: ServedRun, sha256: str, model: Vector) -> None:
+        """Serve a run's newest model. Each download of an older one would keep that one's bytes in memory."""
+        old = run.contents.publish(sha256, model)
         if old is not None:
-            for driver in self.devices.values():
-                driver.conversation.withdrawn(old)
+            for device in self.devices_of(run):
+                self.devices[device].conversation.withdrawn(old)
 
     # Time, and the end
 
-    def sweep(self, heartbeat: float) -> None:
+    def sweep(self) -> None:
         """End the connections that are overdue, and take places from those that hardly move while others wait."""
-        now, silence = self._loop.time(), SILENT_HEARTBEATS * heartbeat
+        now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
         self.uploads.places.measure(now)
         self.downloads.places.measure(now)
         self.grant()
@@ -95,3 +140,8 @@ class Host:
         until = self._loop.time() + STOP_TIMEOUT
         while self.connections and self._loop.time() < until:
             await asyncio.sleep(0.05)
+
+
+def spread(longest: float) -> float:
+    """A random wait, so that those who are told to come back do not come all at once (full jitter)."""
+    return round(random.uniform(0.0, longest), 3)

@@ -205,10 +205,10 @@ class Listener:
         """Refuse web pages that ``origins`` does not name. Browsers send the page's Origin; devices send none."""
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins:
-                logger.info("a web page of %.200s was refused; service.origins does not name it", origin)
+                logger.info("a web page of %.200s was refused; the service's origins do not name it", origin)
                 return connection.respond(
                     HTTPStatus.FORBIDDEN,
-                    f"The origin {origin[:200]} may not connect: web pages must be named in the coordinator's plan, "
-                    "in service.origins.\n",
+                    f"The origin {origin[:200]} may not connect: web pages must be named in origins, in the "
+                    "coordinator's service file.\n",
                 )
         return None

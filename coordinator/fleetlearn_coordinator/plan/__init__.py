@@ -1,1 +1,1 @@
-"""The plan: what a training run is to do."""
+"""What people write: the plan of a training run, and the settings of the process that serves it."""

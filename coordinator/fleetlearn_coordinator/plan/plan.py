@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -20,10 +19,10 @@ from msgspec import Meta
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.plan.toml_errors import Positive, Section, near, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import Settings
 
-Positive = Annotated[int, Meta(ge=1, le=10**6)]
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Rate = Annotated[float, Meta(gt=0, lt=1e6)]
@@ -123,30 +122,6 @@ class Stop(Section, frozen=True, kw_only=True):
     """Stop when a round changes the model by less than this (L2 norm)."""
 
 
-class Service(Section, frozen=True, kw_only=True):
-    """[service]: the coordinator's process."""
-
-    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
-    """Address to listen on; "0.0.0.0" for all of IPv4."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8765
-    """TCP port; 0: any that is free."""
-    heartbeat: Annotated[float, Meta(ge=0.01, le=86400)] = 15.0
-    """Seconds between a device's signs of life."""
-    uploads: Positive = 16
-    """Uploads granted at a time."""
-    downloads: Positive = 64
-    """Downloads served at a time."""
-    least_rate: Annotated[float, Meta(ge=0, le=1e9)] = 16384.0
-    """Bytes per second; an upload or a download that moves less loses its place while others wait. Lower it where all
-    devices are on slower links."""
-    max_connections: Positive = 20_000
-    """Devices connected at a time; more are told to come back."""
-    origins: tuple[str, ...] = ()
-    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
-    durable: Literal["process", "power"] = "process"
-    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
-
-
 class Plan(Section, frozen=True, kw_only=True):
     """A checked plan with its recipe filled in. ``Plan.load`` reads one."""
 
@@ -160,11 +135,12 @@ class Plan(Section, frozen=True, kw_only=True):
     """Makes the choice of devices and the order of their examples repeatable."""
     data_dir: Path
     """Where the run is kept, relative to the plan file. Default: ``<name>.run`` beside it."""
+    durable: Literal["process", "power"] = "process"
+    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
     local: Local
     round: Round
     server: Server
     stop: Stop
-    service: Service
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -197,6 +173,8 @@ class Plan(Section, frozen=True, kw_only=True):
             return (base / Path(given).expanduser()).absolute()
 
         try:
+            if "service" in raw:
+                raise ValueError(MOVED)
             refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
             _fill(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, place)
@@ -206,13 +184,12 @@ class Plan(Section, frozen=True, kw_only=True):
             raise PlanError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return plan
 
-    @property
-    def stall(self) -> float:
+    def stall(self, heartbeat: float) -> float:
         """Seconds that a task lives without progress. A slow device may take long to open a large model and to make
-        its first step, and tells of its steps with its heartbeats alone."""
+        its first step, and tells of its steps with its heartbeats alone, which are ``heartbeat`` seconds apart."""
         if self.round.stall is not None:
             return self.round.stall
-        return max(30.0, 4 * self.service.heartbeat, min(self.round.deadline / 5, 300.0))
+        return max(30.0, 4 * heartbeat, min(self.round.deadline / 5, 300.0))
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
@@ -223,8 +200,8 @@ class Plan(Section, frozen=True, kw_only=True):
         # By default only on the side where one device's word would stop the run.
         return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
 
-    def engine_settings(self) -> Settings:
-        """What the engine needs of this plan."""
+    def engine_settings(self, heartbeat: float) -> Settings:
+        """What the engine needs of this plan, where devices give a sign of life every ``heartbeat`` seconds."""
         return Settings(
             goal=self.round.goal,
             cohort=self.round.cohort,
@@ -238,7 +215,7 @@ class Plan(Section, frozen=True, kw_only=True):
             target=self.stop.target or 0.0,
             below=self.stop.direction == "below",
             epsilon=self.stop.epsilon or 0.0,
-            stall=self.stall,
+            stall=self.stall(heartbeat),
         )
 
     def aggregator(self) -> aggregators.Aggregator[Any]:
@@ -303,6 +280,22 @@ class Plan(Section, frozen=True, kw_only=True):
                 f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
             )
 
+    def check_service(self, service: ServiceSettings) -> None:
+        """Raise PlanError where a process with these settings could not serve the plan."""
+        if self.round.cohort > service.max_connections:
+            text = (
+                f"max_connections = {service.max_connections} of the service is less than the cohort of "
+                f"{self.round.cohort} (round.goal * round.over_selection); no round could be full"
+            )
+        elif self.round.stall is not None and self.round.stall < 2 * service.heartbeat:
+            text = (
+                f"round.stall = {self.round.stall} s is less than two heartbeats (heartbeat = {service.heartbeat} s of "
+                "the service), with which devices tell of their progress"
+            )
+        else:
+            return
+        raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
+
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
         terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
         step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
@@ -314,8 +307,6 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
 
-ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
-"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
 SECTIONS: Mapping[str, type[Section]] = {
@@ -323,8 +314,13 @@ SECTIONS: Mapping[str, type[Section]] = {
     "round": Round,
     "server": Server,
     "stop": Stop,
-    "service": Service,
 }
+MOVED = (
+    "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
+    "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
+    "durable is now a key of the plan itself, beside data_dir"
+)
+"""What the author of an older plan is told."""
 
 
 def _fill(raw: dict[str, Any]) -> None:
@@ -333,7 +329,7 @@ def _fill(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, server, stop, _ = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
@@ -360,22 +356,6 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
     if round_.cohort > MAX_UPDATES:
         yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
-    if round_.cohort > plan.service.max_connections:
-        yield (
-            f"service.max_connections = {plan.service.max_connections} is less than the cohort of {round_.cohort} "
-            "(round.goal * round.over_selection); no round could be full"
-        )
-    for origin in plan.service.origins:
-        if not re.fullmatch(ORIGIN, origin):
-            yield (
-                f"service.origins names {origin!r}; an origin is scheme://host or scheme://host:port in lower case, "
-                'without a path, as browsers send it: "https://example.org". Each page is named: there is no "*"'
-            )
-    if round_.stall is not None and round_.stall < 2 * plan.service.heartbeat:
-        yield (
-            f"round.stall = {round_.stall} s is less than two heartbeats (service.heartbeat = "
-            f"{plan.service.heartbeat} s), with which devices tell of their progress"
-        )
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
         yield f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {round_.deadline} s"
     if plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0):

@@ -9,8 +9,11 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 from msgspec import inspect as types
 
+Positive = Annotated[int, Meta(ge=1, le=10**6)]
+"""A count, in any file."""
 MISSING = object()
 """Stands for a value that must be given and is not."""
 

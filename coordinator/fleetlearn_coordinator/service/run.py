@@ -94,7 +94,8 @@ class NewModel(NamedTuple):
 class Run:
     """One training run, new or continued from its data directory."""
 
-    def __init__(self, plan: Plan, bundle: Bundle, store: Store, now: Clocks) -> None:
+    def __init__(self, plan: Plan, bundle: Bundle, store: Store, now: Clocks, heartbeat: float) -> None:
+        """``heartbeat``: seconds between a device's signs of life."""
         self.plan, self.bundle, self.store = plan, bundle, store
         plan.check_against(bundle.manifest)
         self.hyper = plan.hyper(bundle.manifest)
@@ -110,7 +111,7 @@ class Run:
         self._opened = now.engine
         version = self._load_model(now)
         self.engine = Engine(
-            plan.engine_settings(), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
+            plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
         self.finished: str | None = None
         """Why training is over, or None."""

@@ -16,17 +16,18 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network import peer_log, process_settings
-from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.run import Clocks, Run
-from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.store import descriptors, open_store
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
 ENOUGH_PLACES = 1000
-"""Devices at a time that are enough for whoever left ``service.max_connections`` at its default."""
+"""Devices at a time that are enough for whoever left ``max_connections`` at its default."""
 SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
 
@@ -41,18 +42,20 @@ class Result(NamedTuple):
     """Of the newest model: the number of committed rounds."""
 
 
-def serve(plan: Plan, *, stay: bool = False) -> Result:
+def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
     """Run the plan's training until it is finished, or SIGTERM or SIGINT ends it. Blocks.
 
-    ``stay``: once finished, go on telling devices so until a signal comes.
+    ``service``: the settings of the process; the defaults where there are none. ``stay``: once finished, go on telling
+    devices so until a signal comes.
 
-    Raises PlanError (also where the process may not open enough files for a round's devices), BundleError, StoreError
-    (the data directory is in use or another bundle's), OSError (the address cannot be listened on).
+    Raises PlanError (also where the plan does not fit the service, or the process may not open enough files for a
+    round's devices), BundleError, StoreError (the data directory is in use or another bundle's), OSError (the address
+    cannot be listened on).
     """
-    return asyncio.run(serve_async(plan, stay=stay))
+    return asyncio.run(serve_async(plan, service=service, stay=stay))
 
 
-async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
+async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
     """The same in a running event loop."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
@@ -61,67 +64,62 @@ async def serve_async(plan: Plan, *, stay: bool = False) -> Result:
             loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
-    async with running(plan) as coordinator:
+    async with running(plan, service or ServiceSettings()) as server:
         process_settings.collect_garbage_rarely()
-        await asyncio.wait({coordinator.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stay and coordinator.done.done() and coordinator.done.exception() is None:
+        await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stay and server.done.done() and server.done.exception() is None:
             logger.info("finished; staying until a signal comes")
-            while not stopped.done() and not coordinator.ended:
+            while not stopped.done() and not server.ended:
                 await asyncio.wait({stopped}, timeout=SWEEP)
-        await coordinator.stop(stopped.result() if stopped.done() else "")
-        reason = coordinator.done.result()
-    run = coordinator.run
+        await server.stop(stopped.result() if stopped.done() else "")
+        reason = server.done.result()
+    run = server.run
     logger.info("%s; the newest model is version %d", reason, run.engine.version)
     return Result(reason, run.finished is not None, run.engine.version)
 
 
 @asynccontextmanager
-async def running(plan: Plan) -> AsyncIterator[Coordinator]:
-    """A coordinator that listens, its data directory open, until the block is left."""
+async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServer]:
+    """Serve a plan, with its data directory open and its host listening, until the block is left."""
+    plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    places = process_settings.places(plan.service.max_connections, files=descriptors(plan.service.uploads))
-    _check_places(plan, places)
-    store = open_store(plan.data_dir, bundle.sha256, durable=plan.service.durable)
+    places = process_settings.places(service.max_connections, files=descriptors(service.uploads))
+    _check_places(plan, service, places)
+    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
-        coordinator = Coordinator(Run(plan, bundle, store, now), places.devices)
-        coordinator.start()
-        async with Listener(
-            coordinator.host.converse,
-            origins=plan.service.origins,
-            newcomers=places.newcomers,
-            speaking=lambda: len(coordinator.host.devices),
-            heartbeat=plan.service.heartbeat,
-        ) as listener:
-            coordinator.address = f"ws://{await listener.listen(plan.service.host, plan.service.port)}"
-            coordinator.host.shared.changed = listener.check
-            store.write([Metadata("address", coordinator.address)])
-            logger.info("listening on %s, data in %s", coordinator.address, plan.data_dir)
-            sweeper = coordinator.loop.create_task(_sweep(coordinator))
+        host = Host(service, places)
+        server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
+        server.start()
+        async with host:
+            await host.listen()
+            store.write([Metadata("address", host.address)])
+            logger.info("listening on %s, data in %s", host.address, plan.data_dir)
+            sweeper = server.loop.create_task(_sweep(server))
             try:
-                yield coordinator
+                yield server
             finally:
-                await coordinator.wait_for_commit()
+                await server.wait_for_commit()
                 sweeper.cancel()
-                _record(coordinator, ended=True)
-                coordinator.end()  # an alarm may still be set, and devices still talk
+                _record(server, ended=True)
+                server.end()  # an alarm may still be set, and devices still talk
     finally:
         store.close()
 
 
-def _check_places(plan: Plan, places: process_settings.Places) -> None:
-    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than the plan's."""
-    wanted = plan.service.max_connections
+def _check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:
+    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than asked for."""
+    wanted = service.max_connections
     if places.devices >= wanted:
         return
     text = (
         f"this process may open {places.limit} files (RLIMIT_NOFILE), which is enough for {max(0, places.devices)} "
-        f"devices at a time; service.max_connections = {wanted} needs {places.limit + wanted - places.devices}. "
-        "Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or lower service.max_connections"
+        f"devices at a time; max_connections = {wanted} of the service needs {places.limit + wanted - places.devices}. "
+        "Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or lower max_connections"
     )
     if places.devices < plan.round.cohort:
         raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
-    default = type(plan.service)().max_connections  # who asked for no number of devices need not be alarmed by ours
+    default = ServiceSettings().max_connections  # who asked for no number of devices need not be alarmed by ours
     if wanted != default or places.devices < ENOUGH_PLACES:
         logger.warning("%s", text)
 
@@ -131,18 +129,18 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
         stopped.set_result(reason)
 
 
-async def _sweep(coordinator: Coordinator) -> None:
+async def _sweep(server: RunServer) -> None:
     while True:
         try:
-            coordinator.host.sweep(coordinator.service.heartbeat)
+            server.host.sweep()
             peer_log.flush()
-            _record(coordinator)
+            _record(server)
         except Exception as error:
-            coordinator.fail(error)
+            server.fail(error)
             return
         await asyncio.sleep(SWEEP)
 
 
-def _record(coordinator: Coordinator, *, ended: bool = False) -> None:
-    live = {**coordinator.live(), "pid": None if ended else os.getpid()}
-    coordinator.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])
+def _record(server: RunServer, *, ended: bool = False) -> None:
+    live = {**server.live(), "pid": None if ended else os.getpid()}
+    server.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])

@@ -1,10 +1,9 @@
-"""The coordinator of one run, as its connections see it: the engine's and the run's decisions behind the port."""
+"""One run, as the connections of its host see it: the engine's and the run's decisions behind the port."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -18,7 +17,7 @@ from fleetlearn_protocol.messages import MODEL, Cancel, CheckIn, ComeBack, Repor
 
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
-from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
 
@@ -28,28 +27,16 @@ SOFTWARE = f"fleetlearn {version('fleetlearn')}"
 """What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
 
 
-class Coordinator:
-    """A run and the host of its connections, within a running event loop. ``serve.running`` makes one that listens."""
+class RunServer:
+    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens."""
 
-    def __init__(self, run: Run, places: int | None = None) -> None:
-        """``places``: devices that may be connected, where that is fewer than the plan's."""
-        self.run, self.engine, self.service = run, run.engine, run.plan.service
-        service = self.service
-        self.host = Host(
-            self,
-            run.store.blobs,
-            run.bundle,
-            self.fail,
-            uploads=service.uploads,
-            downloads=service.downloads,
-            least_rate=service.least_rate,
-            most_devices=service.max_connections,
-        )
-        self.places = service.max_connections if places is None else places
+    def __init__(self, run: Run, host: Host) -> None:
+        self.run, self.engine, self.host = run, run.engine, host
+        self.spool = run.store.blobs
+        self._served = host.serve_run(self, run.bundle, self.fail)
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
-        self.address = ""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -84,14 +71,12 @@ class Coordinator:
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         if self.run.finished is not None:
-            return ComeBack(_spread(3600.0), "finished")
+            return ComeBack(spread(3600.0), "finished")
         if self.done.done():
-            return ComeBack(_spread(10.0), "stopping")
-        devices = self.host.devices
-        if check_in.device not in devices and len(devices) >= self.places:
-            return ComeBack(_spread(30.0), "busy")
+            return ComeBack(spread(10.0), "stopping")
         model = self.run.model.nbytes
-        return Admitted(Welcome(SOFTWARE, self.service.heartbeat, CHUNK_BYTES), self._bundle_bytes + model, 2 * model)
+        welcome = Welcome(SOFTWARE, self.host.heartbeat, CHUNK_BYTES)
+        return Admitted(self, welcome, self._bundle_bytes + model, 2 * model)
 
     def join(self, device: str, held: str | None, now: float) -> None:
         self._carry_out(self.engine.check_in(device, held, now), now)
@@ -138,7 +123,7 @@ class Coordinator:
         self.engine.proceed(device, now)
 
     def find(self, sha256: str, offset: int) -> int:
-        return self.host.contents.find(sha256, offset).size
+        return self._served.contents.find(sha256, offset).size
 
     # The engine
 
@@ -157,10 +142,10 @@ class Coordinator:
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
                 case Commit():
-                    self.host.uploads.forget_all()
+                    self.host.uploads.forget_round(self.spool)
                     self._commit(command)
                 case Abandon():
-                    self.host.uploads.forget_all()
+                    self.host.uploads.forget_round(self.spool)
                 case Finish(reason):
                     self._finish(reason)
         wake = self.engine.wake_at()
@@ -225,7 +210,7 @@ class Coordinator:
         )
 
     def _publish(self) -> None:
-        self.host.publish(self.run.model_digest, self.run.model)
+        self.host.publish(self._served, self.run.model_digest, self.run.model)
 
     def _finish(self, reason: str) -> None:
         self._send_away(3600.0, "finished")
@@ -259,10 +244,5 @@ class Coordinator:
         await self.host.empty()
 
     def _send_away(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
-        for device in self.host.devices:
-            self.host.tell(device, ComeBack(_spread(longest), reason))
-
-
-def _spread(longest: float) -> float:
-    """A random wait, so that those who are told to come back do not come all at once (full jitter)."""
-    return round(random.uniform(0.0, longest), 3)
+        for device in self.host.devices_of(self._served):
+            self.host.tell(device, ComeBack(spread(longest), reason))

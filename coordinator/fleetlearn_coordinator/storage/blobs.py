@@ -35,7 +35,7 @@ class Blobs(Protocol):
         """Yield the first ``size`` bytes, in parts that share one buffer. Raises StoreError (a short file)."""
 
     def settle_spool_file(self, number: int) -> None:
-        """Make what was written survive as much as the plan asks for (``service.durable``)."""
+        """Make what was written survive as much as the plan asks for (``durable``)."""
 
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
         """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes."""

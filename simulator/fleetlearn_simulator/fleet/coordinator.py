@@ -27,7 +27,7 @@ class SimulatedCoordinator:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
-        self.engine = Engine(self.plan.engine_settings()._replace(stall=inf), prefix="s-")
+        self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
         self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)

@@ -56,7 +56,7 @@ class DeviceTasks:
         self.running: dict[int, tuple[RunningTasks, int]] = {}
         """Device -> its task: the tasks it is one of, and its row there."""
         self.has_bundle: set[int] = set()
-        limited, service = scenario.coordinator.limits, scenario.plan.service
+        limited, service = scenario.coordinator.limits, scenario.service
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
         self.model_bytes = coordinator.model.nbytes

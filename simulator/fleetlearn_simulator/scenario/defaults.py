@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables
 
 from fleetlearn_simulator.scenario.sections import (
@@ -68,14 +69,26 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def fill_defaults(raw: dict[str, Any], plan: Plan) -> None:
+def read_service(raw: Mapping[str, Any], base: Path, label: str) -> ServiceSettings:
+    """Read the settings of the coordinator's process, from their file or from [service]. Raises ValueError and
+    ServiceError."""
+    given = raw.get("service", {})
+    if isinstance(given, str) and given:
+        return ServiceSettings.load(base / Path(given).expanduser())
+    if not isinstance(given, dict):
+        takes = "the path of a service file, or a table [service] with its keys"
+        raise ValueError(f"service = {given!r} is refused: it takes {takes}")
+    return ServiceSettings.read(given, file=f"{label}, service")
+
+
+def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> None:
     """Fill in defaults that depend on other values."""
     raw.setdefault("seed", plan.seed)
     for section in ("population", "data", "compute", "availability", "failures", "coordinator"):
         raw.setdefault(section, {})
     population, data, availability = raw["population"], raw["data"], raw["availability"]
     if isinstance(population, dict) and isinstance(size := population.get("size"), int) and size > 0:
-        population.setdefault("connected", min(plan.service.max_connections, size))
+        population.setdefault("connected", min(service.max_connections, size))
     if isinstance(data, dict):
         data.setdefault("seed", raw["seed"])
         _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))

@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, read_tables, refuse_unknown
 from fleetlearn_protocol.messages import Identifier
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.availability_trace import read_trace
-from fleetlearn_simulator.scenario.defaults import TIER_TABLES, fill_defaults, read_plan, read_tiers
+from fleetlearn_simulator.scenario.defaults import TIER_TABLES, fill_defaults, read_plan, read_service, read_tiers
 from fleetlearn_simulator.scenario.sections import (
     Availability,
     Compute,
@@ -50,6 +51,8 @@ class Scenario(Section, frozen=True, kw_only=True):
     plan: Plan
     """The coordinator's plan: the path of a file, or a table [plan] of its keys. In the table, ``file`` may name a plan
     to start from."""
+    service: ServiceSettings
+    """The settings of the coordinator's process: the path of a file, or a table [service] of its keys."""
     population: Population
     data: Data
     compute: Compute
@@ -198,13 +201,16 @@ def _one(
         }
         refuse_unknown(raw, "scenario", Scenario, {**SECTIONS, **tiers}, HIDDEN)
         plan = read_plan(raw, base, label)
-        fill_defaults(raw, plan)
+        service = read_service(raw, base, label)
+        plan.check_service(service)
+        fill_defaults(raw, plan, service)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
-        scenario = read_tables({**raw, **hidden, "plan": plan, "tiers": read_tiers(raw)}, "scenario", Scenario, to_path)
+        found = {**raw, **hidden, "plan": plan, "service": service, "tiers": read_tiers(raw)}
+        scenario = read_tables(found, "scenario", Scenario, to_path)
         for problem in _contradictions(scenario):
             raise ValueError(problem)
-    except PlanError as error:
-        raise SimulatorError(error.text) from None  # it names the plan and the label
+    except (PlanError, ServiceError) as error:
+        raise SimulatorError(error.text) from None  # it names the file and the label
     except SimulatorError as error:
         raise SimulatorError(f"{label}: {error.text}") from None
     except ValueError as error:
@@ -221,7 +227,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
         )
     for key, most in {
         "population.size": population.size,
-        "plan.service.max_connections": plan.service.max_connections,
+        "service.max_connections": scenario.service.max_connections,
     }.items():
         if population.connected > most:
             yield f"population.connected = {population.connected} is more than {key} = {most}"

@@ -29,7 +29,7 @@ class Population(Section, frozen=True, kw_only=True):
     connected: Annotated[int, Meta(ge=1, le=10**6)]
     """Most devices that are connected at a time. The others are told to come back later, when a device has left. If
     this is less than ``size`` and devices never go offline, the others never connect. Default: all, at most
-    ``plan.service.max_connections``."""
+    ``service.max_connections``."""
 
 
 class Data(Section, frozen=True, kw_only=True):
@@ -229,7 +229,7 @@ class Coordinator(Section, frozen=True, kw_only=True):
     restart: Seconds = 10.0
     """Seconds until it is started again."""
     limits: bool = False
-    """Whether at most ``plan.service.downloads`` devices download at a time, and at most ``plan.service.uploads``
+    """Whether at most ``service.downloads`` devices download at a time, and at most ``service.uploads``
     upload, while the others wait, as with the server. Default: all transfer at once."""
 
 

@@ -121,7 +121,7 @@ def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
     """Return whether one call trains a whole round, judged by the first devices. Devices with other numbers of examples
     would be in other blocks."""
     many = bundle.manifest.many
-    if many is None or scenario.plan.engine_settings().cohort > many.devices:
+    if many is None or scenario.plan.round.cohort > many.devices:
         return False
     return len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()}) == 1
 

@@ -85,7 +85,7 @@ class Room:
         values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
         self.engine = Engine(Settings(**(values | settings)))
         self.spool = Spool()
-        self.uploads = Uploads(self.spool, Places(uploads, 1000.0, Proven(100)))
+        self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}
         self.saved: dict[str, Vector] = {}
@@ -102,7 +102,7 @@ class Room:
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
                 case Commit():
-                    self.uploads.forget_all()
+                    self.uploads.forget_round(self.spool)
                     self.tell(self.engine.committed(self.now, change=1.0, metrics={}))
                     continue
                 case Finish():
@@ -122,7 +122,7 @@ class Room:
     # The port
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
-        return self.sent_away or Admitted(WELCOME, 1000, 2000)
+        return self.sent_away or Admitted(self, WELCOME, 1000, 2000)
 
     def join(self, device: str, held: str | None, now: float) -> None:
         self.tell(self.engine.check_in(device, held, now))
@@ -178,7 +178,7 @@ class Device:
     def __init__(self, room: Room, name: str = "a") -> None:
         self.room, self.name = room, name
         self.effects: list[Effect] = []
-        self.conversation = Conversation(room, room.uploads, self, room.now)
+        self.conversation = Conversation(room.uploads, self, room.now)
 
     def perform(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -186,6 +186,9 @@ class Device:
             if effect.device in self.room.devices:
                 self.room.devices[effect.device].conversation.replaced()
             self.room.devices[effect.device] = self
+
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        return self.room.admit(check_in)
 
     def arriving(self) -> int:
         return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetlearn_coordinator.conversation.places import IDLE, NEW, PROVEN, WINDOW, Places, Proven, Turn
-from fleetlearn_coordinator.plan.plan import Service
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol import describe
 from msgspec.structs import fields
 
@@ -187,7 +187,7 @@ def test_a_transfer_stalls_from_its_last_byte_on() -> None:
     assert a.stalled(126.0) == 20.0
 
 
-def test_the_document_states_the_plans_least_rate() -> None:
+def test_the_document_states_the_least_rate() -> None:
     text = (Path(describe.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
-    rate = {field.name: field.default for field in fields(Service)}["least_rate"]
+    rate = {field.name: field.default for field in fields(ServiceSettings)}["least_rate"]
     assert f"(default {rate:,.0f} bytes per second), over some {WINDOW:.0f} s" in text

@@ -35,21 +35,21 @@ def blobs(tmp_path: Path) -> FileBlobs:
 RATE = 1000.0
 
 
-def make(blobs: FileBlobs, limit: int) -> Uploads:
-    return Uploads(blobs, Places(limit, RATE, Proven(100)))
+def make(limit: int) -> Uploads:
+    return Uploads(Places(limit, RATE, Proven(100)))
 
 
-def granted(uploads: Uploads, task: str, update: Vector = UPDATE) -> Upload:
-    upload = uploads.offer("device", report_of(task, update))
+def granted(uploads: Uploads, blobs: FileBlobs, task: str, update: Vector = UPDATE) -> Upload:
+    upload = uploads.offer("device", report_of(task, update), blobs)
     assert list(uploads.grants(0.0)) == [upload]
     return upload
 
 
 def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
-    uploads = make(blobs, 1)
-    upload = granted(uploads, "t1")
+    uploads = make(1)
+    upload = granted(uploads, blobs, "t1")
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.receive(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message))
     upload.check_complete()
     assert upload.largest == 3.0
     spool_file = uploads.complete(upload, 0.0)
@@ -67,31 +67,31 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     ],
 )
 def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, payload: bytes, code: Code) -> None:
-    upload = granted(make(blobs, 1), "t1")
+    upload = granted(make(1), blobs, "t1")
     (message,) = pack_chunks(1, payload)
     chunk = unpack_chunk(message)._replace(offset=offset)
     with pytest.raises(ProtocolError) as caught:
-        upload.receive(chunk, blobs)
+        upload.receive(chunk)
     assert caught.value.code is code
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
-        upload.receive(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message))
     upload.check_complete()
     with pytest.raises(ProtocolError) as caught:
-        upload.receive(chunk._replace(offset=UPDATE.nbytes), blobs)
+        upload.receive(chunk._replace(offset=UPDATE.nbytes))
     assert caught.value.code is Code.WRONG_LENGTH
 
 
 def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
     first, second = UPDATE[:3].tobytes(), UPDATE[3:5].tobytes()
     parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
-    uploads = make(blobs, 1)
-    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts))
+    uploads = make(1)
+    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts), blobs)
     assert list(uploads.grants(0.0)) == [upload]
     with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
-        upload.receive(Chunk(1, 0, memoryview(first + second[:4])), blobs)
+        upload.receive(Chunk(1, 0, memoryview(first + second[:4])))
     assert caught.value.code is Code.WRONG_LENGTH
     for offset, payload in ((0, first[:8]), (8, first[8:]), (12, second)):
-        upload.receive(Chunk(1, offset, memoryview(payload)), blobs)
+        upload.receive(Chunk(1, offset, memoryview(payload)))
     upload.check_complete()
     upload.report = msgspec.structs.replace(upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7)))
     with pytest.raises(
@@ -102,34 +102,49 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
 
 
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
-    uploads = make(blobs, 1)
-    upload = granted(uploads, "t1")
-    upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
+    uploads = make(1)
+    upload = granted(uploads, blobs, "t1")
+    upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
     uploads.pause(upload)
-    again = granted(uploads, "t1")
+    again = granted(uploads, blobs, "t1")
     assert again is upload
     assert again.offset == CHUNK_BYTES
     uploads.pause(again)
-    other = granted(uploads, "t1", UPDATE + 1)
+    other = granted(uploads, blobs, "t1", UPDATE + 1)
     assert other is not upload
     assert other.offset == 0
 
 
 def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Path) -> None:
-    uploads = make(blobs, 4)
+    uploads = make(4)
     for number in range(50):
-        upload = granted(uploads, f"t{number}")
-        upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))), blobs)
+        upload = granted(uploads, blobs, f"t{number}")
+        upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
         uploads.pause(upload)
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
-    uploads.forget_all()
+    uploads.forget_round(blobs)
     taken = {blobs.take_spool_file() for _ in range(6)}
     assert len(taken) == 6, "a spool file was given twice"
 
 
+def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(blobs: FileBlobs, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = FileBlobs(tmp_path / "other")
+    uploads = make(2)
+    for spool, task in ((blobs, "t1"), (other, "t2")):
+        upload = granted(uploads, spool, task)
+        upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
+        uploads.pause(upload)
+        assert uploads.first_spoiled(task, spool)
+    uploads.forget_round(blobs)
+    assert [granted(uploads, spool, task).offset for spool, task in ((blobs, "t1"), (other, "t2"))] == [0, CHUNK_BYTES]
+    assert uploads.first_spoiled("t1", blobs)
+    assert not uploads.first_spoiled("t2", other)
+
+
 def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
-    uploads = make(blobs, 1)
-    first, second, third = (uploads.offer("device", report_of(f"t{number}")) for number in range(3))
+    uploads = make(1)
+    first, second, third = (uploads.offer("device", report_of(f"t{number}"), blobs) for number in range(3))
     assert list(uploads.grants(0.0)) == [first]
     uploads.pause(second)
     uploads.drop(first)
@@ -139,14 +154,14 @@ def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
 def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
     """Send this many of the upload's chunks, from where it is."""
     for message in list(pack_chunks(upload.transfer, UPDATE.tobytes(), upload.offset))[:chunks]:
-        upload.receive(unpack_chunk(message), blobs)
+        upload.receive(unpack_chunk(message))
 
 
 def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(blobs: FileBlobs) -> None:
-    uploads = make(blobs, 1)
-    slow = granted(uploads, "slow")
+    uploads = make(1)
+    slow = granted(uploads, blobs, "slow")
     sent(slow, blobs)
-    next_ = uploads.offer("next", report_of("next"))
+    next_ = uploads.offer("next", report_of("next"), blobs)
     uploads.places.measure(WINDOW)  # what came counts in the first window, and in the second nothing came
     assert list(uploads.grants(WINDOW)) == []
     uploads.places.measure(2 * WINDOW)
@@ -164,16 +179,16 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(b
 
 def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: FileBlobs, tmp_path: Path) -> None:
     """16 peers that send 4 bytes each must not cost a slow device its megabytes, nor the disk a file for each."""
-    uploads = make(blobs, 2)
-    moving, slow = granted(uploads, "moving"), granted(uploads, "slow")
+    uploads = make(2)
+    moving, slow = granted(uploads, blobs, "moving"), granted(uploads, blobs, "slow")
     sent(slow, blobs)
     slow.slow = True
     crawlers = []
     for number in range(20):
-        crawler = uploads.offer(f"c{number}", report_of(f"c{number}"))
+        crawler = uploads.offer(f"c{number}", report_of(f"c{number}"), blobs)
         list(uploads.grants(number))
         (message,) = pack_chunks(crawler.transfer, bytes(4))
-        crawler.receive(unpack_chunk(message), blobs)
+        crawler.receive(unpack_chunk(message))
         crawler.slow = True
         crawlers.append(crawler)
     assert list(uploads.places.held) == [moving, crawlers[-1]]
@@ -192,19 +207,19 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     [(WINDOW, True), (WINDOW + 0.1, True), (UPDATE.nbytes / (PROOF_FACTOR * RATE) + 0.1, False)],
 )
 def test_an_update_that_came_quickly_proves_its_device(blobs: FileBlobs, took: float, proves: bool) -> None:
-    uploads = make(blobs, 1)
-    upload = granted(uploads, "t1")
+    uploads = make(1)
+    upload = granted(uploads, blobs, "t1")
     sent(upload, blobs, 2)
     uploads.complete(upload, took)
     assert ("device" in uploads.places.proven) is proves
 
 
 def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: FileBlobs) -> None:
-    uploads = make(blobs, 1)
-    upload = granted(uploads, "t1")
+    uploads = make(1)
+    upload = granted(uploads, blobs, "t1")
     sent(upload, blobs)
     uploads.pause(upload)
-    again = uploads.offer("device", report_of("t1"))
+    again = uploads.offer("device", report_of("t1"), blobs)
     list(uploads.grants(500.0))
     sent(again, blobs)
     uploads.complete(again, 500.1)

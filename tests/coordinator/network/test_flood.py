@@ -26,11 +26,10 @@ from fleetlearn_coordinator.network import connection as connections
 from fleetlearn_coordinator.network import listener, process_settings
 from fleetlearn_coordinator.network.connection import Connection, FrameCounter
 from fleetlearn_coordinator.network.peer_log import FewLines
-from fleetlearn_coordinator.service.serve import running
-from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import MAX_REFUSALS, CheckIn, ComeBack, Failed, Fetch, Heartbeat, Refused
-from peers import PlanMaker, fleet, plan_text, update_of
+from peers import PlanMaker, fleet, plan_text, serving, update_of
 from processes import processes, status_of, wait_for
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -91,9 +90,9 @@ async def send_until_ended(wire: RawPeer, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[RawPeer, Connection]:
+async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[RawPeer, Connection]:
     """A peer that has checked in, and the coordinator's end of it."""
-    wire = await wire_to(coordinator.address)
+    wire = await wire_to(coordinator.host.address)
     await wire.check_in(name)
     await until(lambda: name in coordinator.host.devices)
     return wire, coordinator.host.devices[name].connection
@@ -104,23 +103,23 @@ async def attacker(coordinator: Coordinator, name: str = "attacker") -> tuple[Ra
 
 @run_async
 async def test_a_web_page_is_refused_unless_the_plan_names_it(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    async with running(make_plan(service__origins=["https://good.example", "http://localhost:8000"])) as coordinator:
+    async with serving(make_plan(), origins=["https://good.example", "http://localhost:8000"]) as coordinator:
         protocols = [Subprotocol("fleetlearn.v1")]
         for origin in ("https://evil.example", "https://good.example:8000", "http://good.example", "null", ""):
             with pytest.raises(InvalidStatus) as caught:
-                await connect(coordinator.address, subprotocols=protocols, origin=Origin(origin))
+                await connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin))
             response = caught.value.response
             assert response.status_code == 403
             assert response.body is not None
-            assert b"service.origins" in response.body
+            assert b"origins, in the coordinator's service file" in response.body
         for origin in ("https://good.example", "http://localhost:8000"):
-            async with connect(coordinator.address, subprotocols=protocols, origin=Origin(origin)):
+            async with connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin)):
                 pass
-        async with connect(coordinator.address, subprotocols=protocols):  # a device is no page
+        async with connect(coordinator.host.address, subprotocols=protocols):  # a device is no page
             pass
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         with pytest.raises(InvalidStatus, match="403"):
-            await connect(coordinator.address, subprotocols=protocols, origin=Origin("https://good.example"))
+            await connect(coordinator.host.address, subprotocols=protocols, origin=Origin("https://good.example"))
 
 
 # Memory
@@ -132,7 +131,7 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
     patch.setattr(limits, "MESSAGE_RATE", 1e9)
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         driver = coordinator.host.devices["attacker"]
@@ -152,7 +151,7 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
 async def test_a_peer_that_reads_again_is_read_from_again(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         while theirs.stalled is None:
@@ -167,7 +166,7 @@ async def test_a_peer_that_reads_again_is_read_from_again(make_plan: PlanMaker, 
 @run_async
 async def test_a_message_has_a_bounded_number_of_fragments(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         empty = frame(CONTINUATION, fin=False)
         await wire.send(frame(TEXT, b"{", fin=False) + (limits.MAX_FRAGMENTS - 2) * empty)
@@ -185,7 +184,7 @@ async def test_an_endless_fragmented_message_is_bounded_in_bytes(
 ) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         await wire.send(frame(TEXT, bytes(1000), fin=False))
         await send_until_ended(wire, frame(CONTINUATION, bytes(10_000), fin=False))
@@ -196,8 +195,8 @@ async def test_an_endless_fragmented_message_is_bounded_in_bytes(
 
 @run_async
 async def test_a_request_that_does_not_end_is_cut_off(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    async with running(make_plan()) as coordinator:
-        wire = await knock(coordinator.address)
+    async with serving(make_plan()) as coordinator:
+        wire = await knock(coordinator.host.address)
         wire.writer.write(b"GET / HTTP/1.1\r\nX: " + limits.HANDSHAKE_BYTES * b"x")
         assert await read_to_end(wire.reader) == b""
 
@@ -231,7 +230,7 @@ async def test_a_message_waits_for_a_few_of_each_other_connection(
         handled.append(self.device or "")
         handle(self, message)
 
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         honest, ours = await attacker(coordinator, "honest")
         theirs.messages.tokens = ours.messages.tokens = 1e9
@@ -254,7 +253,7 @@ def test_frames_beyond_the_budget_are_not_read(make_plan: PlanMaker, data: bytes
     """A clock that stands still, and no task: exactly the burst is handled, and the socket is not read from."""
 
     async def test() -> None:
-        async with running(make_plan(round__minimum=2)) as coordinator:
+        async with serving(make_plan(round__minimum=2)) as coordinator:
             wire, theirs = await attacker(coordinator)
             theirs.messages.rate = 1e-9
             left = int(theirs.messages.tokens)
@@ -288,7 +287,7 @@ class CountingFeed:
 @run_async
 async def test_bytes_beyond_the_budget_are_not_read(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(connections, "BYTE_RATE", 1e-9)
-    async with running(make_plan(round__minimum=2)) as coordinator:
+    async with serving(make_plan(round__minimum=2)) as coordinator:
         wire, theirs = await attacker(coordinator)
         theirs.incoming.tokens = 500_000.0
         chunk = frame(BINARY, b"\1" + bytes(3) + b"\1" + bytes(11 + 100_000))
@@ -306,7 +305,7 @@ async def test_who_stays_over_the_budget_is_told_once_and_ended(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
     patch.setattr(connections, "PATIENCE", 1.0)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         theirs.messages.tokens = 1.0
         wire.writer.write(1000 * text(Heartbeat()))
@@ -364,7 +363,7 @@ async def test_after_too_many_refusals_nothing_is_read_or_handled(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
         conversation = coordinator.host.devices["attacker"].conversation
         wire.writer.write(100 * frame(TEXT, b"{}"))
@@ -386,7 +385,7 @@ async def test_what_websockets_ends_is_not_read_on(make_plan: PlanMaker, patch: 
         frame(3),
         frame(TEXT, b"\xff\xfe") + frame(PING),
     ):
-        async with running(make_plan()) as coordinator:
+        async with serving(make_plan()) as coordinator:
             wire, theirs = await attacker(coordinator)
             await wire.send(data)
             await until(lambda theirs=theirs: theirs.protocol.close_sent is not None)  # type: ignore[misc]
@@ -414,7 +413,7 @@ def test_lines_are_counted_beyond_a_few(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_connection_has_few_lines(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with running(make_plan()) as coordinator:
+        async with serving(make_plan()) as coordinator:
             wire, theirs = await attacker(coordinator)
             conversation = coordinator.host.devices["attacker"].conversation
             theirs.messages.tokens = 1e9
@@ -440,8 +439,8 @@ async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker
     async with fleet(make_plan()) as (coordinator, join):
         await join("a")
         await join("b")
-        idle = [await wire_to(coordinator.address) for _ in range(8)]
-        waiting = asyncio.ensure_future(wire_to(coordinator.address))
+        idle = [await wire_to(coordinator.host.address) for _ in range(8)]
+        waiting = asyncio.ensure_future(wire_to(coordinator.host.address))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -456,22 +455,22 @@ async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker
 async def test_who_does_not_check_in_in_time_is_ended(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("fleetlearn_coordinator.conversation.conversation.CHECK_IN_TIMEOUT", 0.0)
     patch.setattr(listener, "CHECK_IN_TIMEOUT", 0.2)
-    async with running(make_plan()) as coordinator:
-        await wire_to(coordinator.address)
+    async with serving(make_plan()) as coordinator:
+        await wire_to(coordinator.host.address)
         await until(lambda: not coordinator.host.connections)
-        assert await read_to_end((await knock(coordinator.address)).reader) == b""  # not even a request came
+        assert await read_to_end((await knock(coordinator.host.address)).reader) == b""  # not even a request came
 
 
 @run_async
 async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(listener, "SHORT_LIFE_RATE", 1e-9)
     patch.setattr(listener, "SHORT_LIFE_BURST", 5)
-    async with running(make_plan()) as coordinator:
+    async with serving(make_plan()) as coordinator:
         for _ in range(5):
-            wire = await wire_to(coordinator.address)
+            wire = await wire_to(coordinator.host.address)
             wire.abort()
             await until(lambda: not coordinator.host.connections)
-        waiting = asyncio.ensure_future(wire_to(coordinator.address))
+        waiting = asyncio.ensure_future(wire_to(coordinator.host.address))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -509,7 +508,7 @@ def test_the_descriptors_are_shared_out() -> None:
 
 def limited(plan: Path, limit: int) -> list[str]:
     code = f"import resource as r, runpy, sys; r.setrlimit(r.RLIMIT_NOFILE, ({limit}, {limit})); "
-    code += "sys.argv[:] = ['x', 'serve', sys.argv[1]]; runpy.run_module('fleetlearn_coordinator', run_name='__main__')"
+    code += "sys.argv.insert(1, 'serve'); runpy.run_module('fleetlearn_coordinator', run_name='__main__')"
     return ["-c", code, str(plan)]
 
 
@@ -519,7 +518,12 @@ def test_too_few_descriptors_for_a_round_are_an_error(tmp_path: Path, bundle_pat
     done = subprocess.run([sys.executable, *limited(plan, 512)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
-    for words in ("may open 512 files (RLIMIT_NOFILE)", "service.max_connections = 20000", "ulimit -n", "500 devices"):
+    for words in (
+        "may open 512 files (RLIMIT_NOFILE)",
+        "max_connections = 20000",
+        "ulimit -n",
+        "500 devices",
+    ):
         assert words in said
 
 
@@ -555,7 +559,7 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
     """EMFILE from accept: one line, no spinning, and the connection is accepted when there is a descriptor again."""
 
     async def test() -> None:
-        async with running(make_plan()) as coordinator:
+        async with serving(make_plan()) as coordinator:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             mine = socket.socket()
             mine.setblocking(False)
@@ -565,7 +569,7 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
                 with suppress(OSError):  # until there is none left
                     while True:
                         hoard.append(os.open(os.devnull, os.O_RDONLY))
-                host, port = coordinator.address.removeprefix("ws://").split(":")
+                host, port = coordinator.host.address.removeprefix("ws://").split(":")
                 await asyncio.get_running_loop().sock_connect(mine, (host, int(port)))
                 await until(lambda: any("no connection can be accepted" in line for line in caplog.messages))
                 for _ in range(100):

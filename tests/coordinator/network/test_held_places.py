@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.network.downloads import Download
-from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import PARAMETERS
@@ -89,7 +89,7 @@ async def granted(peer: Peer, value: float = 1.0) -> tuple[Task, Grant]:
 
 @run_async
 async def test_a_silent_grant_goes_to_the_next_and_is_given_again(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1)) as (coordinator, join):
+    async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, first = await granted(a)
         before = coordinator.run.model.copy()
@@ -105,7 +105,7 @@ async def test_a_silent_grant_goes_to_the_next_and_is_given_again(make_plan: Pla
 
 @run_async
 async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_way(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1)) as (coordinator, join):
+    async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, first = await granted(a)
         update = update_of(1.0).tobytes()
@@ -124,7 +124,7 @@ async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_
 
 @run_async
 async def test_an_upload_that_was_complete_when_it_lost_its_place_is_accepted(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1)) as (coordinator, join):
+    async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, grant = await granted(a)
         await a.send(pack_chunk(grant.transfer, 0, update_of(1.0).tobytes()[:4]))
@@ -140,7 +140,7 @@ async def test_an_upload_that_was_complete_when_it_lost_its_place_is_accepted(ma
 
 @run_async
 async def test_a_crawling_upload_is_let_be_while_nobody_waits(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1, round__goal=1)) as (coordinator, join):
+    async with fleet(make_plan(round__goal=1), uploads=1) as (coordinator, join):
         a = await join("a")
         task, grant = await granted(a)
         upload = coordinator.host.uploads.active[task.task]
@@ -152,7 +152,7 @@ async def test_a_crawling_upload_is_let_be_while_nobody_waits(make_plan: PlanMak
 @run_async
 async def test_part_of_a_chunk_is_progress(make_plan: PlanMaker) -> None:
     """On a slow link a full chunk takes longer than any window."""
-    async with fleet(make_plan(service__uploads=1, service__least_rate=2e4)) as (coordinator, join):
+    async with fleet(make_plan(), uploads=1, least_rate=2e4) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, grant = await granted(a)
         await b.send(report_of(await b.task(), update_of(3.0)))
@@ -174,8 +174,8 @@ async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_pla
     """The rates do not matter: no window passes here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)
-        plan = make_plan(round__goal=1, round__over_selection=40, service__uploads=2)
-        async with fleet(plan) as (coordinator, join):
+        plan = make_plan(round__goal=1, round__over_selection=40)
+        async with fleet(plan, uploads=2) as (coordinator, join):
             honest = await join("honest")
             await honest.do_round(update_of(1.0))
             ghosts = [await join(f"ghost{number}") for number in range(8)]
@@ -194,8 +194,8 @@ async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_pla
 @run_async
 async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(make_plan: PlanMaker) -> None:
     """It is asked to wait again and again, and each grant brings it a chunk further."""
-    plan = make_plan(round__goal=1, round__over_selection=10, service__uploads=1)
-    async with fleet(plan) as (_, join):
+    plan = make_plan(round__goal=1, round__over_selection=10)
+    async with fleet(plan, uploads=1) as (_, join):
         names = ["slow", "x", "y"]
         peers = {name: await join(name) for name in names}
 
@@ -229,7 +229,7 @@ async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(make_pl
             crawler.cancel()
 
 
-async def stop_reading(coordinator: Coordinator, peer: Peer, sha256: str) -> Download:
+async def stop_reading(coordinator: RunServer, peer: Peer, sha256: str) -> Download:
     """Fetch and read nothing, until the coordinator can write no more; the download that is stuck."""
     peer.connection.transport.pause_reading()
     await peer.send(Fetch(sha256))
@@ -264,8 +264,8 @@ async def read_content(peer: Peer) -> bytes:
 
 @run_async
 async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_large_plan: PlanMaker) -> None:
-    plan = make_large_plan(service__downloads=2, round__minimum=2, round__goal=3)
-    async with fleet(plan) as (coordinator, join):
+    plan = make_large_plan(round__minimum=2, round__goal=3)
+    async with fleet(plan, downloads=2) as (coordinator, join):
         sha256 = coordinator.run.bundle.manifest.files[PARAMETERS].sha256
         readers = [await join(name) for name in ("x", "y")]
         for reader in readers:
@@ -281,8 +281,8 @@ async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_lar
 
 @run_async
 async def test_a_download_that_lost_its_place_goes_on_where_it_was(make_large_plan: PlanMaker) -> None:
-    plan = make_large_plan(service__downloads=1)
-    async with fleet(plan) as (coordinator, join):
+    plan = make_large_plan()
+    async with fleet(plan, downloads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = [await a.task(), await b.task()]
         stuck = await stop_reading(coordinator, a, tasks[0].vector("model").sha256)
@@ -294,10 +294,10 @@ async def test_a_download_that_lost_its_place_goes_on_where_it_was(make_large_pl
 
 @run_async
 async def test_a_device_without_a_task_waits_for_those_with_one(make_large_plan: PlanMaker) -> None:
-    plan = make_large_plan(service__downloads=1, round__goal=1, round__over_selection=1)
+    plan = make_large_plan(round__goal=1, round__over_selection=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)
-        async with fleet(plan) as (coordinator, join):
+        async with fleet(plan, downloads=1) as (coordinator, join):
             a = await join("a")
             task = await a.task()
             b = await join("b")
@@ -310,7 +310,7 @@ async def test_a_device_without_a_task_waits_for_those_with_one(make_large_plan:
 async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.network.driver.WAITING_INTERVAL", 0.05)
-        async with fleet(make_plan(service__downloads=1, service__least_rate=0)) as (coordinator, join):
+        async with fleet(make_plan(), downloads=1, least_rate=0) as (coordinator, join):
             a = await join("a")
             other = Download("nobody", "0" * 64, asyncio.WriteTransport())
             coordinator.host.downloads.places.held[other] = None
@@ -359,7 +359,7 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
 async def test_a_device_that_is_told_to_wait_and_does_not_report_again_is_ended(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.conversation.UPLOAD_TIMEOUT", 2.0)
-        async with fleet(make_plan(service__uploads=1)) as (_, join):
+        async with fleet(make_plan(), uploads=1) as (_, join):
             a, b = await join("a"), await join("b")
             await granted(a)
             await b.send(report_of(await b.task(), update_of(3.0)))

@@ -11,6 +11,7 @@ import pytest
 from fleetlearn_coordinator.aggregation.optimizers import make
 from fleetlearn_coordinator.plan.plan import SECTIONS, Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -101,7 +102,7 @@ def test_the_defaults_that_the_example_states_are_the_defaults() -> None:
     values: dict[str, Any] = msgspec.structs.asdict(plan)
     for section in SECTIONS:
         values |= msgspec.structs.asdict(values[section])
-    assert len(stated) >= 14
+    assert len(stated) >= 9
     for key, default in stated.items():
         assert str(values[key]).lower().removesuffix(".0") == default, key
 
@@ -224,7 +225,9 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"local = 5\n{SMALL}", ["local = 5"]),
         (f"server = 5\n{SMALL}", ["server = 5"]),
         (f"stop = 5\n{SMALL}", ["stop = 5"]),
-        (f"service = 5\n{SMALL}", ["service = 5"]),
+        (f"service = 5\n{SMALL}", ["no table [service] any more", "--service SERVICE.toml", "durable"]),
+        (f"{SMALL}[service]\nport = 1", ["no table [service] any more", "--service SERVICE.toml", "durable"]),
+        (f'durable = "disk"\n{SMALL}', ["durable = 'disk'", '"process"', '"power"']),
         ('name = "a"\nbundle = "b"\n[round]\ngoal = 0', ["round.goal = 0", "at least 1 and at most 131072"]),
         (
             'name = "a"\nbundle = "b"\n[round]\ngoal = "4"',
@@ -240,21 +243,10 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}deadline = 0", ["round.deadline = 0"]),
         (f"{SMALL}max_weight = 1073741824", ["round.max_weight = 1073741824", "at most 536870911"]),
         ('name = "a"\nbundle = "b"\n[round]\ngoal = 131072', ["a cohort of 170394", "the limit is 131072"]),
-        (f"{SMALL}[service]\nmax_connections = 5", ["service.max_connections = 5", "cohort of 6"]),
-        (f"{SMALL}[service]\nport = 70000", ["service.port = 70000", "at least 0 and at most 65535"]),
-        (f'{SMALL}[service]\ndurable = "disk"', ["service.durable = 'disk'", '"process"', '"power"']),
-        (f"{SMALL}[service]\nheartbeat = 0", ["service.heartbeat = 0"]),
-        (f'{SMALL}[service]\norigins = "https://a.example"', ["service.origins = 'https://a.example'"]),
-        (f"{SMALL}[service]\norigins = [5]", ["service.origins[0] = 5"]),
-        (f'{SMALL}[service]\norigins = ["https://a.example/"]', ["'https://a.example/'", "scheme://host", "without"]),
-        (f'{SMALL}[service]\norigins = ["HTTPS://A.example"]', ["'HTTPS://A.example'", "lower case"]),
-        (f'{SMALL}[service]\norigins = ["*"]', ["service.origins names '*'", 'there is no "*"']),
-        (f'{SMALL}[service]\norigins = ["null"]', ["service.origins names 'null'"]),
         (f"{SMALL}[local]\nepochs = 0", ["local.epochs = 0", "at least 1"]),
         (f"{SMALL}[local]\nbatch_size = -1", ["local.batch_size = -1", "at least 0"]),
         (f"{SMALL}[local]\nlr = 0", ["local.lr = 0", "a number, above 0"]),
         (f"{SMALL}[local]\nmu = -0.1", ["local.mu = -0.1", "at least 0"]),
-        (f"{SMALL}stall = 29.9", ["round.stall = 29.9 s", "two heartbeats", "service.heartbeat = 15.0 s"]),
         (f"{SMALL}[local]\ntime_budget = 700", ["local.time_budget = 700.0 s", "round.deadline = 600.0 s"]),
         (f"{SMALL}[local.hyper]\nlr = 0.1", ["local.hyper.lr has its own key: local.lr"]),
         (f'{SMALL}[local.hyper]\nalpha = "x"', ["local.hyper.alpha = 'x' is refused: it takes a number"]),
@@ -438,9 +430,30 @@ def test_the_loss_is_always_measured() -> None:
     ],
 )
 def test_the_time_without_progress_leaves_slow_devices_enough(
-    tmp_path: Path, deadline: float, heartbeat: float, given: float | None, stall: float
+    deadline: float, heartbeat: float, given: float | None, stall: float
 ) -> None:
     """By default a fifth of the deadline and at most 300 s, but at least 30 s and four heartbeats."""
     own = "" if given is None else f"stall = {given}\n"
-    text = f"{SMALL}deadline = {deadline}\n{own}[service]\nheartbeat = {heartbeat}\n"
-    assert Plan.parse(text, tmp_path).stall == stall
+    plan = parse(f"{SMALL}deadline = {deadline}\n{own}")
+    assert plan.engine_settings(heartbeat).stall == stall
+
+
+@pytest.mark.parametrize(
+    ("own", "service", "words"),
+    [
+        ("", ServiceSettings(max_connections=5), ["max_connections = 5 of the service", "cohort of 6"]),
+        ("stall = 29.9", ServiceSettings(), ["round.stall = 29.9 s", "two heartbeats", "heartbeat = 15.0 s"]),
+    ],
+)
+def test_a_process_that_could_not_serve_the_plan_is_refused(
+    own: str, service: ServiceSettings, words: list[str]
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        parse(SMALL + own).check_service(service)
+    assert refused.value.text.startswith("my.toml: ")
+    for word in words:
+        assert word in refused.value.text
+
+
+def test_a_process_that_can_serve_the_plan_passes() -> None:
+    parse(f"{SMALL}stall = 30.0").check_service(ServiceSettings(max_connections=6))

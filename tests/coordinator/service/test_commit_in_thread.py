@@ -13,7 +13,7 @@ import pytest
 from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
 from fleetlearn_coordinator.rounds.engine import Phase
 from fleetlearn_coordinator.service import server
-from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.blobs import Tensors
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code
@@ -44,14 +44,14 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             go_on.set()
 
 
-async def close_the_round(coordinator: Coordinator, device: Peer) -> Task:
+async def close_the_round(coordinator: RunServer, device: Peer) -> Task:
     """The device's update is the last that its round needs; returns its task."""
     task = await device.do_round(update_of(1.0))
     assert coordinator.engine.phase is Phase.COMMITTING
     return task
 
 
-async def committed(coordinator: Coordinator) -> None:
+async def committed(coordinator: RunServer) -> None:
     async with asyncio.timeout(10):
         await coordinator.wait_for_commit()
 

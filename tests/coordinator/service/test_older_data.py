@@ -46,7 +46,7 @@ def older(tmp_path: Path) -> Mapping[str, Any]:
 def start(folder: Path, recipe: str, **settings: Any) -> Run:
     plan = Plan.parse(plan_text(folder.parent / "test.bundle", folder, recipe, **settings), folder.parent)
     bundle = open_bundle(plan.bundle)
-    return Run(plan, bundle, open_store(plan.data_dir, bundle.sha256), NOW)
+    return Run(plan, bundle, open_store(plan.data_dir, bundle.sha256), NOW, 15.0)
 
 
 def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class Fleet:
     def __init__(self, plan: Plan) -> None:
         bundle = open_bundle(plan.bundle)
         self.store = open_store(plan.data_dir, bundle.sha256)
-        self.run = Run(plan, bundle, self.store, NOW)
+        self.run = Run(plan, bundle, self.store, NOW, 15.0)
 
     def check_in(self, *devices: str) -> list[Command]:
         return [
@@ -68,11 +68,11 @@ def leases(commands: list[Command]) -> list[Assign]:
 def test_a_plan_becomes_the_engine_s_settings(make_plan: PlanMaker) -> None:
     stop = {"stop__metric": "loss", "stop__target": 0.5, "stop__epsilon": 1e-6, "stop__rounds": 7}
     plan = make_plan(round__goal=10, round__over_selection=1.25, **stop)
-    settings = plan.engine_settings()
+    settings = plan.engine_settings(15.0)
     assert (settings.goal, settings.cohort, settings.minimum) == (10, 13, 1)
     assert (settings.rounds, settings.metric, settings.target, settings.below) == (7, "loss", 0.5, True)
     assert settings.epsilon == 1e-6
-    assert make_plan().engine_settings().epsilon == 0.0
+    assert make_plan().engine_settings(15.0).epsilon == 0.0
 
 
 def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan: PlanMaker) -> None:

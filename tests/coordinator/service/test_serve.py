@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 
 import pytest
-from fleetlearn_coordinator import Plan, Result, StoreError, read_status, serve, serve_async
+from fleetlearn_coordinator import Plan, Result, ServiceSettings, StoreError, read_status, serve, serve_async
 from fleetlearn_coordinator.service.run import Clocks, Run
-from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import BundleError, open_bundle
-from peers import Peer, PlanMaker, report_of, update_of
+from peers import Peer, PlanMaker, report_of, serving, update_of
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
+
+ANY_PORT = ServiceSettings(port=0)
 
 
 async def two_rounds(plan: Plan) -> None:
@@ -43,8 +45,8 @@ def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threa
 
     async def both() -> Result:
         async with asyncio.timeout(30):
-            serving = asyncio.to_thread(serve, plan) if threaded else serve_async(plan)
-            result, _ = await asyncio.gather(serving, two_rounds(plan))
+            function = partial(asyncio.to_thread, serve) if threaded else serve_async
+            result, _ = await asyncio.gather(function(plan, service=ANY_PORT), two_rounds(plan))
         return result
 
     assert asyncio.run(both()) == Result("2 rounds done", True, 2)
@@ -55,14 +57,14 @@ def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
     plan = make_plan(round__goal=1, stop__rounds=1)
     bundle, now, update = open_bundle(plan.bundle), Clocks(0.0, 1000.0), update_of(1.0)
     store = open_store(plan.data_dir, bundle.sha256)
-    run = Run(plan, bundle, store, now)
+    run = Run(plan, bundle, store, now, ANY_PORT.heartbeat)
     (lease,) = run.record(run.engine.check_in("a", None, 0.0), now)
     spool_file = store.blobs.take_spool_file()
     store.blobs.write_spool_file(spool_file, 0, update.tobytes())
     run.save_update(report_of(lease, update), spool_file, 1.0)  # type: ignore[arg-type]
     store.close()
     for _ in range(2):
-        assert serve(plan) == Result("1 rounds done", True, 1)
+        assert serve(plan, service=ANY_PORT) == Result("1 rounds done", True, 1)
 
 
 def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:
@@ -75,9 +77,9 @@ def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:
 
 def test_a_client_of_another_protocol_is_turned_away(make_plan: PlanMaker) -> None:
     async def test() -> None:
-        async with running(make_plan()) as coordinator:
+        async with serving(make_plan()) as coordinator:
             with pytest.raises(InvalidStatus):
-                await connect(coordinator.address)
+                await connect(coordinator.host.address)
 
     asyncio.run(test())
 
@@ -95,7 +97,7 @@ def test_an_error_ends_a_coordinator_that_stays(make_plan: PlanMaker) -> None:
     async def both() -> None:
         async with asyncio.timeout(10) as bound:
             with pytest.raises(sqlite3.OperationalError, match="no such table"):
-                await asyncio.gather(serve_async(plan, stay=True), break_it())
+                await asyncio.gather(serve_async(plan, service=ANY_PORT, stay=True), break_it())
         assert not bound.expired()
 
     asyncio.run(both())

@@ -12,7 +12,7 @@ from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.network.downloads import Download
 from fleetlearn_coordinator.network.driver import Driver
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.server import Coordinator
+from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import TRAIN, File
@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def fetch_until_blocked(coordinator: Coordinator, peer: Driver, device: Peer, entry: File) -> int:
+async def fetch_until_blocked(coordinator: RunServer, peer: Driver, device: Peer, entry: File) -> int:
     """Have a device that does not read fetch until the coordinator waits for it; how often it fetched.
 
     The kernel takes some megabytes before that.
@@ -73,14 +73,14 @@ async def fetch_until_blocked(coordinator: Coordinator, peer: Driver, device: Pe
     raise AssertionError("the kernel took everything")
 
 
-def take_the_place(coordinator: Coordinator) -> Download:
+def take_the_place(coordinator: RunServer) -> Download:
     """A download to nobody, which has the only place."""
     other = Download("nobody", "0" * 64, asyncio.WriteTransport())
     coordinator.host.downloads.places.held[other] = None
     return other
 
 
-def end_download(coordinator: Coordinator, download: Download) -> None:
+def end_download(coordinator: RunServer, download: Download) -> None:
     coordinator.host.downloads.leave(download)
     coordinator.host.downloads.go_on(coordinator.loop.time())
 
@@ -317,7 +317,7 @@ async def test_a_malformed_message_does_not_concern_the_upload_in_progress(make_
 
 @run_async
 async def test_a_device_may_return_when_all_places_are_taken(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__max_connections=2)) as (_, join):
+    async with fleet(make_plan(), max_connections=2) as (_, join):
         await join("a")
         await join("b")
         await join("a")
@@ -432,8 +432,8 @@ async def test_a_device_that_trained_anew_uploads_anew(make_plan: PlanMaker) -> 
 
 @run_async
 async def test_uploads_are_granted_a_few_at_a_time(make_plan: PlanMaker) -> None:
-    plan = make_plan(round__goal=4, round__minimum=4, service__uploads=2)
-    async with fleet(plan) as (coordinator, join):
+    plan = make_plan(round__goal=4, round__minimum=4)
+    async with fleet(plan, uploads=2) as (coordinator, join):
         peers = [await join(name) for name in "abcd"]
         tasks = [await peer.task() for peer in peers]
         for peer, task in zip(peers, tasks, strict=True):
@@ -502,7 +502,7 @@ async def test_a_vanished_device_is_lost_after_its_grace(make_plan: PlanMaker) -
 
 @run_async
 async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__heartbeat=0.02)) as (coordinator, join):
+    async with fleet(make_plan(), heartbeat=0.02) as (coordinator, join):
         a = await join("a")
         await until(lambda: not coordinator.host.connections)
         assert await a.closed() == 1006
@@ -564,7 +564,7 @@ async def test_stopping_sends_the_devices_away(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_no_more_connections_than_the_plan_allows(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__max_connections=2)) as (_, join):
+    async with fleet(make_plan(), max_connections=2) as (_, join):
         await join("a")
         await join("b")
         c = await join("c", check_in=False)
@@ -604,7 +604,7 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
     plan = make_plan(round__goal=count, round__minimum=count)
     updates = [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)]
 
-    async def part(first: int, last: int, known: dict[int, Task]) -> Coordinator:
+    async def part(first: int, last: int, known: dict[int, Task]) -> RunServer:
         async with fleet(plan) as (coordinator, join):
             peers: dict[int, Peer] = {}
             for number in range(0 if not known else first, count if not known else last):
@@ -629,7 +629,7 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
 
 @run_async
 async def test_a_device_that_returns_to_train_again_leaves_its_place_to_the_next(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1)) as (_, join):
+    async with fleet(make_plan(), uploads=1) as (_, join):
         a, b = await join("a"), await join("b")
         await a.send(report_of(await a.task(), update_of(1.0)))
         await a.expect(Grant)
@@ -642,7 +642,7 @@ async def test_a_device_that_returns_to_train_again_leaves_its_place_to_the_next
 
 @run_async
 async def test_an_upload_ends_with_its_task(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__uploads=1)) as (coordinator, join):
+    async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task = await a.task()
         await a.send(report_of(task, update_of(1.0)))
@@ -656,9 +656,9 @@ async def test_an_upload_ends_with_its_task(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_an_error_at_the_end_of_a_connection_ends_the_process_too(make_plan: PlanMaker) -> None:
-    plan = make_plan(service__uploads=1)
+    plan = make_plan()
     (plan.data_dir / "uploads" / "slot-0001").mkdir(parents=True)  # so that the second slot cannot be made
-    async with fleet(plan) as (coordinator, join):
+    async with fleet(plan, uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         await a.send(report_of(await a.task(), update_of(1.0)))
         grant = await a.expect(Grant)
@@ -696,7 +696,7 @@ async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan:
 
 @run_async
 async def test_a_device_that_takes_chunks_in_is_not_silent(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan(service__downloads=1)) as (coordinator, join):
+    async with fleet(make_plan(), downloads=1) as (coordinator, join):
         a = await join("a")
         driver = coordinator.host.devices["a"]
         other = take_the_place(coordinator)

@@ -62,13 +62,13 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
     """After the first few, rounds take as long as without ghosts. The first few take their whole deadline."""
     plan = make_plan(
         round__goal=6, round__over_selection=1.3, round__minimum=3, round__deadline=deadline, round__grace=0.3,
-        round__stall=0.5, round__gather=0.2, service__heartbeat=HEARTBEAT, local__evaluate=False,
+        round__stall=0.5, round__gather=0.2, local__evaluate=False,
     )  # fmt: skip
 
     async def test() -> None:
         stop = asyncio.Event()
-        async with asyncio.timeout(60), fleet(plan) as (coordinator, join):
-            haunting = asyncio.create_task(attack(coordinator.address, stop))
+        async with asyncio.timeout(60), fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
+            haunting = asyncio.create_task(attack(coordinator.host.address, stop))
             while len(coordinator.host.devices) < GHOSTS:
                 await asyncio.sleep(0.01)
             devices = [asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)]
@@ -92,7 +92,7 @@ def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     def run(make_plan: PlanMaker) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(30):
-                await test(make_plan(round__stall=0.5, round__minimum=2, service__heartbeat=HEARTBEAT))
+                await test(make_plan(round__stall=0.5, round__minimum=2))
 
         asyncio.run(bounded())
 
@@ -109,7 +109,7 @@ async def beat(peer: Peer, seconds: float, message: Callable[[int], Any]) -> Non
 
 @run_async
 async def test_a_device_that_beats_and_makes_no_step_loses_its_task(plan: Any) -> None:
-    async with fleet(plan) as (coordinator, join):
+    async with fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, _ = await a.task(), await b.task()
         beating = asyncio.create_task(
@@ -128,7 +128,7 @@ async def test_a_device_that_beats_and_makes_no_step_loses_its_task(plan: Any) -
 @run_async
 async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
     """A device that moves something every 0.3 s, for several times the half second of a stall."""
-    async with fleet(plan) as (coordinator, join):
+    async with fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
         a, _ = await join("a"), await join("b")
         task, update = await a.task(), update_of(1.0)
         began = coordinator.loop.time()
@@ -151,17 +151,18 @@ async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
 @run_async
 async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) -> None:
     """Others have all places. The device waits for a grant, and for a content, for twice the time of a stall."""
-    async with fleet(plan) as (coordinator, join):
+    async with fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}
         uploads, downloads = coordinator.host.uploads.places, coordinator.host.downloads.places
+        usual = uploads.limit, downloads.limit
         uploads.limit = downloads.limit = 0
         await a.send(report_of(tasks["a"], update_of(1.0)))
         await b.send(Fetch(tasks["b"].vector("model").sha256))
         await b.expect(Waiting)
         await asyncio.gather(*(beat(one, 1.2, lambda number: Heartbeat()) for one in (a, b)))
         assert coordinator.engine.leases == {name: task.task for name, task in tasks.items()}
-        uploads.limit, downloads.limit = plan.service.uploads, plan.service.downloads
+        uploads.limit, downloads.limit = usual
         coordinator.host.grant()
         await a.send_update(await a.expect(Grant), update_of(1.0))
         await a.expect(Accepted)

@@ -751,7 +751,7 @@ def test_whatever_happens(
             Path(place), line, size, seed=seed, failures=failures, availability=availability,
             population__connected=connected, tiers={"device": {"latency": latency, "upload": 10.0}},
             plan__round={"goal": goal, "minimum": minimum, "over_selection": over, "deadline": deadline},
-            plan__stop__rounds=4, plan__service={"downloads": 2, "uploads": 1},
+            plan__stop__rounds=4, service={"downloads": 2, "uploads": 1},
             coordinator={"crashes": crashes, "restart": 7.0, "limits": limits},
         )  # fmt: skip
         run = drive(scenario, most=3000)

@@ -63,7 +63,7 @@ def limited(folder: Path, line: Path, size: int, *, downloads: int, uploads: int
     given = {
         "plan__local__batch_size": 0,
         "tiers": {"device": {"latency": 5.0, "download": 1e12, "upload": 1e12}},
-        "plan__service": {"downloads": downloads, "uploads": uploads},
+        "service": {"downloads": downloads, "uploads": uploads},
         "coordinator__limits": True,
     }
     return drive(make_scenario(folder, line, size, **{**given, **settings}))

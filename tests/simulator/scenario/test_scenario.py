@@ -232,8 +232,8 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
         (f"{SMALL}connected = 101", ["population.connected = 101 is more than population.size = 100"]),
         (f"{SMALL}connected = 1", ["population.connected = 1 is less than plan.round.minimum = 2"]),
         (
-            'plan = {file = "my.plan", service = {max_connections = 7}}\n[population]\nsize = 9\nconnected = 8',
-            ["population.connected = 8 is more than plan.service.max_connections = 7"],
+            'plan = "my.plan"\nservice = {max_connections = 7}\n[population]\nsize = 9\nconnected = 8',
+            ["population.connected = 8 is more than service.max_connections = 7"],
         ),
         (f'{SMALL}[data]\nkind = "dirichlett"', ["data.kind = 'dirichlett' is not known", "did you mean dirichlet?"]),
         (f"{SMALL}[data]\nkind = []", ["data.kind = []", "Kinds: synthetic, hospitals"]),

@@ -1,0 +1,64 @@
+"""The settings of a coordinator's process: what is read, and what is said about each mistake."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+from fleetlearn_protocol.errors import Code
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
+
+
+def refusal(folder: Path, text: str) -> str:
+    file = folder / "my.toml"
+    file.write_text(text)
+    with pytest.raises(ServiceError) as refused:
+        ServiceSettings.load(file)
+    assert refused.value.code is Code.BAD_MESSAGE
+    assert refused.value.text.startswith(f"{file}: ")
+    return refused.value.text
+
+
+def test_the_example_has_every_key_with_its_default() -> None:
+    assert ServiceSettings.load(EXAMPLE) == ServiceSettings()
+    text = EXAMPLE.read_text("utf-8")
+    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none)", text, re.MULTILINE))
+    defaults = {key: str(value or "none") for key, value in msgspec.structs.asdict(ServiceSettings()).items()}
+    assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
+
+
+def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text('port = 0\norigins = ["https://good.example", "http://[::1]:8000"]\n')
+    found = ServiceSettings.load(file)
+    assert found == ServiceSettings(port=0, origins=("https://good.example", "http://[::1]:8000"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port = ", ["this is not TOML"]),
+        ("port = 70000", ["port = 70000", "at least 0 and at most 65535"]),
+        ("heartbeat = 0", ["heartbeat = 0"]),
+        ("hearbeat = 1.0", ["hearbeat is not a key of a service file", "did you mean heartbeat?"]),
+        ("[service]\nport = 1", ["service is not a key of a service file"]),
+        ('durable = "power"', ["durable is a key of the plan"]),
+        ('origins = "https://a.example"', ["origins = 'https://a.example'"]),
+        ("origins = [5]", ["origins[0] = 5"]),
+        ('origins = ["https://a.example/"]', ["'https://a.example/'", "scheme://host", "without"]),
+        ('origins = ["HTTPS://A.example"]', ["'HTTPS://A.example'", "lower case"]),
+        ('origins = ["*"]', ["origins names '*'", 'there is no "*"']),
+        ('origins = ["null"]', ["origins names 'null'"]),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    said = refusal(tmp_path, text)
+    for word in words:
+        assert word in said
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"nowhere\.toml: the service file cannot be read"):
+        ServiceSettings.load(tmp_path / "nowhere.toml")
