@@ -121,12 +121,12 @@ def resume(
             _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
         options = Options(workers=workers or None, **_training_place(engine, ray_address))
         if (folder / SCENARIO).exists():
-            _one(Scenario.load(folder / SCENARIO), folder, options, resume=True)
+            _one(Scenario.load_of_run(folder / SCENARIO), folder, options, resume=True)
             return
         found = sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
         if not found:
             _fail(f"{folder} holds no run: {SCENARIO} is missing")
-        _sweep([Scenario.load(run / SCENARIO) for run in found if not (run / SUMMARY).exists()], folder, options)
+        _sweep([Scenario.load_of_run(run / SCENARIO) for run in found if not (run / SUMMARY).exists()], folder, options)
 
 
 @app.command()

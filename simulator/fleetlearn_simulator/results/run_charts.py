@@ -167,7 +167,7 @@ def connected_chart(run: Run) -> Chart:
     data = [_line("connected", times[kept] / unit, connected[kept], COLOURS[0])]
     note = ""
     try:
-        scenario = Scenario.load(run.folder / SCENARIO)
+        scenario = Scenario.load_of_run(run.folder / SCENARIO)
         population = scenario.population.size
         devices = np.arange(min(SAMPLE, population)) * population // min(SAMPLE, population)
         at = np.linspace(max(0.0, times[-1] - WINDOW), times[-1], 240)

@@ -77,20 +77,22 @@ class Scenario(Section, frozen=True, kw_only=True):
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
         """Read a scenario file. Raises SimulatorError."""
         path = Path(path).expanduser()
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SimulatorError(f"{path}: the scenario cannot be read: {error}") from None
-        return cls.parse(text, path.absolute().parent, file=str(path))
+        return cls.parse(_text(path), path.absolute().parent, file=str(path))
+
+    @classmethod
+    def load_of_run(cls, path: Path) -> Scenario:
+        """Read the scenario in a run's folder, also of an earlier version: it had the settings of the coordinator's
+        process in the plan. Raises SimulatorError."""
+        raw = _tables(_text(path), str(path))
+        if "service" in (plan := raw["plan"]):
+            raw["service"] = plan.pop("service")
+            plan["durable"] = raw["service"].pop("durable")
+        return cls.read(raw, path.absolute().parent, file=str(path))
 
     @classmethod
     def parse(cls, text: str, base: Path, *, file: str = "scenario") -> Scenario:
         """Read a scenario from text. ``base``: the folder that paths are relative to. Raises SimulatorError."""
-        try:
-            raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise SimulatorError(f"{file}: this is not TOML: {error}") from None
-        return cls.read(raw, base, file=file)
+        return cls.read(_tables(text, file), base, file=file)
 
     @classmethod
     def read(cls, raw: dict[str, Any], base: Path, *, file: str = "scenario") -> Scenario:
@@ -110,6 +112,20 @@ class Scenario(Section, frozen=True, kw_only=True):
         tables = {key: msgspec.to_builtins(getattr(self, key), enc_hook=str) for key in KEYS if key != "sweep"}
         del tables["plan"]["file"]
         return toml.dump(tables)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SimulatorError(f"{path}: the scenario cannot be read: {error}") from None
+
+
+def _tables(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SimulatorError(f"{file}: this is not TOML: {error}") from None
 
 
 HIDDEN = ("setting", "file", "base", "tables")

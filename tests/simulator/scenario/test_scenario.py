@@ -1,6 +1,7 @@
 """Scenarios: what is read, what is filled in, what a sweep makes, and what is said about each mistake."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import KEYS, SECTIONS, Scenario, expand, init_text
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
@@ -110,6 +112,16 @@ def test_the_defaults_that_the_example_states_are_the_defaults(base: Path) -> No
 def test_a_resolved_scenario_is_the_same_anywhere(more: str, base: Path) -> None:
     found = parse(SMALL + more, base)
     assert same(parse(found.to_toml(), Path("/elsewhere")), found)
+
+
+def test_a_run_of_the_version_before_has_the_service_in_its_plan(base: Path, tmp_path: Path) -> None:
+    found = parse(SMALL + "[service]\nuploads = 3\n", base)
+    tables = tomllib.loads(found.to_toml())
+    tables["plan"]["service"] = tables.pop("service") | {"durable": tables["plan"].pop("durable")}
+    (tmp_path / "scenario.toml").write_text(toml.dump(tables))
+    again = Scenario.load_of_run(tmp_path / "scenario.toml")
+    assert same(again, found)
+    assert again.service.uploads == 3
 
 
 def test_paths_are_relative_to_the_file_that_has_them(base: Path) -> None:
