@@ -256,7 +256,7 @@ def test_a_device_that_ends_each_worker_is_an_error(
 
 def test_workers_that_die_while_they_begin_are_an_error(model: Vector) -> None:
     with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they started"):
-        RayPool(partial(os._exit, 3), ones, model, 1)  # type: ignore[arg-type]
+        RayPool(_die, ones, model, 1)
 
 
 def test_a_bundle_that_a_node_cannot_open(line: Path, tmp_path: Path, model: Vector) -> None:
@@ -271,6 +271,11 @@ def _with_bundle(scenario: Scenario, bundle: Path) -> Scenario:
     from msgspec.structs import replace
 
     return replace(scenario, plan=replace(scenario.plan, bundle=bundle))
+
+
+def _die() -> Backend:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def _odd() -> Backend:
