@@ -57,7 +57,7 @@ POINTS = {
     "tasks are recorded but not sent": batch(TaskGiven, after=True),
     "a task was sent": Point(server.RunServer, "_assign", True),
     "an upload is granted": Point(uploads.Uploads, "renew", True),
-    "a chunk is spooled": Point(uploads.Upload, "take", True),
+    "a chunk is spooled": Point(uploads.Upload, "receive", True),
     "an update is complete but not recorded": batch(ReportAccepted, after=False),
     "an update is recorded but not summed": batch(ReportAccepted, after=True),
     "an update is summed but not acknowledged": Point(run.Run, "save_update", True),
