@@ -3,7 +3,8 @@
 ``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the store, adds updates
 to the round's sum as they arrive, and makes the new model when a round closes. A round is committed in two steps:
 ``begin_commit`` gives the arithmetic and the writing of the model's file as a function, which may run in another
-thread while the engine is committing; ``end_commit`` makes round, model and optimizer state count, in one batch.
+thread while the engine is committing; ``end_commit`` writes one batch of rows, with which the new model and optimizer
+state become valid and the round is closed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Clocks(NamedTuple):
     """Unix time, for the records."""
 
 
-class NewModel(NamedTuple):
+class WrittenModel(NamedTuple):
     """The model that a round made, its file written. It does not count before ``Run.end_commit``."""
 
     round: int
@@ -245,7 +246,7 @@ class Run:
         self.reports, self._opened = {}, now.engine
         return RoundOpened(number, now.wall)
 
-    def begin_commit(self, command: Commit, now: Clocks) -> Callable[[], NewModel]:
+    def begin_commit(self, command: Commit, now: Clocks) -> Callable[[], WrittenModel]:
         """Return the work of a commit: arithmetic, and the writing of the model's file.
 
         Call it in any thread, once, and hand its result to ``end_commit``. It changes nothing of the run, and while
@@ -253,21 +254,21 @@ class Run:
         diverged), StoreError (the disk is full), OSError. Where it is not done, or its result is not recorded, the
         next start repeats it from the accepted updates, with the same bits.
         """
-        summary, needed = self._summary(command.dropped, 0.0, now), self.engine.book.oldest_version()
+        summary, needed = self._summary(command.dropped, now), self.engine.book.oldest_version()
         return partial(self._make_model, command.round, summary, now.wall, needed)
 
-    def _make_model(self, round: int, summary: dict[str, Any], at: float, needed: int | None) -> NewModel:
+    def _make_model(self, round: int, summary: dict[str, Any], at: float, needed: int | None) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
         model, state, summary["change"] = next_model(
             self.aggregator, self.aggregate, self.optimizer, self.state, self.model
         )
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
         rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]
-        return NewModel(round, model, state, row.sha256, rows, summary)
+        return WrittenModel(round, model, state, row.sha256, rows, summary)
 
-    def end_commit(self, new: NewModel, now: Clocks) -> list[Command]:
-        """Make the new model, its optimizer's state and the end of its round count, in one batch. Returns what
-        ``record`` does of the commands that follow."""
+    def end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
+        """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
+        tell the engine. Returns the engine's next commands, as ``record`` does."""
         self.store.write(new.rows)
         self.model, self.state, self.model_digest = new.model, new.state, new.sha256
         logger.info("round %d committed: %s", new.round, describe(new.summary))
@@ -283,11 +284,12 @@ class Run:
         return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, needed)]
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
-        summary = self._summary(dropped, 0.0, now)
+        summary = self._summary(dropped, now)
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
         return RoundClosed(number, "abandoned", summary, now.wall)
 
-    def _summary(self, dropped: dict[str, int], change: float, now: Clocks) -> dict[str, Any]:
+    def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:
+        """Return the summary of a round whose model stays as it is; a commit then states its change."""
         plan, reports, names = self.plan, self.reports.values(), (*self.bundle.manifest.metrics, "loss")
         training = training_of(reports, names, plan.round.max_weight)
         evaluation = evaluation_of([report.evaluation for report in reports], names, plan.round.max_weight)
@@ -302,7 +304,7 @@ class Run:
             logger.warning(text, devices, name, low, high)
         summary |= {
             "dropped": dropped,
-            "change": change,
+            "change": 0.0,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": round(now.engine - self._opened, 6),

@@ -19,7 +19,7 @@ from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
-from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, NewModel, Run
+from fleetlearn_coordinator.service.run import LARGE_MODEL, Clocks, Run, WrittenModel
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -174,7 +174,7 @@ class RunServer:
             work = self.run.begin_commit(command, self._now())
             self._committing = self.loop.create_task(self._commit_in_thread(work))
 
-    async def _commit_in_thread(self, work: Callable[[], NewModel]) -> None:
+    async def _commit_in_thread(self, work: Callable[[], WrittenModel]) -> None:
         try:
             new = await asyncio.to_thread(work)
             if not self.ended:  # else the next start repeats it

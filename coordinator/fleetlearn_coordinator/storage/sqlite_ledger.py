@@ -7,13 +7,13 @@ power cut loses nothing either.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.stored_report import read_report
 
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -176,21 +176,21 @@ class SqliteLedger:
             elif state != "accepted":
                 found.dropped.append((task, device, state))
             else:
-                report = _decode_report(content, f"{self.path}: the report of {task}")
+                report = read_json(read_report, content, f"{self.path}: the report of {task}")
                 found.reports.append(SavedReport(task, device, report, weight, spool_file))
         return found
 
 
 def decode(content: str | bytes, kind: type[T], what: str) -> T:
     """Decode JSON from the database. Raises StoreError if it is damaged; ``what`` names it for people."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None
+    found: T = read_json(partial(msgspec.json.decode, type=kind), content, what)
+    return found
 
 
-def _decode_report(content: bytes, what: str) -> Report:
+def read_json(read: Callable[[Any], T], content: str | bytes, what: str) -> T:
+    """Return what ``read`` makes of JSON from the database. Raises StoreError if it is damaged; ``what`` names it for
+    people."""
     try:
-        return read_report(content)
+        return read(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None

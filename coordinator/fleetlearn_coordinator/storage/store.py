@@ -1,10 +1,10 @@
 """The data directory of a run: its ledger and its blobs, and the order in which both are written.
 
 Bytes come first, and then the rows that make them count. An update's bytes are written to a spool file as they arrive;
-``record_report`` writes one row, from which on the report counts with its update; only then is the device told. The
-aggregator adds accepted updates in memory. Every SPOOL_FILES_HELD of them its state is written (``save_aggregator``),
-which frees their spool files. So the disk holds at most that many updates however large the cohort is. A new model's
-file is written before the batch of rows that closes its round.
+``record_report`` writes one row, which makes the report and its update durable; only then is the device told. The
+aggregator adds accepted updates in memory. After SPOOL_FILES_HELD of them its state is written (``save_aggregator``),
+which frees their spool files: the disk holds no more accepted updates, however large the cohort is, unless the
+aggregator needs each of them. A new model's file is written before the batch of rows that closes its round.
 """
 
 from __future__ import annotations

@@ -84,9 +84,10 @@ class Scenario(Section, frozen=True, kw_only=True):
         """Read the scenario in a run's folder, also of an earlier version: it had the settings of the coordinator's
         process in the plan. Raises SimulatorError."""
         raw = _tables(_text(path), str(path))
-        if "service" in (plan := raw["plan"]):
-            raw["service"] = plan.pop("service")
-            plan["durable"] = raw["service"].pop("durable")
+        match raw:
+            case {"plan": {"service": {"durable": durable, **service}} as plan}:
+                raw["plan"] = {key: value for key, value in plan.items() if key != "service"} | {"durable": durable}
+                raw["service"] = service
         return cls.read(raw, path.absolute().parent, file=str(path))
 
     @classmethod

@@ -122,6 +122,9 @@ def test_a_run_of_the_version_before_has_the_service_in_its_plan(base: Path, tmp
     again = Scenario.load_of_run(tmp_path / "scenario.toml")
     assert same(again, found)
     assert again.service.uploads == 3
+    (tmp_path / "scenario.toml").write_text("seed = 1\n")
+    with pytest.raises(SimulatorError, match=r"scenario\.toml"):
+        Scenario.load_of_run(tmp_path / "scenario.toml")
 
 
 def test_paths_are_relative_to_the_file_that_has_them(base: Path) -> None:
