@@ -31,7 +31,7 @@ from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
-from fleetlearn_export.tracing.decompositions import tracing_decompositions
+from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 
 FREE_BATCH_SIZE = Dim("n", min=2)
@@ -87,10 +87,13 @@ def export_loss(user: UserModel) -> torch.fx.Graph:
     return graph
 
 
-def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int]) -> torch.fx.GraphModule:
+def trace(
+    function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int], table: Decompositions
+) -> torch.fx.GraphModule:
     """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
 
-    rows: argument -> the axis whose size is the number of examples, which stays free. Raises ExportError.
+    rows: argument -> the axis whose size is the number of examples, which stays free. table: operator -> a function
+        that is recorded in its place. Raises ExportError.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
@@ -105,7 +108,7 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapp
     with as_export_error("the training step cannot be traced"), silenced_python(), user_frames_recorded():
         graph: torch.fx.GraphModule = make_fx(
             flat,
-            decomposition_table=tracing_decompositions(),
+            decomposition_table=table,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
             record_stack_traces=True,
@@ -139,7 +142,7 @@ def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
     """Return the program of one local step: forward, backward and update. Raises ExportError."""
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    graph = trace(step.run, arguments, rows)
+    graph = trace(step.run, arguments, rows, tracing_decompositions())
     _refuse_unsupported_operators(graph.graph)
     return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), located, graph.graph)
 

@@ -1,0 +1,11 @@
+"""Tensors that are made from numbers: constants, ranges."""
+
+from __future__ import annotations
+
+import torch
+
+from fleetlearn_export.emission.emitter import Handler
+
+aten = torch.ops.aten
+
+OPERATORS: dict[torch._ops.OpOverload, Handler] = {}

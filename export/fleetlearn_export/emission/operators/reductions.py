@@ -1,0 +1,11 @@
+"""Sums, means, maxima, softmax: operators that combine elements along axes."""
+
+from __future__ import annotations
+
+import torch
+
+from fleetlearn_export.emission.emitter import Handler
+
+aten = torch.ops.aten
+
+OPERATORS: dict[torch._ops.OpOverload, Handler] = {}
