@@ -29,6 +29,8 @@ ROUNDING = 16
 """and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of NOISE."""
 NOISE = 1e-6
 """Relative noise on the operator's inputs. It tells how large the error is of a sum that is mathematically 0."""
+SMALL = 0.01
+"""Below this part of what is allowed for its size a difference is small, and the operator's own error is not asked."""
 HUGE = 1e30
 """Larger elements, such as a mask's lowest number, are compared by their own size; they are no scale for others."""
 MAX_BYTES = 2**28
@@ -205,7 +207,7 @@ def _largest_excess(
         if node.target in POOLING and place:
             axes = _pooled_axes(node.target)
             got, own = (_at_indices(args[0], indices, axes) for indices in (_in_one_image(got, args[0], axes), own))
-        if not own.is_floating_point():
+        if not computation.own()[place].is_floating_point():
             excess, difference = (0.0, 0.0) if torch.equal(got, own) else (np.inf, float((got != own).sum()))
             text_now = f"{what} has {difference:.0f} other elements"
         else:
@@ -270,17 +272,22 @@ def _excess(got: Tensor, own: Tensor, place: int, computation: _Computation) -> 
     """Return the largest difference in units of what is allowed, and the difference."""
     if not got.numel():
         return 0.0, 0.0
-    # Where float32 overflows, infinity is right.
-    precise = torch.where(own.isfinite(), computation.precise()[place], own)
-    size = precise.abs()
-    ordinary = size[size < HUGE]
-    scale = float(ordinary.max()) if ordinary.numel() else HUGE
-    difference = _difference(got, precise, scale)
-    if difference <= 0.01 * RELATIVE * scale:
+    precise = computation.precise()[place]
+    scale, difference = _largest(precise), _largest(precise - got)
+    if difference <= SMALL * RELATIVE * scale < HUGE:
         return difference / (RELATIVE * scale + 1e-38), difference
+    # Where float32 overflows, infinity is right.
+    precise = torch.where(own.isfinite(), precise, own)
+    size = precise.abs()
+    scale = float(size[size < HUGE].max()) if bool((size < HUGE).any()) else HUGE
+    difference = _difference(got, precise, scale)
     rounding = (_difference(row, precise, scale) for row in (own, computation.noisy()[place]))
     allowed = RELATIVE * scale + ROUNDING * max(filter(np.isfinite, rounding), default=0.0) + 1e-38
     return difference / allowed, difference
+
+
+def _largest(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, torch.inf))
 
 
 def _difference(one: Tensor, precise: Tensor, scale: float) -> float:
