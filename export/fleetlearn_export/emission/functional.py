@@ -24,8 +24,8 @@ arguments that it would have written into."""
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
     """Return the traced graph with each operator that writes into a tensor replaced, ``add_`` by ``add`` for example.
 
-    What reads the tensor later reads the new one. Raises EmissionError if a view of such a tensor, or the tensor that it
-    is a view of, is read afterwards: that needs PyTorch's own functionalization.
+    What reads the tensor later reads the new one. Raises EmissionError if a view of such a tensor, or the tensor that
+    it is a view of, is read afterwards: that needs PyTorch's own functionalization.
     """
     graph = fx.Graph()
     now: dict[fx.Node, fx.Node] = {}  # the traced graph's node -> the node with its present value
