@@ -19,9 +19,11 @@ from fleetlearn_export.emission.operators import (
     losses,
     matrices,
     normalization,
+    padding,
     pooling,
     reductions,
     shapes,
+    slices,
     softmax,
 )
 from fleetlearn_export.tracing.decompositions import BACKWARD, FORWARD, tracing_decompositions
@@ -36,6 +38,8 @@ OPERATORS: dict[Operator, Handler] = {
     **reductions.OPERATORS,
     **losses.OPERATORS,
     **shapes.OPERATORS,
+    **slices.OPERATORS,
+    **padding.OPERATORS,
     **creation.OPERATORS,
     **indexing.OPERATORS,
     **matrices.OPERATORS,
