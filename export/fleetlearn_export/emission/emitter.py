@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -120,6 +120,8 @@ class Emitter:
         """Return a scalar of ``dtype``: a Python number, or one that depends on the number of examples."""
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             expression = value.node.expr
+            if isinstance(value, torch.SymInt) and not (expression.is_number or dtype.is_floating_point):
+                return self.node("Cast", self.node("Squeeze", self._size(expression)), to=_element_type(dtype))
             if not expression.is_number:
                 found = self.node("Squeeze", self._float_size(expression))
                 return self.node("Cast", found, to=_element_type(dtype))
@@ -168,13 +170,46 @@ class Emitter:
             return self.node(
                 "Reshape", x, self.integers([-1 if place in free else int(size) for place, size in enumerate(sizes)])
             )
-        return self.node("Reshape", x, self.shape(sizes))
+        empty = any(isinstance(size, int) and size == 0 for size in sizes)
+        return self.node("Reshape", x, self.shape(sizes), allowzero=1 if empty else None)
 
     def expanded(self, x: Source, sizes: Sequence[Size]) -> str:
         """Return ``x`` repeated along its axes of size 1, and along new axes in front, to the shape ``sizes``."""
         if isinstance(x, Value) and x.rank == len(sizes) and all(map(same_size, x.shape, sizes)):
             return x.name
-        return self.node("Expand", x, self.shape(sizes))
+        # A 1 keeps the size of that axis, so that a free size need not be computed.
+        own = x.shape if isinstance(x, Value) else []
+        front = len(sizes) - len(own)
+        kept = [place >= front and same_size(own[place - front], size) for place, size in enumerate(sizes)]
+        return self.node("Expand", x, self.shape([1 if keep else size for keep, size in zip(kept, sizes, strict=True)]))
+
+    def transposed(self, x: Source, order: Sequence[int]) -> str:
+        """Return ``x`` with its axes in this order."""
+        if list(order) == list(range(len(order))):
+            return x.name if isinstance(x, Value) else x
+        return self.node("Transpose", x, perm=list(order))
+
+    def flipped(self, x: Source, axes: Sequence[int]) -> str:
+        """Return ``x`` with its elements in reverse along these axes."""
+        if not axes:
+            return x.name if isinstance(x, Value) else x
+        before = self.integers([-(2**63)] * len(axes))
+        ones = self.integers([-1] * len(axes))
+        return self.node("Slice", x, ones, before, self.integers(axes), ones)
+
+    def padded(
+        self, x: Source, rank: int, counts: Mapping[int, tuple[Size, Size]], mode: str | None = None, value: Any = None
+    ) -> str:
+        """Return ``x`` with so many elements more before and after, axis by axis; a negative number cuts.
+
+        mode: edge or reflect; a constant else. value: the name of that constant, 0 else.
+        """
+        pads: list[Size] = [0] * (2 * rank)
+        for axis, (before, after) in counts.items():
+            pads[axis], pads[rank + axis] = fixed_size(before), fixed_size(after)
+        if all(isinstance(size, int) and size == 0 for size in pads):
+            return x.name if isinstance(x, Value) else x
+        return self.node("Pad", x, self.shape(pads), value, mode=mode)
 
     def filled(self, value: Any, sizes: Sequence[Size], dtype: torch.dtype) -> str:
         """Return a tensor of one value."""

@@ -12,15 +12,19 @@ from fleetlearn_export.emission.emitter import Handler
 from fleetlearn_export.emission.operators import (
     activations,
     arithmetic,
+    comparisons,
     convolution,
     creation,
     indexing,
     losses,
     matrices,
     normalization,
+    padding,
     pooling,
     reductions,
     shapes,
+    slices,
+    softmax,
 )
 from fleetlearn_export.tracing.decompositions import BACKWARD, FORWARD, tracing_decompositions
 
@@ -29,9 +33,13 @@ Operator = torch._ops.OpOverload
 OPERATORS: dict[Operator, Handler] = {
     **arithmetic.OPERATORS,
     **activations.OPERATORS,
+    **comparisons.OPERATORS,
+    **softmax.OPERATORS,
     **reductions.OPERATORS,
     **losses.OPERATORS,
     **shapes.OPERATORS,
+    **slices.OPERATORS,
+    **padding.OPERATORS,
     **creation.OPERATORS,
     **indexing.OPERATORS,
     **matrices.OPERATORS,
