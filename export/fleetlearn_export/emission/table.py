@@ -12,11 +12,13 @@ from fleetlearn_export.emission.emitter import Handler
 from fleetlearn_export.emission.operators import (
     activations,
     arithmetic,
+    batch_norm,
     convolution,
     creation,
     indexing,
     losses,
     matrices,
+    max_pooling,
     normalization,
     pooling,
     reductions,
@@ -37,6 +39,8 @@ OPERATORS: dict[Operator, Handler] = {
     **matrices.OPERATORS,
     **convolution.OPERATORS,
     **pooling.OPERATORS,
+    **max_pooling.OPERATORS,
+    **batch_norm.OPERATORS,
     **normalization.OPERATORS,
 }
 
