@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,7 +105,7 @@ class Emitter:
     def array(self, value: Array) -> str:
         """Return the name of a constant that holds the array. Equal arrays are one constant."""
         value = np.ascontiguousarray(value) if value.ndim else value
-        key = (value.dtype.str, value.shape, value.tobytes())
+        key = (value.dtype.str, value.shape, sha256(value.data).digest())
         if key not in self._constant_names:
             name = f"c{len(self.constants)}"
             self.constants[name] = numpy_helper.from_array(value, name)

@@ -12,6 +12,7 @@ from fleetlearn_export.emission.emitter import Handler
 from fleetlearn_export.emission.operators import (
     activations,
     arithmetic,
+    comparisons,
     convolution,
     creation,
     indexing,
@@ -23,6 +24,7 @@ from fleetlearn_export.emission.operators import (
     reductions,
     shapes,
     slices,
+    softmax,
 )
 from fleetlearn_export.tracing.decompositions import BACKWARD, FORWARD, tracing_decompositions
 
@@ -31,6 +33,8 @@ Operator = torch._ops.OpOverload
 OPERATORS: dict[Operator, Handler] = {
     **arithmetic.OPERATORS,
     **activations.OPERATORS,
+    **comparisons.OPERATORS,
+    **softmax.OPERATORS,
     **reductions.OPERATORS,
     **losses.OPERATORS,
     **shapes.OPERATORS,
