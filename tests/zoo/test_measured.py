@@ -21,5 +21,5 @@ def test_a_failure_is_told_in_the_table() -> None:
 
 @pytest.mark.parametrize(("name", "parameters"), [("ds_cnn", 23_180), ("unet", 9_823_466), ("rnnt_lstm", 28_872_704)])
 def test_models_of_papers_have_their_size(name: str, parameters: int) -> None:
-    """As counted by hand from the shapes. In 8 bits DS-CNN-S fits the 38.6 KB that its paper gives it with activations."""
+    """As counted by hand from the shapes."""
     assert sum(value.numel() for value in make(name).module.parameters()) == parameters

@@ -14,7 +14,7 @@ from torch.nn import functional
 def ds_cnn() -> zoo.Case:
     """Spot one of 12 keywords in a second of speech: float32 (n, 1, 49 frames, 10 MFCC features).
 
-    DS-CNN-S of Zhang et al. 2017, Hello Edge (arXiv 1711.07128), appendix A: a 10 x 4 convolution with 64 channels, four
+    DS-CNN-S of Zhang et al. 2017, Hello Edge (arXiv 1711.07128): a 10 x 4 convolution with 64 channels, then four
     depthwise separable ones, padded as TensorFlow does ("SAME").
     """
     first = nn.ZeroPad2d((1, 1, 4, 5)), nn.Conv2d(1, 64, (10, 4), 2, bias=False), nn.BatchNorm2d(64), nn.ReLU()
