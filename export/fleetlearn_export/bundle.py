@@ -17,6 +17,8 @@ from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
+    FROZEN,
+    FROZEN_VERSION,
     INFER,
     PARAMETERS,
     STATE,
@@ -44,6 +46,7 @@ from fleetlearn_export.graphs.conversion import (
     to_onnx,
     with_parameters,
 )
+from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
 from fleetlearn_export.model.source_locations import as_export_error
@@ -155,7 +158,10 @@ def export_bundle(
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-        manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files[INFER])
+        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        if frozen:
+            files = move_constants(files)
+        manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
         temporary = _name_beside(target, "part")
         try:
             bundle = open_bundle(write_bundle(temporary, manifest, files))
@@ -167,7 +173,6 @@ def export_bundle(
             raise ExportError(f"the bundle does not fit its own format: {error}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
         difference = max(difference, training.difference, evaluation.difference)
         return Exported(bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen)
 
@@ -227,13 +232,13 @@ def _manifest(
     ranges: Sequence[IndexRange | None],
     outputs: Sequence[Input],
     many: TrainMany | None,
-    infer: bytes,
+    files: Mapping[str, bytes],
 ) -> Manifest:
     return Manifest(
         format=FORMAT,
-        version=FORMAT_VERSION,
+        version=FROZEN_VERSION if FROZEN in files else FORMAT_VERSION,
         name=name,
-        parameters=_parameter_table(step, parameter_offsets(infer, step.values)),
+        parameters=_parameter_table(step, parameter_offsets(files[INFER], step.values)),
         batch=tuple(
             array_row(row, value, found) for (row, value), found in zip(user.batch.items(), ranges, strict=True)
         ),
