@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,8 @@ class Emitter:
     def nodes_outputs(self, operator: str, outputs: int, *inputs: Source | None, **attributes: Any) -> list[str]:
         """Add a node with several outputs. Returns their names."""
         names = [row.name if isinstance(row, Value) else row or "" for row in inputs]
+        while names and not names[-1]:
+            names.pop()  # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
         attributes = {name: value for name, value in attributes.items() if value is not None}
         key = (operator, *names, outputs, repr(sorted(attributes.items())))
         if key not in self._made:
@@ -104,7 +107,7 @@ class Emitter:
     def array(self, value: Array) -> str:
         """Return the name of a constant that holds the array. Equal arrays are one constant."""
         value = np.ascontiguousarray(value) if value.ndim else value
-        key = (value.dtype.str, value.shape, value.tobytes())
+        key = (value.dtype.str, value.shape, sha256(value.data).digest())
         if key not in self._constant_names:
             name = f"c{len(self.constants)}"
             self.constants[name] = numpy_helper.from_array(value, name)

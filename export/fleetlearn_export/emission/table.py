@@ -12,12 +12,14 @@ from fleetlearn_export.emission.emitter import Handler
 from fleetlearn_export.emission.operators import (
     activations,
     arithmetic,
+    batch_norm,
     comparisons,
     convolution,
     creation,
     indexing,
     losses,
     matrices,
+    max_pooling,
     normalization,
     padding,
     pooling,
@@ -45,6 +47,8 @@ OPERATORS: dict[Operator, Handler] = {
     **matrices.OPERATORS,
     **convolution.OPERATORS,
     **pooling.OPERATORS,
+    **max_pooling.OPERATORS,
+    **batch_norm.OPERATORS,
     **normalization.OPERATORS,
 }
 
