@@ -99,7 +99,7 @@ def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Se
 
 
 def _makes_tensors(operator: torch._ops.OpOverload, traced: Any) -> bool:
-    """Whether the operator's results are tensors: not a size, which handlers compute, nor nothing, as assertions give."""
+    """Whether the operator gives tensors: not a size, which handlers compute, nor nothing, as assertions do."""
     sizes = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
     return len(operator._schema.returns) > 0 and not isinstance(traced, sizes)
 
