@@ -36,7 +36,9 @@ from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
 from fleetlearn_export.checks.block_check import check_many
-from fleetlearn_export.checks.graph_checks import CheckedStep, check_eval, check_infer, check_train
+from fleetlearn_export.checks.emission_check import check_emission
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import (
@@ -47,7 +49,7 @@ from fleetlearn_export.graphs.conversion import (
     to_onnx,
     with_parameters,
 )
-from fleetlearn_export.graphs.emitted import emitted
+from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
@@ -207,9 +209,12 @@ def _training_graphs(
     ranges = index_ranges(located, len(user.batch))
     progress("converting the training step to ONNX")
     program = cache(partial(train_program, step, located))
-    graph, reason = _written(partial(trace_step, step), program, training_decompositions)
+    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
     files = {TRAIN: serialised(graph)}
+    if written:
+        progress("computing each operator of the training step in PyTorch")
+        progress(check_emission(user, step, written.traced, written.emission, features, located).described())
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
@@ -241,7 +246,7 @@ def _evaluation_graphs(
             found = program()
             graphs.append(to_onnx(found, inference_decompositions(found.located)))
             continue
-        graph, reason = _written(trace, program, inference_decompositions)
+        graph, _, reason = _written(trace, program, inference_decompositions)
         graphs.append(graph)
         by_pytorch |= {name: reason} if reason else {}
     evaluation, infer = graphs
@@ -255,13 +260,14 @@ def _written(
     trace: Callable[[Decompositions], Traced],
     program: Callable[[], Program],
     table: Callable[[torch.fx.Graph], Decompositions],
-) -> tuple[onnx.ModelProto, str | None]:
+) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
     """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
     try:
-        return emitted(trace).model, None
+        written = emitted(trace)
     except EmissionError as reason:
         found = program()
-        return to_onnx(found, table(found.exported.graph)), str(reason)
+        return to_onnx(found, table(found.exported.graph)), None, str(reason)
+    return written.model, written, None
 
 
 def _manifest(

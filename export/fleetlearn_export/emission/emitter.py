@@ -87,6 +87,8 @@ class Emitter:
     def nodes_outputs(self, operator: str, outputs: int, *inputs: Source | None, **attributes: Any) -> list[str]:
         """Add a node with several outputs. Returns their names."""
         names = [row.name if isinstance(row, Value) else row or "" for row in inputs]
+        while names and not names[-1]:
+            names.pop()  # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
         attributes = {name: value for name, value in attributes.items() if value is not None}
         key = (operator, *names, outputs, repr(sorted(attributes.items())))
         if key not in self._made:

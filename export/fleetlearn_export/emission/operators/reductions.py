@@ -68,9 +68,7 @@ def deviation(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, **option
     return graph.node("Sqrt", variance(graph, out, x, axes, **options))
 
 
-def deviation_and_mean(
-    graph: Emitter, out: Sequence[Tensor], x: Value, axes: Axes = None, **options: Any
-) -> list[str]:
+def deviation_and_mean(graph: Emitter, out: Sequence[Tensor], x: Value, axes: Axes = None, **options: Any) -> list[str]:
     square, mean = variance_and_mean(graph, out, x, axes, **options)
     return [graph.node("Sqrt", square), mean]
 
@@ -168,7 +166,7 @@ def top(graph: Emitter, x: Value, count: str, axis: int, largest: bool) -> list[
 
 
 def top_k(
-    graph: Emitter, out: Any, x: Value, count: Any, axis: int = -1, largest: bool = True, sorted: bool = True
+    graph: Emitter, out: Any, x: Value, count: Any, axis: int = -1, largest: bool = True, *_: Any, **__: Any
 ) -> list[str]:
     if not x.rank:
         return [x.name, graph.constant(0, torch.int64)]

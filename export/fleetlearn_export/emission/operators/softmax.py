@@ -60,9 +60,7 @@ def softmax_backward(graph: Emitter, out: Tensor, grad: Value, y: Value, dim: in
     return result if y.dtype == out.dtype else graph.cast_node(result, out.dtype)
 
 
-def log_softmax_backward(
-    graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
-) -> str:
+def log_softmax_backward(graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype) -> str:
     total = _total(graph, grad.name, dim, y.rank)
     result = graph.node("Sub", grad, graph.node("Mul", graph.node("Exp", y), total))
     return result if y.dtype == out.dtype else graph.cast_node(result, out.dtype)
