@@ -75,7 +75,11 @@ def export(
         checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]
         if not made.batch_of_one:
             checked.append(Line("", "a batch of one example cannot be trained on, in PyTorch either"))
-        _show(made.bundle.manifest.name, [*groups, checked])
+        by_pytorch = [
+            Line("by PyTorch's exporter", f"{graph}, since our own table lacks {reason}")
+            for graph, reason in made.by_pytorch.items()
+        ]
+        _show(made.bundle.manifest.name, [*groups, checked, by_pytorch])
 
 
 @app.command()

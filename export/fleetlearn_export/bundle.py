@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from os import PathLike
@@ -11,12 +12,15 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+import onnx
 import torch
 from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
+    FROZEN,
+    FROZEN_VERSION,
     INFER,
     PARAMETERS,
     STATE,
@@ -34,7 +38,10 @@ from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
 from fleetlearn_export.checks.block_check import check_many
-from fleetlearn_export.checks.graph_checks import CheckedStep, check_eval, check_infer, check_train
+from fleetlearn_export.checks.emission_check import check_emission
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.training_comparison import CheckedStep
+from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import (
     IR_VERSION,
@@ -44,7 +51,10 @@ from fleetlearn_export.graphs.conversion import (
     to_onnx,
     with_parameters,
 )
+from fleetlearn_export.graphs.emitted import Emitted, emitted
+from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
+from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -58,9 +68,19 @@ from fleetlearn_export.model.user_model import (
     training_mode,
 )
 from fleetlearn_export.ort_training.artifacts import make_artifacts
-from fleetlearn_export.tracing.decompositions import inference_decompositions, training_decompositions
+from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
-from fleetlearn_export.tracing.trace import eval_program, export_loss, infer_program, train_program
+from fleetlearn_export.tracing.trace import (
+    Program,
+    Traced,
+    eval_program,
+    export_loss,
+    infer_program,
+    trace_evaluation,
+    trace_inference,
+    trace_step,
+    train_program,
+)
 
 
 class Exported(NamedTuple):
@@ -75,6 +95,8 @@ class Exported(NamedTuple):
     """Why the bundle has no ``ort_training/``; None if it has."""
     frozen: int
     """Number of elements of the frozen parameters, which are constants of the graphs."""
+    by_pytorch: Mapping[str, str]
+    """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our own table lacks."""
 
 
 def export_bundle(
@@ -89,6 +111,7 @@ def export_bundle(
     targets: int = 1,
     hyper: Mapping[str, float | None] | None = None,
     features: Function | None = None,
+    train: Trained | None = None,
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
@@ -113,6 +136,11 @@ def export_bundle(
     hyper: default values of the step's hyper-parameters. A LocalStep's ``lr`` has no default: the plan must give it.
         A step of your own has exactly these; None means that the plan must give a value.
     features: for a contrastive step: ``features(outputs)`` returns the features, a float tensor (n, ...).
+    train: what is trained, for this export: a parameter's name, a name with wildcards (``head.*``), a module's name, a
+        list of these, or a function ``(name, parameter) -> bool``. All other parameters are frozen, and a module that
+        has parameters and trains none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
+        statistics and does not change them, its dropout does nothing. Unless given, ``requires_grad`` decides, and
+        all modules run in training mode.
     personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
         FedBN's norms): names, names with wildcards, or modules' names.
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
@@ -128,40 +156,46 @@ def export_bundle(
     """
     target = _checked_target(path)
     check_many_settings(many)
-    user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
-    with evaluation_mode(model):
-        outputs = _outputs(user)
-    with training_mode(model):
-        progress("tracing the model")
-        chosen = step if step is not None else LocalStep()
-        train_step = make_train_step(
-            user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
-        )
-        training, checked = _training_graphs(user, train_step, features, many, progress)
-        progress("making ONNX Runtime's own training artifacts")
-        artifacts = make_artifacts(user, train_step)
-    with evaluation_mode(model):
-        evaluation = _evaluation_graphs(user, train_step, outputs, progress)
-
-    files = {**training.files, **evaluation.files, **artifacts.files}
-    files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
-    if any(bool(value.any()) for value in train_step.state.values()):
-        files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-    manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files[INFER])
-    temporary = _name_beside(target, "part")
-    try:
-        bundle = open_bundle(write_bundle(temporary, manifest, files))
+    with fine_tuning(model, train):
+        user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
-            vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
-            difference = check_infer(user, write_inference_model(bundle, vector), checked.values)
-        _publish(temporary, target)
-    except BundleError as error:
-        raise ExportError(f"the bundle does not fit its own format: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-    difference = max(difference, training.difference, evaluation.difference)
-    return Exported(bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen)
+            outputs = _outputs(user)
+        with training_mode(model):
+            progress("tracing the model")
+            chosen = step if step is not None else LocalStep()
+            train_step = make_train_step(
+                user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
+            )
+            training, checked = _training_graphs(user, train_step, features, many, progress)
+            progress("making ONNX Runtime's own training artifacts")
+            artifacts = make_artifacts(user, train_step)
+        with evaluation_mode(model):
+            evaluation = _evaluation_graphs(user, train_step, outputs, progress)
+
+        files = {**training.files, **evaluation.files, **artifacts.files}
+        files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
+        if any(bool(value.any()) for value in train_step.state.values()):
+            files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
+        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        if frozen:
+            files = move_constants(files)
+        manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
+        temporary = _name_beside(target, "part")
+        try:
+            bundle = open_bundle(write_bundle(temporary, manifest, files))
+            with evaluation_mode(model):
+                vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
+                difference = check_infer(user, write_inference_model(bundle, vector), checked.values)
+            _publish(temporary, target)
+        except BundleError as error:
+            raise ExportError(f"the bundle does not fit its own format: {error}") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        difference = max(difference, training.difference, evaluation.difference)
+        by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
+        return Exported(
+            bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen, by_pytorch
+        )
 
 
 class _Graphs(NamedTuple):
@@ -172,6 +206,8 @@ class _Graphs(NamedTuple):
     """The largest difference."""
     ranges: Sequence[IndexRange | None] = ()
     """Of the training graphs: the integers that each array of the batch may hold, where the loss tells it."""
+    by_pytorch: Mapping[str, str] = {}
+    """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
 
 
 def _training_graphs(
@@ -183,20 +219,25 @@ def _training_graphs(
 ) -> tuple[_Graphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
     located = export_loss(user)
-    program = train_program(step, located)
+    ranges = index_ranges(located, len(user.batch))
     progress("converting the training step to ONNX")
-    files = {TRAIN: serialised(to_onnx(program, training_decompositions(program.exported.graph)))}
+    program = cache(partial(train_program, step, located))
+    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
+    by_pytorch = {TRAIN: reason} if reason else {}
+    files = {TRAIN: serialised(graph)}
+    if written:
+        progress("computing each operator of the training step in PyTorch")
+        progress(check_emission(user, step, written.traced, written.emission, features, located).described())
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
-    ranges = index_ranges(located, len(user.batch))
     if many is None:
-        return _Graphs(files, checked.difference, ranges), checked
+        return _Graphs(files, checked.difference, ranges, by_pytorch), checked
     progress(f"the same for {many.devices} devices at once")
-    block = many_program(step, program.exported, many, located)
+    block = many_program(step, program().exported, many, located)
     graph = to_onnx(block, training_decompositions(block.exported.graph))
     files[TRAIN_MANY] = serialised(skip_selection_when_all_steps_done(graph, many))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
-    return _Graphs(files, difference, ranges), checked
+    return _Graphs(files, difference, ranges, by_pytorch), checked
 
 
 def _evaluation_graphs(
@@ -204,12 +245,42 @@ def _evaluation_graphs(
 ) -> _Graphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
-    programs = eval_program(user, step.values), infer_program(user, step.values, [row.name for row in outputs])
-    evaluation, infer = (to_onnx(program, inference_decompositions(program.located)) for program in programs)
+    names = [row.name for row in outputs]
+    ways = (
+        (EVAL, partial(trace_evaluation, user, step.values), partial(eval_program, user, step.values)),
+        (INFER, partial(trace_inference, user, step.values, names), partial(infer_program, user, step.values, names)),
+    )
+    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in user.model.modules())
+    graphs: list[onnx.ModelProto] = []
+    by_pytorch: dict[str, str] = {}
+    for name, trace, program in ways:
+        if recurrent:
+            found = program()
+            graphs.append(to_onnx(found, inference_decompositions(found.located)))
+            continue
+        graph, _, reason = _written(trace, program, inference_decompositions)
+        graphs.append(graph)
+        by_pytorch |= {name: reason} if reason else {}
+    evaluation, infer = graphs
     files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
     progress("evaluating against PyTorch")
     difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
-    return _Graphs(files, difference)
+    return _Graphs(files, difference, (), by_pytorch)
+
+
+def _written(
+    trace: Callable[[Decompositions], Traced],
+    program: Callable[[], Program],
+    table: Callable[[torch.fx.Graph], Decompositions],
+) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
+    """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
+    try:
+        written = emitted(trace)
+    except EmissionError as reason:
+        found = program()
+        return to_onnx(found, table(found.exported.graph)), None, str(reason)
+    return written.model, written, None
 
 
 def _manifest(
@@ -219,13 +290,13 @@ def _manifest(
     ranges: Sequence[IndexRange | None],
     outputs: Sequence[Input],
     many: TrainMany | None,
-    infer: bytes,
+    files: Mapping[str, bytes],
 ) -> Manifest:
     return Manifest(
         format=FORMAT,
-        version=FORMAT_VERSION,
+        version=FROZEN_VERSION if FROZEN in files else FORMAT_VERSION,
         name=name,
-        parameters=_parameter_table(step, parameter_offsets(infer, step.values)),
+        parameters=_parameter_table(step, parameter_offsets(files[INFER], step.values)),
         batch=tuple(
             array_row(row, value, found) for (row, value), found in zip(user.batch.items(), ranges, strict=True)
         ),
