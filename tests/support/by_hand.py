@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
 from fleetlearn_protocol.vector import views
@@ -45,6 +46,20 @@ def pytorch_training(
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}, losses
 
 
+class Repeatable(nn.Module):
+    """A module whose random numbers in the k-th call come from the seed k, as a bundle's in the k-th step."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.calls = 0
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        with Seeded(torch.tensor(self.calls)):
+            self.calls += 1
+            return self.inner(*inputs)
+
+
 class GraphTraining:
     """One task on graphs/train.onnx: what a device does, without the device's code.
 
@@ -76,7 +91,7 @@ class GraphTraining:
         self.seed = seed
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # on a busy machine a second one waits more than it works
-        self.session = onnxruntime.InferenceSession(bundle.read(TRAIN), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(bundle.path / TRAIN, options, providers=["CPUExecutionProvider"])
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Train on one batch. Returns the loss and the metrics, which the graph measures before the update."""

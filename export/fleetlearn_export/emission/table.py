@@ -56,4 +56,10 @@ OPERATORS: dict[Operator, Handler] = {
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return, for operators that are not in the table, functions that compute them with other operators."""
     table = {**core_aten_decompositions(), **tracing_decompositions(), **FORWARD, **BACKWARD}
-    return {operator: function for operator, function in table.items() if operator not in OPERATORS}
+    return {operator: function for operator, function in table.items() if not _is_emitted(operator)}
+
+
+def _is_emitted(operator: Operator) -> bool:
+    """Whether the table has the operator, or the one that returns a new tensor where this one writes into its own."""
+    packet = getattr(torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    return operator in OPERATORS or getattr(packet, operator._overloadname, None) in OPERATORS

@@ -1,7 +1,7 @@
 """Activations and their backward passes, in few passes over memory.
 
-The figures are for 10^6 float32 elements on one thread of ONNX Runtime 1.31. Mul, Clip and Sub with a number take 0.1 ms
-each; Where takes 0.5, Sign 0.8, Log 1.5, Elu 1.7, a general Pow 9, Softplus and Mish 11 ms.
+The figures are for 10^6 float32 elements on one thread of ONNX Runtime 1.31. Mul, Clip and Sub with a number take 0.1
+ms each; Where takes 0.5, Sign 0.8, Log 1.5, Elu 1.7, a general Pow 9, Softplus and Mish 11 ms.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def leaky_relu(graph: Emitter, out: Tensor, x: Value, slope: float = 0.01) -> st
     return graph.node("LeakyRelu", x, alpha=float(slope))
 
 
-def leaky_relu_backward(
-    graph: Emitter, out: Tensor, grad: Value, x: Value, slope: float, self_is_result: bool
-) -> str:
+def leaky_relu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, slope: float, self_is_result: bool) -> str:
     positive = step(graph, x.name, x.dtype)
     if 0 <= slope <= 1:
         return graph.node("Mul", grad, graph.node("Max", positive, graph.number(slope, x.dtype)))
@@ -126,7 +124,7 @@ def hardswish_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> st
 
 
 def silu(graph: Emitter, out: Tensor, x: Value) -> str:
-    """ONNX Runtime fuses the two nodes into one (0.16 ms in place of 0.41) as long as nothing else reads the sigmoid."""
+    """ONNX Runtime fuses the two nodes into one (0.16 ms in place of 0.41) where nothing else reads the sigmoid."""
     return graph.node("Mul", x, graph.node("Sigmoid", x))
 
 
@@ -171,7 +169,7 @@ def _tanh_gate(graph: Emitter, x: Value) -> tuple[str, str]:
 
 def gelu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, *, approximate: str = "none") -> str:
     """Multiply with the derivative. The error function is computed again, from x times 1 / sqrt(2) and not divided by
-    sqrt(2), so that the forward pass stays one fused operator: faster (2.6 against 2.7 ms for both), and less memory."""
+    sqrt(2), so that the forward pass stays one fused operator: as fast (2.6 and 2.7 ms for both), and less memory."""
     one, half = graph.number(1, x.dtype), graph.number(0.5, x.dtype)
     if approximate == "tanh":
         gate, square = _tanh_gate(graph, x)
@@ -247,9 +245,7 @@ def _log_of_both(graph: Emitter, x: str, dtype: torch.dtype) -> str:
     return graph.node("Log", graph.node("Add", power, graph.number(1, dtype)))
 
 
-def softplus_backward(
-    graph: Emitter, out: Tensor, grad: Value, x: Value, beta: float, threshold: float
-) -> str:
+def softplus_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, beta: float, threshold: float) -> str:
     scaled = _times(graph, x.name, beta, x.dtype)
     slope = graph.node("Sigmoid", scaled)
     if threshold < 20:

@@ -129,6 +129,11 @@ def arc_tangent_of_quotient(graph: Emitter, out: Tensor, y: Value, x: Value) -> 
     return graph.node("Where", on_axis, graph.node("Mul", negative, graph.number(math.pi, out.dtype)), angle)
 
 
+def hypotenuse(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
+    first, second = graph.cast(a, out.dtype), graph.cast(b, out.dtype)
+    return graph.node("Sqrt", graph.node("Add", graph.node("Mul", first, first), graph.node("Mul", second, second)))
+
+
 def remainder_name(graph: Emitter, dtype: torch.dtype, a: str, b: str) -> str:
     """Return the remainder with the divisor's sign, as Python's ``%``."""
     if not dtype.is_floating_point:
@@ -268,6 +273,7 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.log10.default: logarithm(10),
     aten.erfc.default: complementary_error_function,
     aten.atan2.default: arc_tangent_of_quotient,
+    aten.hypot.default: hypotenuse,
     aten.addcmul.default: sum_with_product("Mul"),
     aten.addcdiv.default: sum_with_product("Div"),
     aten.lerp.Scalar: interpolated,

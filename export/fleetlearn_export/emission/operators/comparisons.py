@@ -70,12 +70,21 @@ def _power_of_two(graph: Emitter, out: Tensor, bits: Any) -> str:
 
 
 def where(graph: Emitter, out: Tensor, condition: Value, a: Any, b: Any) -> str:
-    chosen = graph.cast(condition, torch.bool)
-    return graph.node("Where", chosen, graph.operand(a, out.dtype), graph.operand(b, out.dtype))
+    return _chosen(graph, out.dtype, graph.cast(condition, torch.bool), a, b)
+
+
+def _chosen(graph: Emitter, dtype: torch.dtype, condition: str, a: Any, b: Any) -> str:
+    """Return ``a`` where the condition holds, else ``b``. ONNX Runtime's Where does not take all types."""
+    if dtype == torch.bool:
+        first = graph.node("And", condition, graph.operand(a, dtype))
+        return graph.node("Or", first, graph.node("And", graph.node("Not", condition), graph.operand(b, dtype)))
+    stand_in = COMPUTED_AS.get(dtype, dtype)
+    result = graph.node("Where", condition, graph.operand(a, stand_in), graph.operand(b, stand_in))
+    return result if stand_in == dtype else graph.cast_node(result, dtype)
 
 
 def masked_fill(graph: Emitter, out: Tensor, x: Value, mask: Value, value: Any) -> str:
-    return graph.node("Where", mask, graph.operand(value, out.dtype), x)
+    return _chosen(graph, out.dtype, mask.name, value, x)
 
 
 def extremum(operator: str) -> Handler:
@@ -84,7 +93,9 @@ def extremum(operator: str) -> Handler:
     def handler(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
         if out.dtype == torch.bool:
             return graph.node("Or" if operator == "Max" else "And", a, b)
-        return graph.node(operator, graph.cast(a, out.dtype), graph.cast(b, out.dtype))
+        dtype = COMPUTED_AS.get(out.dtype, out.dtype)
+        result = graph.node(operator, graph.cast(a, dtype), graph.cast(b, dtype))
+        return result if dtype == out.dtype else graph.cast_node(result, out.dtype)
 
     return handler
 
