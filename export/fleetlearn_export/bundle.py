@@ -149,8 +149,8 @@ def export_bundle(
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
-    Before writing, the graphs' gradients, a few steps, sums and outputs are compared with PyTorch. The folder appears
-    complete or not at all; it replaces an older bundle at ``path``.
+    Before writing, each operator of the training step, the graphs' gradients, a few steps, sums and outputs are
+    compared with PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
 
     Raises ExportError; the text names the operator or parameter, its location in the user's code, and what to do.
     """

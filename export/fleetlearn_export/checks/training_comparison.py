@@ -112,6 +112,7 @@ def compare_training(
             fed, given_precise = fed | after, found.given | after
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
         worst = max(worst, compare(rows, where, precision.values, results))
+        del expected, got, rows, results  # before the next step: each is as large as the model
     return CheckedStep(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
 
 
