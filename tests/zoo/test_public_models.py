@@ -20,7 +20,7 @@ pytestmark = [
     ),
 ]
 LARGEST_GRAPH = 1_000_000
-"""Bytes of train.onnx without frozen weights."""
+"""Bytes of train.onnx. Frozen weights are in a file of their own."""
 LONGEST_LOAD = 2.0
 """CPU-seconds. The aim is 1 on the machine of benchmarks/README.md."""
 
