@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.graph_checks import CheckedStep, check_eval, check_infer, check_train
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import (
     IR_VERSION,
     OPSET,
@@ -49,6 +50,7 @@ from fleetlearn_export.graphs.conversion import (
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
+from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, rounded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -79,6 +81,10 @@ class Exported(NamedTuple):
     """Why the bundle has no ``ort_training/``; None if it has."""
     frozen: int
     """Number of elements of the frozen parameters, which are constants of the graphs."""
+    effect_of_rounding: float | None = None
+    """The largest change of an output of the model, on the example and in evaluation mode, because frozen weights are
+    stored in fewer bits; relative to the largest output. None if they are float32. ``difference`` does not include it:
+    the checks give PyTorch the same rounded weights."""
 
 
 def export_bundle(
@@ -94,6 +100,7 @@ def export_bundle(
     hyper: Mapping[str, float | None] | None = None,
     features: Function | None = None,
     train: Trained | None = None,
+    frozen: Stored = "float32",
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
@@ -123,6 +130,9 @@ def export_bundle(
         has parameters and trains none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
         statistics and does not change them, its dropout does nothing. Unless given, ``requires_grad`` decides, and
         all modules run in training mode.
+    frozen: the dtype in which the bundle stores frozen weights. "float16" is half the download, "int8" a quarter, with
+        a scale for each output channel; small tensors, such as biases and norms, stay float32. Devices decode a weight
+        when they need it. ``effect_of_rounding`` of the result says what the rounding changes.
     personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
         FedBN's norms): names, names with wildcards, or modules' names.
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
@@ -138,7 +148,7 @@ def export_bundle(
     """
     target = _checked_target(path)
     check_many_settings(many)
-    with fine_tuning(model, train):
+    with fine_tuning(model, train), rounded(model, frozen) as unrounded:
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
             outputs = _outputs(user)
@@ -148,18 +158,18 @@ def export_bundle(
             train_step = make_train_step(
                 user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
             )
-            training, checked = _training_graphs(user, train_step, features, many, progress)
+            training, checked = _training_graphs(user, train_step, features, frozen, many, progress)
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
-            evaluation = _evaluation_graphs(user, train_step, outputs, progress)
+            evaluation = _evaluation_graphs(user, train_step, outputs, frozen, progress)
 
         files = {**training.files, **evaluation.files, **artifacts.files}
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-        if frozen:
+        elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        if elements:
             files = move_constants(files)
         manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
         temporary = _name_beside(target, "part")
@@ -174,7 +184,9 @@ def export_bundle(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         difference = max(difference, training.difference, evaluation.difference)
-        return Exported(bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen)
+        effect = effect_of_rounding(user, unrounded)
+        bundle = bundle._replace(path=target)
+        return Exported(bundle, difference, checked.batch_of_one, artifacts.reason, elements, effect)
 
 
 class _Graphs(NamedTuple):
@@ -191,6 +203,7 @@ def _training_graphs(
     user: UserModel,
     step: TrainStep,
     features: Function | None,
+    frozen: Stored,
     many: TrainMany | None,
     progress: Callable[[str], None],
 ) -> tuple[_Graphs, CheckedStep]:
@@ -198,7 +211,8 @@ def _training_graphs(
     located = export_loss(user)
     program = train_program(step, located)
     progress("converting the training step to ONNX")
-    files = {TRAIN: serialised(to_onnx(program, training_decompositions(program.exported.graph)))}
+    graph = to_onnx(program, training_decompositions(program.exported.graph))
+    files = {TRAIN: serialised(code_weights(graph, frozen))}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     ranges = index_ranges(located, len(user.batch))
@@ -207,18 +221,20 @@ def _training_graphs(
     progress(f"the same for {many.devices} devices at once")
     block = many_program(step, program.exported, many, located)
     graph = to_onnx(block, training_decompositions(block.exported.graph))
-    files[TRAIN_MANY] = serialised(skip_selection_when_all_steps_done(graph, many))
+    files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
     return _Graphs(files, difference, ranges), checked
 
 
 def _evaluation_graphs(
-    user: UserModel, step: TrainStep, outputs: Sequence[Input], progress: Callable[[str], None]
+    user: UserModel, step: TrainStep, outputs: Sequence[Input], frozen: Stored, progress: Callable[[str], None]
 ) -> _Graphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
     programs = eval_program(user, step.values), infer_program(user, step.values, [row.name for row in outputs])
     evaluation, infer = (to_onnx(program, inference_decompositions(program.located)) for program in programs)
+    code_weights(evaluation, frozen)
+    code_weights(infer, frozen, for_people=True)
     files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
     progress("evaluating against PyTorch")
     difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
