@@ -31,12 +31,13 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo test test-all check dist bench studies clean
+.PHONY: help demo test test-all test-zoo check dist bench studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
 	@echo 'make test-all   all tests, and what they cover'
+	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make check      lint, format, types, import walls'
 	@echo 'make dist       the wheel and the source archive, in dist/'
 	@echo 'make bench      the benchmarks'
@@ -59,10 +60,14 @@ test-all: $(INSTALLED)
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) -m coverage run $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
-	@$(BIN)/python $(PYTEST) -m slow $(ARGS) || [ $$? = 5 ]
+	@$(BIN)/python $(PYTEST) -m "slow and not zoo" $(ARGS) || [ $$? = 5 ]
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
+
+# Whole models too, unless ARGS='-m "zoo and not large"' leaves them out.
+test-zoo: .venv/.zoo
+	@$(BIN)/python -m pytest --numprocesses 2 -m zoo tests/zoo $(ARGS)
 
 check: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -97,6 +102,10 @@ clean:
 	  echo "setting up .venv with $$($$python --version) (some minutes the first time) ..."; \
 	  $$python -m venv $(if $(wildcard .venv/device),--clear) .venv
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev]'
+	@touch $@
+
+.venv/.zoo: .venv/.installed
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,zoo]'
 	@touch $@
 
 .venv/.ort-training: .venv/.installed

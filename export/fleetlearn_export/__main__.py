@@ -80,7 +80,11 @@ def export(
                 f"rounding what is frozen changes an output by {100 * made.effect_of_rounding:.2g} % of the largest"
             )
             checked.append(Line("", effect))
-        _show(made.bundle.manifest.name, [*groups, checked])
+        by_pytorch = [
+            Line("by PyTorch's exporter", f"{graph}, since our own table lacks {reason}")
+            for graph, reason in made.by_pytorch.items()
+        ]
+        _show(made.bundle.manifest.name, [*groups, checked, by_pytorch])
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from os import PathLike
@@ -11,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+import onnx
 import torch
 from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.manifest import (
@@ -36,8 +38,12 @@ from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
 from fleetlearn_export.checks.block_check import check_many
-from fleetlearn_export.checks.graph_checks import CheckedStep, check_eval, check_infer, check_train
+from fleetlearn_export.checks.emission_check import check_emission
+from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.training_comparison import CheckedStep
+from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import (
     IR_VERSION,
@@ -47,10 +53,11 @@ from fleetlearn_export.graphs.conversion import (
     to_onnx,
     with_parameters,
 )
+from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
-from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, rounded
+from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -64,9 +71,19 @@ from fleetlearn_export.model.user_model import (
     training_mode,
 )
 from fleetlearn_export.ort_training.artifacts import make_artifacts
-from fleetlearn_export.tracing.decompositions import inference_decompositions, training_decompositions
+from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
-from fleetlearn_export.tracing.trace import eval_program, export_loss, infer_program, train_program
+from fleetlearn_export.tracing.trace import (
+    Program,
+    Traced,
+    eval_program,
+    export_loss,
+    infer_program,
+    trace_evaluation,
+    trace_inference,
+    trace_step,
+    train_program,
+)
 
 
 class Exported(NamedTuple):
@@ -81,6 +98,8 @@ class Exported(NamedTuple):
     """Why the bundle has no ``ort_training/``; None if it has."""
     frozen: int
     """Number of elements of the frozen parameters, which are constants of the graphs."""
+    by_pytorch: Mapping[str, str]
+    """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our own table lacks."""
     effect_of_rounding: float | None = None
     """The largest change of an output of the model, on the example and in evaluation mode, because frozen weights are
     stored in fewer bits; relative to the largest output. None if they are float32. ``difference`` does not include it:
@@ -170,7 +189,7 @@ def export_bundle(
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
         if elements:
-            files = move_constants(files)
+            files = move_constants(files, names_of_constants(model, frozen))
         manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
         temporary = _name_beside(target, "part")
         try:
@@ -185,8 +204,9 @@ def export_bundle(
             shutil.rmtree(temporary, ignore_errors=True)
         difference = max(difference, training.difference, evaluation.difference)
         effect = effect_of_rounding(user, unrounded)
+        by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
         bundle = bundle._replace(path=target)
-        return Exported(bundle, difference, checked.batch_of_one, artifacts.reason, elements, effect)
+        return Exported(bundle, difference, checked.batch_of_one, artifacts.reason, elements, by_pytorch, effect)
 
 
 class _Graphs(NamedTuple):
@@ -197,6 +217,8 @@ class _Graphs(NamedTuple):
     """The largest difference."""
     ranges: Sequence[IndexRange | None] = ()
     """Of the training graphs: the integers that each array of the batch may hold, where the loss tells it."""
+    by_pytorch: Mapping[str, str] = {}
+    """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
 
 
 def _training_graphs(
@@ -209,21 +231,25 @@ def _training_graphs(
 ) -> tuple[_Graphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
     located = export_loss(user)
-    program = train_program(step, located)
+    ranges = index_ranges(located, len(user.batch))
     progress("converting the training step to ONNX")
-    graph = to_onnx(program, training_decompositions(program.exported.graph))
-    files = {TRAIN: serialised(code_weights(graph, frozen))}
+    program = cache(partial(train_program, step, located))
+    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
+    by_pytorch = {TRAIN: reason} if reason else {}
+    if written:
+        progress("computing each operator of the training step in PyTorch")
+        progress(check_emission(user, step, written.traced, written.emission, features, located).described())
+    files = {TRAIN: serialised(code_weights(fold_batch_norms(graph), frozen))}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
-    ranges = index_ranges(located, len(user.batch))
     if many is None:
-        return _Graphs(files, checked.difference, ranges), checked
+        return _Graphs(files, checked.difference, ranges, by_pytorch), checked
     progress(f"the same for {many.devices} devices at once")
-    block = many_program(step, program.exported, many, located)
+    block = many_program(step, program().exported, many, located)
     graph = to_onnx(block, training_decompositions(block.exported.graph))
     files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
-    return _Graphs(files, difference, ranges), checked
+    return _Graphs(files, difference, ranges, by_pytorch), checked
 
 
 def _evaluation_graphs(
@@ -231,14 +257,44 @@ def _evaluation_graphs(
 ) -> _Graphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
-    programs = eval_program(user, step.values), infer_program(user, step.values, [row.name for row in outputs])
-    evaluation, infer = (to_onnx(program, inference_decompositions(program.located)) for program in programs)
-    code_weights(evaluation, frozen)
-    code_weights(infer, frozen, for_people=True)
+    names = [row.name for row in outputs]
+    ways = (
+        (EVAL, partial(trace_evaluation, user, step.values), partial(eval_program, user, step.values)),
+        (INFER, partial(trace_inference, user, step.values, names), partial(infer_program, user, step.values, names)),
+    )
+    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in user.model.modules())
+    graphs: list[onnx.ModelProto] = []
+    by_pytorch: dict[str, str] = {}
+    for name, trace, program in ways:
+        if recurrent:
+            found = program()
+            graphs.append(to_onnx(found, inference_decompositions(found.located)))
+            continue
+        graph, _, reason = _written(trace, program, inference_decompositions)
+        graphs.append(graph)
+        by_pytorch |= {name: reason} if reason else {}
+    evaluation, infer = graphs
+    code_weights(fold_batch_norms(evaluation), frozen)
+    code_weights(fold_batch_norms(infer), frozen, for_people=True)
     files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
     progress("evaluating against PyTorch")
     difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
-    return _Graphs(files, difference)
+    return _Graphs(files, difference, (), by_pytorch)
+
+
+def _written(
+    trace: Callable[[Decompositions], Traced],
+    program: Callable[[], Program],
+    table: Callable[[torch.fx.Graph], Decompositions],
+) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
+    """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
+    try:
+        written = emitted(trace)
+    except EmissionError as reason:
+        found = program()
+        return to_onnx(found, table(found.exported.graph)), None, str(reason)
+    return written.model, written, None
 
 
 def _manifest(

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from by_hand import bundle_training, largest_difference, pytorch_training
+from by_hand import Repeatable, bundle_training, largest_difference, pytorch_training
 from fleetlearn_export import Exported, ExportError, export_bundle
-from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.silence import silenced_process
 from fleetlearn_protocol.manifest import ORT_TRAINING
 from torch import nn
@@ -52,20 +51,6 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         )
 
     return bundle
-
-
-class Repeatable(nn.Module):
-    """A module whose random numbers in the k-th call come from the seed k."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.calls = 0
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        with Seeded(torch.tensor(self.calls)):
-            self.calls += 1
-            return self.inner(*inputs)
 
 
 def in_pytorch(case: zoo.Case, batches: list[zoo.Arrays]) -> tuple[dict[str, Any], list[float]]:

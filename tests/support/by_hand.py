@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
 from fleetlearn_protocol.vector import views
@@ -43,6 +44,20 @@ def pytorch_training(
         value.backward()
         optimizer.step()
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}, losses
+
+
+class Repeatable(nn.Module):
+    """A module whose random numbers in the k-th call come from the seed k, as a bundle's in the k-th step."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.calls = 0
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        with Seeded(torch.tensor(self.calls)):
+            self.calls += 1
+            return self.inner(*inputs)
 
 
 class GraphTraining:

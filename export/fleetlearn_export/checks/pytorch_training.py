@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
-from fleetlearn_export.model.user_model import UserModel, evaluation_mode
+from fleetlearn_export.model.user_model import UserModel, copy_of_state, evaluation_mode
 
 
 class PyTorchStep(NamedTuple):
@@ -30,9 +31,12 @@ class PyTorchStep(NamedTuple):
 class PyTorchTraining:
     """Training with autograd, clip_grad_norm_ and torch.optim. A step of the user's own is called as it is."""
 
-    def __init__(self, user: UserModel, step: TrainStep, features: Function | None) -> None:
-        self.source, self.step, self.features = user, step, features
-        self.leaves = {name: step.values[name].clone().requires_grad_() for name in step.objective.trained}
+    def __init__(
+        self, user: UserModel, step: TrainStep, features: Function | None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """``dtype``: float32, or float64 for all that the model and the step compute."""
+        self.source, self.step, self.features, self.dtype = user, step, features, dtype
+        self.leaves = {name: step.values[name].to(dtype, copy=True).requires_grad_() for name in step.objective.trained}
         rows = list(self.leaves.values())
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(rows, lr=1.0)
         if step.rule.optimizer in ("momentum", "nesterov"):
@@ -43,11 +47,14 @@ class PyTorchTraining:
 
     def __call__(self, given: Tensors) -> PyTorchStep:
         """Do one step from the graph's named inputs. The optimizer keeps its own state between steps."""
-        if self.step.rule.optimizer == "custom":
-            results = self.step.run(given)
-            gradients: Tensors = {}
-        else:
-            results, gradients = self._built_in(given)
+        double = self.dtype == torch.float64
+        with DoublePrecision() if double else nullcontext():
+            given = as_double(given) if double else given
+            if self.step.rule.optimizer == "custom":
+                results = self.step.run(given, self.dtype)
+                gradients: Tensors = {}
+            else:
+                results, gradients = self._built_in(given)
         after = {name.removeprefix("next."): value for name, value in results.items() if name.startswith("next.")}
         return PyTorchStep(given | after, results, gradients)
 
@@ -62,7 +69,7 @@ class PyTorchTraining:
         inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
         with plain_kernels(), Seeded(given["seed"]) if "seed" in given else nullcontext():
             # A buffer that the model replaces by another tensor is replaced in this dict.
-            tensors = self._copied_buffers() | buffers | self.leaves
+            tensors = self._copies() | buffers | self.leaves
             outputs = functional_call(user.model, tensors, tuple(inputs))
             loss = user.loss(outputs, *targets)
         target = loss
@@ -93,9 +100,10 @@ class PyTorchTraining:
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in user.metrics.items()}
         return results | {"loss": loss.detach()} | {name: v.float().mean() for name, v in metrics.items()}, gradients
 
-    def _copied_buffers(self) -> Tensors:
-        """Return copies of all buffers, so that the step does not change the model's own."""
-        return {name: value.detach().clone() for name, value in self.source.model.named_buffers()}
+    def _copies(self) -> Tensors:
+        """Return copies of all parameters and buffers, so that the step does not change the model's own."""
+        copies = copy_of_state(self.source.model)
+        return as_double(copies) if self.dtype == torch.float64 else copies
 
     def _contrastive(self, given: Tensors, outputs: Any, temperature: float) -> Tensor:
         """Return MOON's loss as equation 3 states it, on the features of the global and the previous model."""
@@ -106,7 +114,7 @@ class PyTorchTraining:
             model = values | {name: given[f"{reference}.{name}"] for name in self.step.travelling}
             arrays = tuple(given[f"batch.{name}"].clone() for name in self.source.inputs())
             with evaluation_mode(self.source.model), torch.no_grad():
-                tensors = self._copied_buffers() | model
+                tensors = self._copies() | model
                 other = self.features(functional_call(self.source.model, tensors, arrays)).flatten(1)
             current = self.features(outputs).flatten(1)
             lengths = current.norm(dim=1).clamp_min(1e-8) * other.norm(dim=1).clamp_min(1e-8)

@@ -63,16 +63,15 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         ) from error
     assert result is not None
     with as_export_error("the exported graph cannot be cleaned"):
-        model = _clean(result.model, program.outputs)
-    check_standard(model)
-    return model
+        return clean(result.model, program.outputs)
 
 
-def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
+def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
+    """Return the graph without what is double or not used, and rewritten for speed. Raises ExportError."""
     model.ir_version = IR_VERSION
     passes.InlinePass()(model)
     rewrite(model.graph)
-    for clean in (
+    for cleaning in (
         passes.CommonSubexpressionEliminationPass(),
         passes.DeduplicateInitializersPass(),
         passes.IdentityEliminationPass(),
@@ -81,7 +80,7 @@ def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         passes.TopologicalSortPass(),
         passes.ClearMetadataAndDocStringPass(),
     ):
-        clean(model)
+        cleaning(model)
     proto = ir.to_proto(model)
     for row, name in zip(proto.graph.output, outputs, strict=True):
         if row.name != name:  # two outputs had the same value, and the cleaning left one of them
@@ -93,6 +92,7 @@ def _clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         for size in row.type.tensor_type.shape.dim:
             if size.dim_param:
                 size.dim_param = _SYMBOL.sub("n", size.dim_param)
+    check_standard(proto)
     return proto
 
 

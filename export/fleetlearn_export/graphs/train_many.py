@@ -19,7 +19,7 @@ from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing import cross_entropy
-from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions
+from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions, tracing_decompositions
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program, export_traced, trace
 
@@ -140,7 +140,7 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, lo
 
     free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
     try:
-        program = export_traced(trace(function, arguments, free), arguments, free)
+        program = export_traced(trace(function, arguments, free, tracing_decompositions()), arguments, free)
     except ExportError as error:
         if many.batch is not None:
             raise

@@ -100,6 +100,19 @@ def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
             frozen[name].data = kept
 
 
+def names_of_constants(model: nn.Module, stored: Stored) -> dict[bytes, str]:
+    """Return the names of what the graphs hold of the model: bytes of a tensor, or of its codes -> name."""
+    found: dict[bytes, str] = {}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if value.requires_grad:
+            continue
+        array = value.detach().contiguous().numpy()
+        found.setdefault(array.tobytes(), name)
+        if stored != "float32" and array.dtype == np.float32 and has_codes(array.shape, array.nbytes):
+            found.setdefault(encode(array, stored).codes.tobytes(), f"{name}.codes")
+    return found
+
+
 def effect_of_rounding(user: UserModel, before: dict[str, Tensor]) -> float | None:
     """Return the largest change of an output in evaluation mode, relative to the largest output; None: nothing rounded.
 

@@ -13,6 +13,7 @@ import onnx
 import onnxscript
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.proxy import TracerBase
 
 from fleetlearn_export.errors import ExportError
 
@@ -91,22 +92,21 @@ def _is_user_code(file: str) -> bool:
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
 
 
-class _UserFrames(set[tuple[str, str]]):
-    """A set that contains (file, function) if the file is the user's code."""
-
-    def __contains__(self, frame: object) -> bool:
-        return isinstance(frame, tuple) and _is_user_code(frame[0])
+def _frames_of_interest(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list(
+        [frame for frame in frames if frame.filename.startswith(_PACKAGE) or _is_user_code(frame.filename)]
+    )
 
 
 @contextmanager
 def user_frames_recorded() -> Iterator[None]:
     """Let tracing record all frames of the user's code with each operator, not only those named forward."""
-    kept = torch.fx.proxy._STACK_TRACE_ANCHORS
-    torch.fx.proxy._STACK_TRACE_ANCHORS = _UserFrames()
+    kept = TracerBase._filter_traceback_frames
+    TracerBase._filter_traceback_frames = _frames_of_interest  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        torch.fx.proxy._STACK_TRACE_ANCHORS = kept
+        TracerBase._filter_traceback_frames = kept  # type: ignore[method-assign]
 
 
 @contextmanager

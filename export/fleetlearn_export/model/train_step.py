@@ -93,11 +93,14 @@ class TrainStep(NamedTuple):
             *(f"metric.{name}" for name in self.objective.metrics),
         ]
 
-    def run(self, given: Tensors) -> Tensors:
-        """Do the step with the graph's named inputs. Returns the graph's named outputs. Raises ExportError."""
-        return self.run_counting_draws(given)[0]
+    def run(self, given: Tensors, dtype: torch.dtype = torch.float32) -> Tensors:
+        """Do the step with the graph's named inputs. Returns the graph's named outputs. Raises ExportError.
 
-    def run_counting_draws(self, given: Tensors) -> tuple[Tensors, int]:
+        dtype: what parameters, state and metrics must have.
+        """
+        return self.run_counting_draws(given, dtype)[0]
+
+    def run_counting_draws(self, given: Tensors, dtype: torch.dtype = torch.float32) -> tuple[Tensors, int]:
         """Do the step. Returns its named outputs, and how many random operators drew from ``given["seed"]``."""
 
         def named(kind: str) -> Tensors:
@@ -109,9 +112,9 @@ class TrainStep(NamedTuple):
         seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
         with plain_kernels(), seeded, own_tensors_restored(self.objective.model):
             result = self.function(named("param"), named("state"), named("batch"), named("hyper"), **extra)
-        return self._checked_outputs(result), getattr(seeded, "draws", 0)
+        return self._checked_outputs(result, dtype), getattr(seeded, "draws", 0)
 
-    def _checked_outputs(self, result: Any) -> Tensors:
+    def _checked_outputs(self, result: Any, dtype: torch.dtype) -> Tensors:
         """Name the step's results as the graph's outputs. Raises ExportError if they are not what is expected."""
         if (
             not isinstance(result, tuple | list)
@@ -130,7 +133,7 @@ class TrainStep(NamedTuple):
         shapes = {f"next.param.{name}": value.shape for name, value in self.values.items()}
         shapes |= {f"next.state.{name}": value.shape for name, value in self.state.items()}
         for name in self.outputs():
-            _check_result(name, found.get(name), shapes.get(name, torch.Size()))
+            _check_result(name, found.get(name), shapes.get(name, torch.Size()), dtype)
         surplus = sorted(found.keys() - set(self.outputs()))
         if surplus:
             raise ExportError(
@@ -219,11 +222,11 @@ def plain_kernels() -> Iterator[None]:
         mkldnn.enabled = before
 
 
-def _check_result(name: str, value: object, shape: torch.Size) -> None:
+def _check_result(name: str, value: object, shape: torch.Size, dtype: torch.dtype) -> None:
     what = name.removeprefix("next.")
     if value is None:
         raise ExportError(f"the step did not return {what}")
-    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float32:
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
         given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ExportError(f"the step returned {what} as {given}; expected a float32 tensor of shape {tuple(shape)}")
 

@@ -28,10 +28,10 @@ from fleetlearn_export.model.source_locations import (
 )
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Tensors
-from fleetlearn_export.model.train_step import TrainStep
+from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
-from fleetlearn_export.tracing.decompositions import tracing_decompositions
+from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 
 FREE_BATCH_SIZE = Dim("n", min=2)
@@ -48,6 +48,17 @@ class Program(NamedTuple):
     """A graph of the user's loss whose operators have their locations in the user's code."""
     located_step: torch.fx.Graph | None = None
     """A graph of the whole step with such locations."""
+
+
+class Traced(NamedTuple):
+    """A traced graph, with its arguments and the names of its outputs."""
+
+    module: torch.fx.GraphModule
+    arguments: Tensors
+    """An example of each argument, in order."""
+    rows: dict[str, int]
+    """Argument -> the axis whose size is the number of examples."""
+    outputs: list[str]
 
 
 class ParametersAsArguments(nn.Module):
@@ -87,10 +98,13 @@ def export_loss(user: UserModel) -> torch.fx.Graph:
     return graph
 
 
-def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int]) -> torch.fx.GraphModule:
+def trace(
+    function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int], table: Decompositions
+) -> torch.fx.GraphModule:
     """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
 
-    rows: argument -> the axis whose size is the number of examples, which stays free. Raises ExportError.
+    rows: argument -> the axis whose size is the number of examples, which stays free. table: operator -> a function
+        that is recorded in its place. Raises ExportError.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
@@ -105,7 +119,7 @@ def trace(function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapp
     with as_export_error("the training step cannot be traced"), silenced_python(), user_frames_recorded():
         graph: torch.fx.GraphModule = make_fx(
             flat,
-            decomposition_table=tracing_decompositions(),
+            decomposition_table=table,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
             record_stack_traces=True,
@@ -135,13 +149,55 @@ def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping
     return exported
 
 
-def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
-    """Return the program of one local step: forward, backward and update. Raises ExportError."""
+def trace_step(step: TrainStep, table: Decompositions) -> Traced:
+    """Trace one local step: forward, backward and update. ``table`` as for ``trace``. Raises ExportError."""
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    graph = trace(step.run, arguments, rows)
+    module = trace(step.run, arguments, rows, table)
+    _refuse_unsupported_operators(module.graph)
+    return Traced(module, arguments, rows, step.outputs())
+
+
+def trace_evaluation(user: UserModel, values: Tensors, table: Decompositions) -> Traced:
+    """Trace the sums over a batch. The model is in evaluation mode. Raises ExportError."""
+    arguments = {f"param.{name}": value for name, value in values.items()}
+    arguments |= {f"batch.{name}": value for name, value in user.batch.items()}
+    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
+    traced = _trace_module(EvalModule(user), values, arguments, outputs, table)
+    _refuse_random_evaluation(user, traced.module.graph)
+    return traced
+
+
+def trace_inference(user: UserModel, values: Tensors, outputs: list[str], table: Decompositions) -> Traced:
+    """Trace the model alone. The model is in evaluation mode. Raises ExportError."""
+    arguments = {f"param.{name}": value for name, value in values.items()} | user.inputs()
+    return _trace_module(InferModule(user), values, arguments, outputs, table)
+
+
+def _trace_module(
+    module: nn.Module, values: Tensors, arguments: Tensors, outputs: list[str], table: Decompositions
+) -> Traced:
+    """Trace a module around the model. ``values`` are the first arguments, and of fixed sizes."""
+
+    def function(given: Tensors) -> Tensors:
+        rows = [value.clone() for value in given.values()]
+        own = {f"model.{name}": value for name, value in zip(values, rows, strict=False)}
+        with torch.no_grad(), plain_kernels():
+            results = functional_call(module, own, tuple(rows[len(values) :]))
+        # Copies: a model may return one tensor in two places, and each output of a graph needs its own name.
+        return {name: value.clone() for name, value in zip(outputs, results, strict=True)}
+
+    rows = dict.fromkeys(list(arguments)[len(values) :], 0)
+    graph = trace(function, arguments, rows, table)
     _refuse_unsupported_operators(graph.graph)
-    return Program(export_traced(graph, arguments, rows), list(arguments), step.outputs(), located, graph.graph)
+    return Traced(graph, arguments, rows, outputs)
+
+
+def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
+    """Return the program of one local step: forward, backward and update. Raises ExportError."""
+    traced = trace_step(step, tracing_decompositions())
+    exported = export_traced(traced.module, traced.arguments, traced.rows)
+    return Program(exported, list(traced.arguments), traced.outputs, located, traced.module.graph)
 
 
 def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:

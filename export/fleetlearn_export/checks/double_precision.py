@@ -1,0 +1,37 @@
+"""Computation in float64 by code that was written for float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, every operator computes with float64 where it was asked for another floating-point type.
+
+    Constants, casts and new tensors become float64 too. What is written into a float32 tensor is lost, since the
+    operator writes into a copy: give parameters and buffers as float64.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return as_double(func(*as_double(args), **as_double(kwargs or {})))
+
+
+def as_double(values: Any) -> Any:
+    """Return the tensors, and the floating-point dtypes, in nested lists and dicts as float64."""
+    return pytree.tree_map(_as_double, values)
+
+
+def _as_double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value

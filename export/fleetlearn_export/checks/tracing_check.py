@@ -1,0 +1,58 @@
+"""Comparison of the traced graph with autograd, both in PyTorch.
+
+They run the same operators in another form, so float64 shows any difference: it is far from float32's own errors, which
+deep networks with ReLU or BatchNorm make to percents of a gradient.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import fx
+
+from fleetlearn_export.checks.comparison import first_passing
+from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, CheckedStep, Precision, compare_training
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.steps import Function, Tensors
+from fleetlearn_export.model.train_step import TrainStep, plain_kernels
+from fleetlearn_export.model.user_model import UserModel
+
+
+def check_tracing(
+    user: UserModel, step: TrainStep, module: fx.GraphModule, features: Function | None = None
+) -> CheckedStep:
+    """Compare the traced step with ``PyTorchTraining``. The model is in training mode.
+
+    module: takes the step's arguments in order, and returns its outputs in order. Raises ExportError; the text names
+    the tensor with the largest difference.
+    """
+    return first_passing(lambda seed: _check(user, step, module, features, seed))
+
+
+def _check(
+    user: UserModel, step: TrainStep, module: fx.GraphModule, features: Function | None, seed: int
+) -> CheckedStep:
+    def compared(precision: Precision) -> CheckedStep:
+        def run(given: Tensors) -> Tensors:
+            return run_traced(step, module, given, precision.dtype)
+
+        return compare_training(user, step, run, features, seed, precision, "traced step")
+
+    try:
+        return compared(FLOAT64)
+    except Exception as error:
+        try:  # code that asks for its tensors' dtype, or for the smallest number of it, may be another in float64
+            return compared(FLOAT32)
+        except ExportError:
+            raise error from None
+
+
+def run_traced(step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype) -> Tensors:
+    """Run the traced step in PyTorch. Returns the graph's named outputs."""
+    rows = [given[name].clone() for name in step.arguments()]
+    double = dtype == torch.float64
+    with torch.no_grad(), plain_kernels(), DoublePrecision() if double else nullcontext():
+        results = fx.Interpreter(module).run(*(as_double(rows) if double else rows))
+    return dict(zip(step.outputs(), results, strict=True))

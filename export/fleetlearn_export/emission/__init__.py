@@ -1,0 +1,1 @@
+"""Writes ONNX straight from a traced graph: one small function for each ATen operator."""

@@ -1,0 +1,115 @@
+"""Writes a traced graph as an ONNX graph, node by node. Nothing is traced again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any, NamedTuple
+
+import onnx
+import torch
+from onnx import helper
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
+from fleetlearn_export.emission.table import OPERATORS
+
+
+class Call(NamedTuple):
+    """One operator of the traced graph, and the ONNX values that it became."""
+
+    node: fx.Node
+    results: list[str | None]
+    """Names in the ONNX graph, one for each result."""
+
+
+class Emission(NamedTuple):
+    """An ONNX graph, and what each operator of the traced graph became."""
+
+    model: onnx.ModelProto
+    calls: list[Call]
+    values: dict[fx.Node, str]
+    """A tensor of the traced graph -> its name in the ONNX graph."""
+
+
+def emit(module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], examples: str) -> Emission:
+    """Write the traced graph as an ONNX graph with these names of inputs and outputs.
+
+    module: a graph of ATen operators that write into no tensor. examples: the input whose first axis has the number of
+        examples. Raises EmissionError if an operator is not in the table, or its use is not written.
+    """
+    graph = Emitter(examples)
+    values: dict[fx.Node, Any] = {}  # a name, or names where an operator has several results
+    calls: list[Call] = []
+    given, results = [], []
+    names = iter(inputs)
+    for node in module.graph.nodes:
+        traced = node.meta.get("val")
+        if node.op == "placeholder":
+            values[node] = next(names)
+            given.append(_description(values[node], traced))
+        elif node.op == "get_attr":
+            values[node] = graph.array(getattr(module, node.target).detach().contiguous().numpy())
+        elif node.op == "output":
+            results = [(name, source) for name, source in zip(outputs, node.args[0], strict=True)]
+        elif node.target is getitem:
+            values[node] = values[node.args[0]][node.args[1]]
+        elif isinstance(node.target, torch._ops.OpOverload) and not _is_size(traced):
+            values[node] = _call(graph, node, values)
+            named = [values[node]] if isinstance(values[node], str) else list(values[node])
+            calls.append(Call(node, named))
+    for name, source in results:
+        graph.nodes.append(helper.make_node("Identity", [values[source]], [name], name=name))
+    found = {name: value.meta["val"] for value, name in values.items() if isinstance(name, str)}
+    described = [_description(name, traced) for name, traced in found.items() if isinstance(traced, Tensor)]
+    returned = [_description(name, source.meta["val"]) for name, source in results]
+    known = {row.name for row in (*given, *returned)} | graph.constants.keys()
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "main_graph",
+            given,
+            returned,
+            list(graph.constants.values()),
+            value_info=[row for row in described if row.name not in known],
+        )
+    )
+    return Emission(model, calls, {node: name for node, name in values.items() if isinstance(name, str)})
+
+
+def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Sequence[str | None]:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    handler = OPERATORS.get(node.target)
+    if handler is None:
+        raise EmissionError(f"operator {node.target}")
+
+    def argument(row: Any) -> Any:
+        if not isinstance(row, fx.Node):
+            return row
+        traced = row.meta["val"]
+        return Value(values[row], traced) if isinstance(traced, Tensor) else traced
+
+    args, kwargs = pytree.tree_map(argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node))
+    try:
+        result: str | Sequence[str | None] = handler(graph, node.meta["val"], *args, **kwargs)
+    except EmissionError as reason:
+        raise EmissionError(f"operator {node.target} with {reason}") from None
+    return result
+
+
+def _is_size(traced: Any) -> bool:
+    return isinstance(traced, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
+
+
+def _description(name: str, traced: Tensor) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ELEMENT_TYPES[traced.dtype], [_axis(size) for size in traced.shape])
+
+
+def _axis(size: Size) -> int | str | None:
+    """Return a size as ONNX has it: the number of examples is called n; a size computed from it has an expression."""
+    size = fixed_size(size)
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return str(expression.subs(dict.fromkeys(expression.free_symbols, "n")))

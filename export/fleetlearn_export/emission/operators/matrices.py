@@ -1,0 +1,67 @@
+"""Matrix products. ``graphs/rewrite.py`` knows a MatMul whose operand is a Transpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlearn_export.emission.emitter import Emitter, Handler, Value
+
+aten = torch.ops.aten
+
+
+def product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
+    return graph.node("MatMul", a, b)
+
+
+def dot(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
+    return graph.node("ReduceSum", graph.node("Mul", a, b), keepdims=0)
+
+
+def addmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+    numbers = isinstance(alpha, int | float) and isinstance(beta, int | float)
+    if not (out.dtype.is_floating_point and numbers):
+        return _sum(graph, out, c, graph.node("MatMul", a, b), beta, alpha)
+    # A factor of 0 leaves out c, even where it is infinite.
+    return graph.node("Gemm", a, b, c if beta else None, alpha=float(alpha), beta=float(beta))
+
+
+def added_product(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+    """Write baddbmm and addmv."""
+    return _sum(graph, out, c, graph.node("MatMul", a, b), beta, alpha)
+
+
+def addbmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+    products = graph.node("MatMul", a, b)
+    return _sum(graph, out, c, graph.node("ReduceSum", products, graph.integers([0]), keepdims=0), beta, alpha)
+
+
+def addr(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+    column = graph.node("Unsqueeze", a, graph.integers([1]))
+    return _sum(graph, out, c, graph.node("Mul", column, b), beta, alpha)
+
+
+def _sum(graph: Emitter, out: Tensor, c: Value, found: str, beta: Any, alpha: Any) -> str:
+    """Write ``beta * c + alpha * found`` in the shape of the result."""
+    if alpha != 1:
+        found = graph.node("Mul", found, graph.number(alpha, out.dtype))
+    if beta == 0:
+        return found
+    scaled = c.name if beta == 1 else graph.node("Mul", c, graph.number(beta, out.dtype))
+    return graph.node("Add", scaled, found)
+
+
+OPERATORS: dict[torch._ops.OpOverload, Handler] = {
+    aten.mm.default: product,
+    aten.bmm.default: product,
+    aten.mv.default: product,
+    aten.dot.default: dot,
+    aten.vdot.default: dot,
+    aten.addmm.default: addmm,
+    aten.baddbmm.default: added_product,
+    aten.addmv.default: added_product,
+    aten.addbmm.default: addbmm,
+    aten.addr.default: addr,
+}

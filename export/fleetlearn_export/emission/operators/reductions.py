@@ -1,0 +1,221 @@
+"""Sums, means, variances, norms, extrema: operators that combine elements along axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Value, axes_of, axis_of
+from fleetlearn_export.emission.operators.arithmetic import COMPUTED_AS
+
+aten = torch.ops.aten
+Axes = Sequence[int] | int | None
+
+
+def reduce(graph: Emitter, operator: str, x: Value | str, axes: Axes, rank: int, keepdims: bool) -> str:
+    """Add a reduction along the axes; along all of them for None or an empty list."""
+    if not rank and operator in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
+        return x.name if isinstance(x, Value) else x
+    found = axes_of(axes, rank)
+    given = graph.integers(found) if len(found) < rank else None
+    return graph.node(operator, *([x] if given is None else [x, given]), keepdims=int(keepdims))
+
+
+def reduction(operator: str) -> Handler:
+    """Return the handler of a sum, a mean, a product, the largest or the smallest."""
+
+    def handler(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, keepdim: bool = False, **_: Any) -> str:
+        dtype = COMPUTED_AS.get(out.dtype, out.dtype)
+        result = reduce(graph, operator, graph.cast(x, dtype), axes, x.rank, keepdim)
+        return result if dtype == out.dtype else graph.cast_node(result, out.dtype)
+
+    return handler
+
+
+def any_or_all(operator: str) -> Handler:
+    def handler(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, keepdim: bool = False) -> str:
+        truth = graph.cast_node(graph.cast(x, torch.bool), torch.int32)
+        return graph.cast_node(reduce(graph, operator, truth, axes, x.rank, keepdim), out.dtype)
+
+    return handler
+
+
+def variance_and_mean(
+    graph: Emitter, out: Sequence[Tensor], x: Value, axes: Axes = None, *, correction: Any = None, keepdim: bool = False
+) -> list[str]:
+    """Write the mean of squared distances from the mean, with ``count - correction`` (1 if None) as the divisor."""
+    correction = 1 if correction is None else correction
+    found = axes_of(axes, x.rank)
+    mean = reduce(graph, "ReduceMean", x, found, x.rank, True)
+    squares = reduce(graph, "ReduceSumSquare", graph.node("Sub", x, mean), found, x.rank, keepdim)
+    divisor = graph.count([x.shape[axis] for axis in found], x.dtype)
+    if correction:
+        divisor = graph.node("Sub", divisor, graph.number(correction, x.dtype))
+        divisor = graph.node("Max", divisor, graph.number(0, x.dtype))
+    variance = graph.node("Div", squares, divisor)
+    return [variance, mean if keepdim else graph.reshaped(mean, list(out[1].shape))]
+
+
+def variance(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, **options: Any) -> str:
+    return variance_and_mean(graph, (out, out), x, axes, **options)[0]
+
+
+def deviation(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, **options: Any) -> str:
+    return graph.node("Sqrt", variance(graph, out, x, axes, **options))
+
+
+def deviation_and_mean(graph: Emitter, out: Sequence[Tensor], x: Value, axes: Axes = None, **options: Any) -> list[str]:
+    square, mean = variance_and_mean(graph, out, x, axes, **options)
+    return [graph.node("Sqrt", square), mean]
+
+
+def vector_norm(
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    order: Any = 2,
+    axes: Axes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> str:
+    value = graph.cast(x, out.dtype)
+    if not x.rank:
+        return graph.node("Abs", value)
+    if order in (1, 2):
+        return reduce(graph, f"ReduceL{int(order)}", value, axes, x.rank, keepdim)
+    size = graph.node("Abs", value)
+    if math.isinf(order):
+        return reduce(graph, "ReduceMax" if order > 0 else "ReduceMin", size, axes, x.rank, keepdim)
+    if order == 0:
+        counted = graph.cast_node(graph.node("Greater", size, graph.number(0, out.dtype)), out.dtype)
+        return reduce(graph, "ReduceSum", counted, axes, x.rank, keepdim)
+    powers = graph.node("Pow", size, graph.number(order, out.dtype))
+    total = reduce(graph, "ReduceSum", powers, axes, x.rank, keepdim)
+    return graph.node("Pow", total, graph.number(1 / order, out.dtype))
+
+
+def log_sum_exp(graph: Emitter, out: Tensor, x: Value, axes: Axes, keepdim: bool = False) -> str:
+    """Subtract the largest element first, where it is finite."""
+    value = graph.cast(x, out.dtype)
+    if not x.rank:
+        return value
+    limit = torch.finfo(out.dtype).max
+    peak = reduce(graph, "ReduceMax", value, axes, x.rank, True)
+    peak = graph.node("Clip", peak, graph.number(-limit, out.dtype), graph.number(limit, out.dtype))
+    powers = graph.node("Exp", graph.node("Sub", value, peak))
+    result = graph.node("Add", graph.node("Log", reduce(graph, "ReduceSum", powers, axes, x.rank, True)), peak)
+    return result if keepdim else graph.reshaped(result, list(out.shape))
+
+
+def cumulative_sum(graph: Emitter, out: Tensor, x: Value, axis: int, *, dtype: torch.dtype | None = None) -> str:
+    value = graph.cast(x, out.dtype)
+    return graph.node("CumSum", value, graph.constant(axis_of(axis, x.rank), torch.int64)) if x.rank else value
+
+
+def place_of_extremum(operator: str) -> Handler:
+    """Return the handler of ArgMax or ArgMin: the first place where several are equal."""
+
+    def handler(graph: Emitter, out: Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> str:
+        if not x.rank:
+            return graph.constant(0, torch.int64)
+        value = _ordered(graph, x)
+        if axis is None:
+            found = graph.node(operator, graph.reshaped(value, [-1]), axis=0, keepdims=0)
+            return graph.reshaped(found, list(out.shape)) if keepdim else found
+        return graph.node(operator, value, axis=axis_of(axis, x.rank), keepdims=int(keepdim))
+
+    return handler
+
+
+def _ordered(graph: Emitter, x: Value) -> str:
+    """Return ``x`` in a type that ONNX Runtime's ArgMax and ArgMin take."""
+    if x.dtype == torch.int64:
+        raise EmissionError("a tensor of torch.int64")
+    return graph.cast(x, COMPUTED_AS.get(x.dtype, x.dtype))
+
+
+def extremum_and_place(largest: bool) -> Handler:
+    """Return the handler of the largest or smallest along an axis, and its first place."""
+
+    def handler(graph: Emitter, out: Sequence[Tensor], x: Value, axis: int, keepdim: bool = False) -> list[str]:
+        if not x.rank:
+            return [x.name, graph.constant(0, torch.int64)]
+        if x.dtype in (torch.int64, torch.int32):
+            found = top(graph, x, graph.integers([1]), axis_of(axis, x.rank), largest)
+            shaped = zip(found, out, strict=True)
+            return found if keepdim else [graph.reshaped(name, list(row.shape)) for name, row in shaped]
+        value, place = ("ReduceMax", "ArgMax") if largest else ("ReduceMin", "ArgMin")
+        return [
+            reduction(value)(graph, out[0], x, axis, keepdim),  # type: ignore[list-item]
+            place_of_extremum(place)(graph, out[1], x, axis, keepdim),  # type: ignore[list-item]
+        ]
+
+    return handler
+
+
+def top(graph: Emitter, x: Value, count: str, axis: int, largest: bool) -> list[str]:
+    """Return the ``count`` largest or smallest, in order, and their places; the first ones where several are equal."""
+    dtype = COMPUTED_AS.get(x.dtype, x.dtype)
+    values, places = graph.nodes_outputs("TopK", 2, graph.cast(x, dtype), count, axis=axis, largest=int(largest))
+    return [values if dtype == x.dtype else graph.cast_node(values, x.dtype), places]
+
+
+def top_k(
+    graph: Emitter, out: Any, x: Value, count: Any, axis: int = -1, largest: bool = True, *_: Any, **__: Any
+) -> list[str]:
+    if not x.rank:
+        return [x.name, graph.constant(0, torch.int64)]
+    return top(graph, x, graph.size(count), axis_of(axis, x.rank), largest)
+
+
+def sort(graph: Emitter, out: Any, x: Value, axis: int = -1, descending: bool = False) -> list[str]:
+    """Equal elements stay in order."""
+    if not x.rank:
+        return [x.name, graph.constant(0, torch.int64)]
+    axis = axis_of(axis, x.rank)
+    return top(graph, x, graph.size(x.shape[axis]), axis, descending)
+
+
+def stable_sort(
+    graph: Emitter, out: Any, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> list[str]:
+    return sort(graph, out, x, dim, descending)
+
+
+OPERATORS: dict[torch._ops.OpOverload, Handler] = {
+    aten.sum.default: reduction("ReduceSum"),
+    aten.sum.dim_IntList: reduction("ReduceSum"),
+    aten.mean.default: reduction("ReduceMean"),
+    aten.mean.dim: reduction("ReduceMean"),
+    aten.prod.default: reduction("ReduceProd"),
+    aten.prod.dim_int: reduction("ReduceProd"),
+    aten.amax.default: reduction("ReduceMax"),
+    aten.amin.default: reduction("ReduceMin"),
+    aten.max.default: reduction("ReduceMax"),
+    aten.min.default: reduction("ReduceMin"),
+    aten.max.dim: extremum_and_place(largest=True),
+    aten.min.dim: extremum_and_place(largest=False),
+    aten.argmax.default: place_of_extremum("ArgMax"),
+    aten.argmin.default: place_of_extremum("ArgMin"),
+    aten.any.default: any_or_all("ReduceMax"),
+    aten.any.dim: any_or_all("ReduceMax"),
+    aten.any.dims: any_or_all("ReduceMax"),
+    aten.all.default: any_or_all("ReduceMin"),
+    aten.all.dim: any_or_all("ReduceMin"),
+    aten.all.dims: any_or_all("ReduceMin"),
+    aten.var.correction: variance,
+    aten.std.correction: deviation,
+    aten.var_mean.correction: variance_and_mean,
+    aten.std_mean.correction: deviation_and_mean,
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.logsumexp.default: log_sum_exp,
+    aten.cumsum.default: cumulative_sum,
+    aten.topk.default: top_k,
+    aten.sort.default: sort,
+    aten.sort.stable: stable_sort,
+}

@@ -1,0 +1,229 @@
+"""The gradient of a convolution's weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from fleetlearn_export.emission.emitter import Array, Emitter, Source, Value, fixed_sizes
+from fleetlearn_export.emission.operators.layout import padded, sliced, total, turned
+
+FEW_CHANNELS = 8
+"""With fewer, one matrix product for all taps costs less than a product for each tap."""
+MANY_TAPS = 64
+"""With more elements in a kernel, a graph with a few operators for each would be too long."""
+LONG_ROW = 16
+"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise convolution."""
+
+
+class Windows(NamedTuple):
+    """A convolution's geometry: one number for each of the image's axes."""
+
+    kernel: list[int]
+    places: list[int]
+    """The output's size."""
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+    @property
+    def taps(self) -> list[tuple[int, ...]]:
+        """The indices of the kernel's elements, in order."""
+        return list(product(*map(range, self.kernel)))
+
+    def padded(self, graph: Emitter, x: Source, first: int, rank: int) -> Source:
+        """Return ``x`` with zeros around the image, whose first axis is ``first``."""
+        both = [0] * first + self.padding + [0] * (rank - first - len(self.padding))
+        return padded(graph, x, both, both)
+
+    def shifted(self, graph: Emitter, x: Source, first: int, tap: Sequence[int]) -> str:
+        """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
+        begins = [element * gap for element, gap in zip(tap, self.dilation, strict=True)]
+        ends = [
+            begin + (places - 1) * step + 1
+            for begin, places, step in zip(begins, self.places, self.stride, strict=True)
+        ]
+        return sliced(graph, x, range(first, first + len(begins)), begins, ends, self.stride)
+
+
+def weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows, groups: int) -> str:
+    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the input.
+
+    For each element of the output an element of the kernel (a tap) multiplies one element of the input. The tap's
+    gradient is the sum of the products of these two over all elements and examples: a matrix product. Which
+    arrangement of these products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
+    """
+    sizes = fixed_sizes(weight)
+    taps, channels = prod(windows.kernel), sizes[1]
+    side_by_side = all(
+        pad == 0 and gap == 1 and (count == 1 or step == size)
+        for size, count, step, pad, gap in zip(*windows, strict=True)
+    )
+    if groups == 1 and taps == 1 and not any(windows.padding):
+        found = _products(graph, grad, x, _picked(graph, x, windows), windows, channels)
+    elif side_by_side and groups == 1:
+        found = _products(graph, grad, x, _columns_side_by_side(graph, x, windows), windows, channels * taps)
+    elif taps > MANY_TAPS:
+        return _by_convolution(graph, grad, x, windows, groups)
+    elif channels == 1 and groups == sizes[0]:
+        long = fixed_sizes(x, slice(2, None))[-1] > LONG_ROW * windows.kernel[-1]
+        found = (_by_sums if long else _by_rows)(graph, grad, x, windows)
+    elif channels < FEW_CHANNELS and groups == 1:
+        found = _products(graph, grad, x, _columns(graph, x, windows), windows, channels * taps)
+    else:
+        found = _tap_by_tap(graph, grad, x, windows, groups)
+    return graph.reshaped(found, sizes)
+
+
+def _products(graph: Emitter, grad: Value, x: Value, columns: Source, windows: Windows, inputs: int) -> str:
+    """Multiply (n, outputs, ...) and (n, inputs, places), summed over examples and places -> (outputs, inputs)."""
+    examples = grad.shape[0]
+    outputs, places = fixed_sizes(grad, [1])[0], prod(windows.places)
+    if places == 1:
+        flat = graph.reshaped(grad, [examples, outputs])
+        return graph.node("Gemm", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])), transA=1)
+    flat = graph.reshaped(grad, [examples, outputs, places])
+    columns = turned(graph, graph.node("Reshape", columns, graph.integers([-1, inputs, places])), [0, 2, 1])
+    if outputs * inputs < (outputs + inputs) * places:
+        return total(graph, graph.node("MatMul", flat, columns), [0])
+    # A product for each example would be larger than its factors.
+    flat = graph.node("Reshape", turned(graph, flat, [1, 0, 2]), graph.integers([outputs, -1]))
+    return graph.node("MatMul", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])))
+
+
+def _picked(graph: Emitter, x: Value, windows: Windows) -> Source:
+    """Return the elements that a kernel of one element multiplies."""
+    if all(step == 1 for step in windows.stride):
+        return x
+    return windows.shifted(graph, x, 2, [0] * len(windows.kernel))
+
+
+def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
+    """Return the elements that each tap multiplies -> (n, channels, taps, ...)."""
+    image = windows.padded(graph, x, 2, x.rank)
+    rows = [graph.node("Unsqueeze", windows.shifted(graph, image, 2, tap), graph.integers([2])) for tap in windows.taps]
+    return rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
+
+
+def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
+    """Return the same for windows side by side, where no element is in two windows."""
+    image: Source = x
+    kept = [size * count for size, count in zip(windows.kernel, windows.places, strict=True)]
+    if kept != fixed_sizes(x, slice(2, None)):
+        axes = range(2, x.rank)
+        image = sliced(graph, x, axes, [0] * len(kept), kept, [1] * len(kept))
+    pairs = [size for pair in zip(windows.places, windows.kernel, strict=True) for size in pair]
+    split = graph.node("Reshape", image, graph.integers([-1, fixed_sizes(x, [1])[0], *pairs]))
+    kernel_axes = list(range(3, 2 + len(pairs), 2))
+    return turned(graph, split, [0, 1, *kernel_axes, *(axis - 1 for axis in kernel_axes)])
+
+
+def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups: int) -> str:
+    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which are cheap to copy.
+
+    -> (outputs, inputs of a group, taps).
+    """
+    count = len(windows.kernel)
+    inputs, outputs = (fixed_sizes(value, [1])[0] // groups for value in (x, grad))
+    sizes, places = fixed_sizes(x, slice(2, None)), prod(windows.places)
+    if groups == 1:
+        first = 1
+        image: Source = turned(graph, x, [0, *range(2, x.rank), 1])
+        image = windows.padded(graph, image, first, x.rank)
+        rows = turned(graph, graph.reshaped(grad, [grad.shape[0], outputs, places]), [1, 0, 2])
+        rows = graph.node("Reshape", rows, graph.integers([outputs, -1]))
+        flat = [-1, inputs]
+    else:
+        first = 2
+        image = graph.node("Reshape", x, graph.integers([-1, groups, inputs, *sizes]))
+        image = turned(graph, image, [1, 0, *range(3, 3 + count), 2])
+        image = windows.padded(graph, image, first, x.rank + 1)
+        rows = graph.node("Reshape", grad, graph.integers([-1, groups, outputs, places]))
+        rows = graph.node("Reshape", turned(graph, rows, [1, 2, 0, 3]), graph.integers([groups, outputs, -1]))
+        flat = [groups, -1, inputs]
+    products = []
+    for tap in windows.taps:
+        seen = graph.node("Reshape", windows.shifted(graph, image, first, tap), graph.integers(flat))
+        products.append(graph.node("MatMul", rows, seen))
+    last = graph.integers([1 + first])
+    return graph.node("Concat", *(graph.node("Unsqueeze", row, last) for row in products), axis=1 + first)
+
+
+def _by_rows(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
+    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then add up each tap's.
+
+    -> (channels, taps).
+    """
+    channels, *sizes = fixed_sizes(x, slice(1, None))
+    rows = Windows(*(values[:-1] for values in windows))
+    image = turned(graph, x, [1, 0, *range(2, x.rank)])
+    out = turned(graph, grad, [1, *range(1), *range(2, x.rank)])
+    out = graph.node("Reshape", out, graph.integers([channels, -1, windows.places[-1]]))
+    out = turned(graph, out, [0, 2, 1])
+    padded_image = rows.padded(graph, image, 2, x.rank)
+    pairs = []
+    for tap in rows.taps:
+        seen = rows.shifted(graph, padded_image, 2, tap) if tap else image
+        seen = graph.node("Reshape", seen, graph.integers([channels, -1, sizes[-1]]))
+        pairs.append(graph.node("Unsqueeze", graph.node("MatMul", out, seen), graph.integers([1])))
+    together = pairs[0] if len(pairs) == 1 else graph.node("Concat", *pairs, axis=1)
+    flat = graph.reshaped(together, [channels, len(pairs), windows.places[-1] * sizes[-1]])
+    return graph.node("MatMul", flat, graph.array(_of_taps(windows, sizes[-1])))
+
+
+def _of_taps(windows: Windows, size: int) -> Array:
+    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places * size, taps)."""
+    a = np.arange(windows.places[-1]).reshape(-1, 1, 1)
+    b = np.arange(size).reshape(1, -1, 1)
+    tap = np.arange(windows.kernel[-1])
+    found = b == a * windows.stride[-1] - windows.padding[-1] + tap * windows.dilation[-1]
+    matrix: Array = found.reshape(-1, len(tap)).astype(np.float32)
+    return matrix
+
+
+def _by_sums(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
+    """Depthwise: compute a sum for each tap, with the channels last. -> (channels, taps)."""
+    order = [0, *range(2, x.rank), 1]
+    image = windows.padded(graph, turned(graph, x, order), 1, x.rank)
+    out = turned(graph, grad, order)
+    sums = []
+    for tap in windows.taps:
+        product = graph.node("Mul", windows.shifted(graph, image, 1, tap), out)
+        sums.append(
+            graph.node("Unsqueeze", total(graph, product, range(x.rank - 1)), graph.integers([1])),
+        )
+    return sums[0] if len(sums) == 1 else graph.node("Concat", *sums, axis=1)
+
+
+def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, groups: int) -> str:
+    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group, ...).
+
+    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to the kernel's size.
+    """
+    channels, *sizes = fixed_sizes(x, slice(1, None))
+    inputs = channels // groups
+    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the channels' blocks.
+    swapped = [1, 0, *range(2, x.rank)]
+    if groups == 1:
+        signal = turned(graph, x, swapped)
+    else:
+        signal = graph.node("Reshape", x, graph.integers([-1, groups, inputs, *sizes]))
+        signal = turned(graph, signal, [2, 1, 0, *range(3, x.rank + 1)])
+        signal = graph.node("Reshape", signal, graph.integers([inputs, -1, *sizes]))
+    found = graph.node(
+        "Conv",
+        signal,
+        turned(graph, grad, swapped),
+        kernel_shape=windows.places,
+        strides=windows.dilation,
+        dilations=windows.stride,
+        pads=windows.padding * 2,
+        group=groups,
+    )
+    axes = range(2, x.rank)
+    cropped = sliced(graph, found, axes, [0] * len(sizes), windows.kernel, [1] * len(sizes))
+    return turned(graph, cropped, swapped)

@@ -1,0 +1,52 @@
+"""Graphs that are written straight from the traced graph. ``conversion.to_onnx`` is the way of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from fleetlearn_export.emission.emit import Emission, emit
+from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.emission.functional import without_writes
+from fleetlearn_export.emission.table import decompositions
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, clean
+from fleetlearn_export.model.source_locations import as_export_error
+from fleetlearn_export.tracing.decompositions import Decompositions
+from fleetlearn_export.tracing.fused_operators import fuse_operators
+from fleetlearn_export.tracing.trace import Traced
+
+
+class Emitted(NamedTuple):
+    """A graph that was written straight from the traced graph."""
+
+    model: onnx.ModelProto
+    """The graph as it is published, after cleaning."""
+    traced: torch.fx.GraphModule
+    """The traced graph that was written: it writes into no tensor."""
+    emission: Emission
+    """The graph before cleaning, and what each operator became."""
+
+
+def emitted(trace: Callable[[Decompositions], Traced]) -> Emitted:
+    """Trace with the table's decompositions, and write the graph.
+
+    trace: a function of decompositions, such as ``trace_step`` of a step. Raises EmissionError if the table lacks an
+    operator, or PyTorch cannot trace with these decompositions.
+    """
+    try:
+        traced = trace(decompositions())
+    except ExportError as error:
+        raise EmissionError(str(error)) from error
+    fuse_operators(traced.module.graph)
+    module = without_writes(traced.module)
+    module.graph.eliminate_dead_code()
+    emission = emit(module, list(traced.arguments), traced.outputs, next(iter(traced.rows)))
+    emission.model.ir_version = IR_VERSION
+    emission.model.opset_import[0].version = OPSET
+    with as_export_error("the emitted graph cannot be cleaned"):
+        return Emitted(clean(ir.from_proto(emission.model), traced.outputs), module, emission)

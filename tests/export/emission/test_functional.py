@@ -1,0 +1,143 @@
+"""Writes into tensors replaced in a traced graph: the graph gives what PyTorch gives, and writes nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.emission.functional import without_writes
+from fleetlearn_export.tracing.trace import trace
+from torch import Tensor, nn
+
+X = torch.arange(72.0).reshape(3, 4, 6) - 30
+
+
+def check(function: Callable[[Tensor], Any]) -> set[Any]:
+    """Compare with PyTorch. Returns the graph's operators."""
+
+    def named(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        results = function(given["x"].clone())
+        return {str(place): value for place, value in enumerate(results if isinstance(results, tuple) else (results,))}
+
+    traced = trace(named, {"x": X}, {"x": 0}, {})
+    assert any(_writes(node.target) for node in traced.graph.nodes), "the traced graph writes into no tensor"
+    graph = without_writes(traced)
+    operators = {node.target for node in graph.graph.nodes}
+    assert not any(map(_writes, operators))
+    for given in (X, torch.cat([X, -X])):
+        expected = function(given.clone())
+        for got, wanted in zip(graph(given), expected if isinstance(expected, tuple) else (expected,), strict=True):
+            torch.testing.assert_close(got, wanted)
+    return operators
+
+
+def _writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def test_a_write_is_seen_by_all_later_readers() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        before = y + 1
+        y += x
+        y.relu_().mul_(0.5)
+        return before, y - 1
+
+    check(function)
+
+
+def test_a_write_into_a_view_changes_the_tensor() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        y[:, :2] += 1
+        y[:, -1, 1::2] *= 3
+        y[:, 1] = x[:, 0]
+        y[0] = 7
+        return y, y.sum(0)
+
+    operators = check(function)
+    assert torch.ops.aten.select_scatter.default in operators
+
+
+def test_a_write_into_a_tensor_changes_its_views() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 0
+        row, flat, swapped = y[:, 1], y.view(-1), y.transpose(1, 2).detach()
+        part = swapped[:, 2:]
+        y.add_(5)
+        first = (row * 1, flat * 1, part * 1)
+        part.mul_(2)
+        return (*first, row, flat, swapped, y)
+
+    check(function)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.permute(1, -1, 0),
+        lambda x: x.t() if x.dim() == 2 else x.mT,
+        lambda x: x[:, :, 0].t(),
+        lambda x: x.unsqueeze(1)[:, 0, 2:],
+        lambda x: x[:, :1].squeeze(1),
+        lambda x: x[:, :1, :1].squeeze(),
+        lambda x: x.view(-1, 24)[:, 3],
+        lambda x: x.narrow(2, 1, 3).detach(),
+    ],
+)
+def test_views_whose_elements_are_placed_back(view: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = view(x)
+        part.mul_(-2)
+        return x * 1, part
+
+    check(function)
+
+
+def test_running_statistics_are_further_results() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance = torch.zeros(4), torch.ones(4)
+        for _ in range(2):
+            x = nn.functional.batch_norm(x, mean, variance, training=True).relu_()
+        return x, mean, variance
+
+    check(function)
+
+
+def test_tensors_that_begin_empty() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        copied = torch.empty_like(x).copy_(x)
+        rows = torch.zeros(x.shape[0], 4)
+        for place in range(4):
+            rows[:, place] = x[:, place, 0] * place
+        return copied, rows, torch.empty(2, x.shape[0]).fill_(3).zero_()
+
+    check(function)
+
+
+def test_gradients_pass_through_writes() -> None:
+    def function(x: Tensor) -> Tensor:
+        leaf = x.detach().clone().requires_grad_()
+        y = leaf * 2
+        y[:, 1] = leaf[:, 0] ** 2
+        y[:, :, 2:].mul_(3)
+        (found,) = torch.autograd.grad(nn.functional.relu(y, inplace=True).sum(), leaf)
+        return found
+
+    check(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.split(2, 1)[0].add_(1), "getitem"),
+        (lambda x: x.diagonal(0, 1, 2).add_(1), "diagonal"),
+        (lambda x: x.unsqueeze_(1), "unsqueeze_"),
+    ],
+)
+def test_other_writes_are_refused(function: Callable[[Tensor], Tensor], reason: str) -> None:
+    with pytest.raises(EmissionError, match=reason):
+        check(function)
