@@ -16,7 +16,7 @@ from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import ArrayData
 
 BATCH = 32
-LR = 0.2
+LR = 0.03
 
 
 def private_mib() -> float:
