@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -21,6 +23,7 @@ from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_protocol import BundleError, pack_bundle, write_inference_model
 from fleetlearn_protocol.manifest import EVAL, FROZEN, TRAIN
 from onnx import TensorProto
+from torch import nn
 from torch.nn import functional
 
 FEWER: list[Stored] = ["int8", "float16"]
@@ -184,3 +187,37 @@ def test_the_device_trains_from_the_codes_and_the_model_for_people_too(
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     outputs = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
     assert float(functional.cross_entropy(outputs, y)) == pytest.approx(evaluation.loss_sum / 64, rel=1e-4)
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+import numpy as np
+from fleetlearn_device import open_runtime
+from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
+
+def private():
+    return int(Path("/proc/self/smaps_rollup").read_text().partition("Anonymous:")[2].split()[0]) // 1024
+
+import_onnxruntime()
+before = private()
+runtime = open_runtime(sys.argv[1])
+batch = np.zeros((4, 3, 16, 16), np.float32), np.zeros(4, np.int64)
+runtime.step(batch, lr=0.1)
+runtime.evaluate(batch)
+print(private() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
+def test_both_sessions_read_the_frozen_part_where_it_is_mapped(tmp_path: Path) -> None:
+    """A linear layer of 16 MiB: with its own copy in each session it would be 32 MiB or more."""
+    model = classifier()
+    model.backbone.add_module("wide", nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU()))
+    model.head = nn.Sequential(nn.ReLU(), nn.Linear(2048, 5))
+    exported = cached_export(model, functional.cross_entropy, images(4), tmp_path / "wide.bundle", train="head")
+    assert exported.bundle.manifest.file(FROZEN).size > 2**24
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, exported.bundle.path], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(done.stdout) < 14
