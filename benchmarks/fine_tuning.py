@@ -111,7 +111,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--width", type=int, default=32, help="channels of the first layer")
     options.add_argument("--pretraining", type=int, default=5, help="epochs")
-    options.add_argument("--epochs", type=int, default=4, help="epochs of the new head")
+    options.add_argument("--epochs", type=int, default=6, help="epochs of the new head")
     options.add_argument("--seeds", type=int, default=2, help="new heads, whose mean accuracy is shown")
     chosen = options.parse_args()
     sys.path.append(str(HERE.parent))
