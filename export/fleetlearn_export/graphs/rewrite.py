@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+
+BROADCASTING = {
+    *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Where"),
+    *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or"),
+}
+"""Operators whose operands broadcast."""
+FOR_EACH_ELEMENT = {
+    *("Abs", "Cast", "Clip", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Neg", "Not", "Reciprocal", "Relu"),
+    *("Sigmoid", "Sqrt", "Tanh", "ThresholdedRelu"),
+}
+"""Operators whose result has the shape of their only tensor."""
+Shape = list[object]
 
 
 def rewrite(graph: ir.Graph) -> None:
@@ -16,6 +29,47 @@ def rewrite(graph: ir.Graph) -> None:
             _merge_slices(graph, node)
         elif node.op_type == "Sub":
             _update_within_product(graph, node)
+    inner: dict[ir.Value, Shape] = {}
+    for node in graph:
+        if node.op_type in BROADCASTING | FOR_EACH_ELEMENT:
+            _widen_numbers(graph, node, inner)
+
+
+def _widen_numbers(graph: ir.Graph, node: ir.Node, inner: dict[ir.Value, Shape]) -> None:
+    """Give a number as many axes as the tensor that it meets, where the tensor's last axis has one element.
+
+    There ONNX Runtime 1.31 would call its kernel for each element: a product of (1280, 320, 1, 1) and a number takes
+    3.0 ms, with the number as (1, 1, 1, 1) 0.08.
+
+    inner: shapes of values that the graph does not tell; those of this node's results are added.
+    """
+    shapes = [inner.get(value) if value in inner else _shape(value) for value in node.inputs if value is not None]
+    wide = [shape for shape in shapes if shape]
+    result = node.outputs[0]
+    if any(shape is None for shape in shapes) or not wide:
+        return
+    if result.shape is None and len(wide) == 1:
+        inner[result] = wide[0]
+    if any(shape[-1] != 1 for shape in wide) or node.op_type not in BROADCASTING:
+        return
+    ones = np.ones(max(map(len, wide)), np.int64)
+    for place, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
+        if shape == [] and value is not None:
+            name = f"{result.name}/number{place}"
+            if value.const_value is not None:
+                wider = _constant(graph, name, value.const_value.numpy().reshape(ones))
+            else:
+                wider = _insert(graph, node, "Reshape", [value, _constant(graph, name, ones)], None)
+            node.replace_input_with(place, wider)
+
+
+def _constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """Add an initializer."""
+    tensor = ir.tensor(array)
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype))
+    value.shape = ir.Shape(array.shape)
+    graph.register_initializer(value)
+    return value
 
 
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
@@ -28,11 +82,8 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
         return
     node.replace_input_with(0, source.inputs[0])
     for place, (first, second) in enumerate(zip(inner, outer, strict=True), 1):
-        tensor = ir.tensor(np.concatenate([first, second]))
-        value = ir.Value(name=f"{node.outputs[0].name}/{place}", const_value=tensor, type=ir.TensorType(tensor.dtype))
-        value.shape = ir.Shape([tensor.size])
-        graph.register_initializer(value)
-        node.replace_input_with(place, value)
+        both = np.concatenate([first, second])
+        node.replace_input_with(place, _constant(graph, f"{node.outputs[0].name}/{place}", both))
 
 
 def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
@@ -103,7 +154,7 @@ def _insert(
     made = ir.node(operator, inputs, attributes={row.name: row for row in attributes})
     value = made.outputs[0]
     value.name = f"{before.outputs[0].name}/{operator}"
-    made.name = f"{before.name}/{operator}"
+    made.name = value.name
     if like is not None:
         value.shape, value.type = like.shape, like.type
     graph.insert_before(before, made)
@@ -116,7 +167,7 @@ def _producer(value: ir.Value | None, operator: str) -> ir.Node | None:
     return node if node is not None and node.op_type == operator else None
 
 
-def _shape(value: ir.Value | None) -> list[object] | None:
+def _shape(value: ir.Value | None) -> Shape | None:
     """Return the shape, in which a free size is a name; None if it is unknown."""
     return list(value.shape) if value is not None and value.shape is not None else None
 

@@ -113,3 +113,23 @@ def test_slices_along_different_axes_are_one() -> None:
 def test_slices_that_may_be_along_one_axis_stay(axis: str) -> None:
     body = f"s = Slice(x, one, five, two, one) t = Slice(s, one, five, {axis}, one) out = Reshape(t, shape)"
     assert rewritten(SLICES + body)["Slice"] == 2
+
+
+ONE_ELEMENT = """<ir_version: 8, opset_import: ["" : 18]>
+main (float[n,6,1,1] x, float lr, float[n,6,2,2] y) => (float[k,l,m,o] out)
+"""
+
+
+@pytest.mark.parametrize("number", ["lr", "half"])
+def test_number_gets_the_axes_of_a_tensor_that_ends_in_one_element(number: str) -> None:
+    half = "half = Constant<value: tensor = float {0.5}>() "
+    graph = rewritten_graph(f"{half} a = Mul(x, {number}) b = Neg(a) out = Sub(b, {number})", ONE_ELEMENT)
+    reshaped = [node.output[0] for node in graph.node if node.op_type == "Reshape"]
+    wide = [row.name for row in graph.initializer if list(row.dims) == [1, 1, 1, 1]]
+    for node in graph.node:
+        assert node.op_type not in ("Mul", "Sub") or node.input[1] in reshaped + wide
+
+
+def test_number_stays_as_it_is_beside_other_tensors() -> None:
+    graph = rewritten_graph("a = Mul(y, lr) b = Neg(a) c = Sub(b, lr) out = Add(c, x)", ONE_ELEMENT)
+    assert [node.op_type for node in graph.node] == ["Mul", "Neg", "Sub", "Add"]
