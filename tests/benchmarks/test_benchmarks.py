@@ -207,3 +207,13 @@ def test_simulator(tmp_path: Path) -> None:
     assert large["parent_cpu_ms_per_round"]["min"] > 0
     assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]
     assert large["lost"]["min"] > 0
+
+
+@pytest.mark.slow
+def test_fine_tuning(tmp_path: Path) -> None:
+    sizes = ("--width", "8", "--pretraining", "1", "--epochs", "1", "--seeds", "1", "--repeats", "1")
+    results = figures(tmp_path, "fine_tuning.py", *sizes)
+    assert results["head, float32"]["gflops_per_step"] < results["all"]["gflops_per_step"] / 2.5
+    fetched = [results[f"head, {stored}"]["once_kib"] for stored in ("float32", "float16", "int8")]
+    assert fetched == sorted(fetched, reverse=True)
+    assert all(result["cpu_ms_per_step"]["median"] > 0 for result in results.values())
