@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Source, Value, fixed_sizes
-from fleetlearn_export.emission.operators import small_images
+from fleetlearn_export.emission.operators import narrow_images, small_images
 from fleetlearn_export.emission.operators.layout import per_axis, total, turned
 from fleetlearn_export.emission.operators.weight_gradient import Windows, weight_gradient
 
@@ -39,6 +39,8 @@ def convolution(
         return small_images.dense(graph, x, weight, bias, windows)
     if graph.backward and small_images.depthwise_fits(windows, fixed_sizes(x, slice(2, None)), weight, groups):
         return small_images.depthwise(graph, x, weight, bias, windows)
+    if graph.backward and narrow_images.fits(windows, fixed_sizes(x, slice(2, None)), weight, groups):
+        return narrow_images.forward(graph, x, weight, bias, windows)
     return _node(graph, "Conv", x, weight, bias, windows, groups)
 
 
@@ -85,6 +87,8 @@ def convolution_backward(
         by_input, by_weight = small_images.dense_input_gradient, small_images.dense_weight_gradient
     elif not transposed and small_images.depthwise_fits(windows, fixed_sizes(x, slice(2, None)), weight, groups):
         by_input, by_weight = small_images.depthwise_input_gradient, small_images.depthwise_weight_gradient
+    elif not transposed and narrow_images.fits(windows, fixed_sizes(x, slice(2, None)), weight, groups):
+        by_input = narrow_images.input_gradient if narrow_images.has_input_gradient(windows) else by_input
     return [
         by_input(graph, grad, x, weight, windows) if output_mask[0] else None,
         by_weight(graph, result, signal, weight, windows) if output_mask[1] else None,
