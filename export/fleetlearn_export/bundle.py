@@ -19,6 +19,8 @@ from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
     FORMAT_VERSION,
+    FROZEN,
+    FROZEN_VERSION,
     INFER,
     PARAMETERS,
     STATE,
@@ -50,7 +52,9 @@ from fleetlearn_export.graphs.conversion import (
     with_parameters,
 )
 from fleetlearn_export.graphs.emitted import Emitted, emitted
+from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
+from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -107,6 +111,7 @@ def export_bundle(
     targets: int = 1,
     hyper: Mapping[str, float | None] | None = None,
     features: Function | None = None,
+    train: Trained | None = None,
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
@@ -131,6 +136,11 @@ def export_bundle(
     hyper: default values of the step's hyper-parameters. A LocalStep's ``lr`` has no default: the plan must give it.
         A step of your own has exactly these; None means that the plan must give a value.
     features: for a contrastive step: ``features(outputs)`` returns the features, a float tensor (n, ...).
+    train: what is trained, for this export: a parameter's name, a name with wildcards (``head.*``), a module's name, a
+        list of these, or a function ``(name, parameter) -> bool``. All other parameters are frozen, and a module that
+        has parameters and trains none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
+        statistics and does not change them, its dropout does nothing. Unless given, ``requires_grad`` decides, and
+        all modules run in training mode.
     personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
         FedBN's norms): names, names with wildcards, or modules' names.
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
@@ -146,43 +156,46 @@ def export_bundle(
     """
     target = _checked_target(path)
     check_many_settings(many)
-    user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
-    with evaluation_mode(model):
-        outputs = _outputs(user)
-    with training_mode(model):
-        progress("tracing the model")
-        chosen = step if step is not None else LocalStep()
-        train_step = make_train_step(
-            user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
-        )
-        training, checked = _training_graphs(user, train_step, features, many, progress)
-        progress("making ONNX Runtime's own training artifacts")
-        artifacts = make_artifacts(user, train_step)
-    with evaluation_mode(model):
-        evaluation = _evaluation_graphs(user, train_step, outputs, progress)
-
-    files = {**training.files, **evaluation.files, **artifacts.files}
-    files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
-    if any(bool(value.any()) for value in train_step.state.values()):
-        files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-    manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files[INFER])
-    temporary = _name_beside(target, "part")
-    try:
-        bundle = open_bundle(write_bundle(temporary, manifest, files))
+    with fine_tuning(model, train):
+        user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
-            vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
-            difference = check_infer(user, write_inference_model(bundle, vector), checked.values)
-        _publish(temporary, target)
-    except BundleError as error:
-        raise ExportError(f"the bundle does not fit its own format: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-    by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
-    difference = max(difference, training.difference, evaluation.difference)
-    return Exported(
-        bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen, by_pytorch
-    )
+            outputs = _outputs(user)
+        with training_mode(model):
+            progress("tracing the model")
+            chosen = step if step is not None else LocalStep()
+            train_step = make_train_step(
+                user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
+            )
+            training, checked = _training_graphs(user, train_step, features, many, progress)
+            progress("making ONNX Runtime's own training artifacts")
+            artifacts = make_artifacts(user, train_step)
+        with evaluation_mode(model):
+            evaluation = _evaluation_graphs(user, train_step, outputs, progress)
+
+        files = {**training.files, **evaluation.files, **artifacts.files}
+        files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
+        if any(bool(value.any()) for value in train_step.state.values()):
+            files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
+        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        if frozen:
+            files = move_constants(files)
+        manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
+        temporary = _name_beside(target, "part")
+        try:
+            bundle = open_bundle(write_bundle(temporary, manifest, files))
+            with evaluation_mode(model):
+                vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
+                difference = check_infer(user, write_inference_model(bundle, vector), checked.values)
+            _publish(temporary, target)
+        except BundleError as error:
+            raise ExportError(f"the bundle does not fit its own format: {error}") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        difference = max(difference, training.difference, evaluation.difference)
+        by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
+        return Exported(
+            bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen, by_pytorch
+        )
 
 
 class _Graphs(NamedTuple):
@@ -277,13 +290,13 @@ def _manifest(
     ranges: Sequence[IndexRange | None],
     outputs: Sequence[Input],
     many: TrainMany | None,
-    infer: bytes,
+    files: Mapping[str, bytes],
 ) -> Manifest:
     return Manifest(
         format=FORMAT,
-        version=FORMAT_VERSION,
+        version=FROZEN_VERSION if FROZEN in files else FORMAT_VERSION,
         name=name,
-        parameters=_parameter_table(step, parameter_offsets(infer, step.values)),
+        parameters=_parameter_table(step, parameter_offsets(files[INFER], step.values)),
         batch=tuple(
             array_row(row, value, found) for (row, value), found in zip(user.batch.items(), ranges, strict=True)
         ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,15 +44,28 @@ class Bundle(NamedTuple):
 
     def read(self, file: str) -> bytes:
         """Return the checked bytes of one file of the manifest (or of manifest.json itself). Raises BundleError."""
-        if file == MANIFEST:
-            size, sha256 = None, self.sha256
-        else:
-            entry = self.manifest.file(file)
-            size, sha256 = entry.size, entry.sha256
+        size, sha256 = self._entry(file)
         content = _read(self.path, file, size)
-        if digest(content) != sha256:
-            raise BundleError(Code.WRONG_HASH, f"{self.path}: {file} was changed: it has another SHA-256 than it had")
+        self._compare(file, digest(content), sha256)
         return content
+
+    def check(self, file: str) -> None:
+        """Check the file's size and hash, without holding its bytes in memory. Raises BundleError."""
+        size, sha256 = self._entry(file)
+        with _opened(self.path, file, size) as (stream, _):
+            found = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # any stream will do
+        self._compare(file, found, sha256)
+
+    def _entry(self, file: str) -> tuple[int | None, str]:
+        """Return the file's size (None for the manifest itself) and SHA-256. Raises BundleError."""
+        if file == MANIFEST:
+            return None, self.sha256
+        entry = self.manifest.file(file)
+        return entry.size, entry.sha256
+
+    def _compare(self, file: str, found: str, sha256: str) -> None:
+        if found != sha256:
+            raise BundleError(Code.WRONG_HASH, f"{self.path}: {file} was changed: it has another SHA-256 than it had")
 
     def parameters(self) -> Vector:
         """Return the initial model, float32, shape (local_size,): the P elements that travel, then the personal ones.
@@ -90,7 +105,7 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
     except BundleError as error:
         raise BundleError(error.code, f"{path}: {error.text}") from None
     for file in bundle.manifest.files if files is None else files:
-        bundle.read(file)
+        bundle.check(file)
     return bundle
 
 
@@ -147,14 +162,24 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
 
 
 def _read(path: Path, file: str, size: int | None) -> bytes:
-    """Return the file's bytes. ``size`` is their expected number; None: at most MAX_MANIFEST_BYTES. The length is
-    checked before anything is read."""
+    """Return the file's bytes. ``size`` is their expected number; None: at most MAX_MANIFEST_BYTES."""
+    with _opened(path, file, size) as (stream, found):
+        return stream.read(found)
+
+
+@contextmanager
+def _opened(path: Path, file: str, size: int | None) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file of the bundle. Yields a stream and the file's length, which is checked before anything is read.
+
+    Raises BundleError, also for what reading the stream raises.
+    """
     try:
         if path.is_dir():
             if not (path / file).is_file():  # a pipe or a device would block, or never end
                 raise FileNotFoundError
             with (path / file).open("rb") as stream:
-                return stream.read(_checked_size(path, file, os.fstat(stream.fileno()).st_size, size))
+                yield stream, _checked_size(path, file, os.fstat(stream.fileno()).st_size, size)
+            return
         if not path.is_file():
             raise FileNotFoundError
         with zipfile.ZipFile(path) as archive:
@@ -167,7 +192,7 @@ def _read(path: Path, file: str, size: int | None) -> bytes:
             if entry.compress_size != entry.file_size or entry.file_size > path.stat().st_size:
                 raise zipfile.BadZipFile(f"{file} claims {entry.file_size} bytes")
             with archive.open(entry) as stream:
-                return stream.read(_checked_size(path, file, entry.file_size, size))
+                yield stream, _checked_size(path, file, entry.file_size, size)
     except (FileNotFoundError, KeyError):
         what = f"{path} has no {file}: not a bundle, or damaged" if path.exists() else f"{path} does not exist"
         raise BundleError(Code.UNKNOWN_CONTENT, what) from None

@@ -11,6 +11,9 @@ eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
 
+Large constants of train.onnx, train_many.onnx and eval.onnx, such as frozen parameters, may be in
+graphs/frozen.safetensors, to which the graphs refer as ONNX's external data. infer.onnx holds all of its own.
+
 ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called ``next.``.
 """
 
@@ -30,11 +33,17 @@ from fleetlearn_protocol.messages import MAX_EXACT, Digest, Name, Number
 
 FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
+"""The version of a bundle whose graphs hold all of their constants."""
+FROZEN_VERSION = 2
+"""The version of a bundle that has graphs/frozen.safetensors, which readers of version 1 do not know."""
+VERSIONS = (FORMAT_VERSION, FROZEN_VERSION)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
 TRAIN, EVAL, INFER = "graphs/train.onnx", "graphs/eval.onnx", "graphs/infer.onnx"
 TRAIN_MANY = "graphs/train_many.onnx"
+FROZEN = "graphs/frozen.safetensors"
+"""The graphs' large constants. Bundles of the same frozen model have the same file: a device fetches it once."""
 PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
 ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 """The files below ``ort_training/``."""
@@ -166,7 +175,7 @@ class Manifest(msgspec.Struct, frozen=True):
     format: str
     """`fleetlearn.bundle`."""
     version: int
-    """1."""
+    """1; 2 if the bundle has graphs/frozen.safetensors."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
@@ -251,11 +260,12 @@ def read_manifest(content: bytes) -> Manifest:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is not a bundle's manifest: {error}") from None
     if envelope.format != FORMAT:
         raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is of format {envelope.format!r}; expected {FORMAT!r}")
-    if envelope.version != FORMAT_VERSION:
+    if envelope.version not in VERSIONS:
         raise BundleError(
             Code.BAD_VERSION,
-            f"the bundle is of version {envelope.version}; this fleetlearn reads version {FORMAT_VERSION}. "
-            + ("Update fleetlearn." if envelope.version > FORMAT_VERSION else "Export the model again."),
+            f"the bundle is of version {envelope.version}; this fleetlearn reads versions {VERSIONS[0]} to "
+            f"{VERSIONS[-1]}. "
+            + ("Update fleetlearn." if envelope.version > VERSIONS[-1] else "Export the model again."),
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
@@ -298,6 +308,8 @@ def _contradiction(manifest: Manifest) -> str | None:
             return f"{path} is a file and a folder"
         if path.startswith("ort_training/"):
             wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
+    if FROZEN in manifest.files and manifest.version < FROZEN_VERSION:
+        return f"{FROZEN} is in a bundle of version {manifest.version}; it needs version {FROZEN_VERSION}"
     if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
         return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
     for path in wanted:

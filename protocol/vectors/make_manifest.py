@@ -62,7 +62,7 @@ def manifest() -> dict[str, Any]:
 
     changes: list[tuple[str, dict[str, Any], str]] = [
         ("another format", {"format": "other.bundle"}, "bad-message"),
-        ("a newer version", {"version": 2}, "bad-version"),
+        ("a newer version", {"version": 3}, "bad-version"),
         ("an older version", {"version": 0}, "bad-version"),
         ("an enormous version", {"version": 2**70}, "bad-version"),
         ("no parameters", {"parameters": []}, "bad-message"),
@@ -91,6 +91,7 @@ def manifest() -> dict[str, Any]:
         ("all personal", table(*[{"personal": True}] * 3), "bad-message"),
         ("a personal one that is not last", table({}, {"personal": True}, {"personal": False}), "bad-message"),
         ("many without its graph", {"many": {"devices": 8, "steps": 2}}, "bad-message"),
+        ("a frozen part in version 1", added(bundle.FROZEN), "bad-message"),
         ("the graph of many alone", added(bundle.TRAIN_MANY), "bad-message"),
         ("a batch array twice", {"batch": [full["batch"][0]] * 2}, "bad-message"),
         ("an output twice", {"outputs": full["outputs"] * 2}, "bad-message"),

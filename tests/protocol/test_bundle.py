@@ -131,7 +131,7 @@ def test_what_is_not_a_bundle(tmp_path: Path) -> None:
     refused(lambda: open_bundle(write_zip(tmp_path / "empty.zip", {})), Code.UNKNOWN_CONTENT, "has no manifest.json")
     folder = write_folder(tmp_path / "b", manifest=b"{}")
     refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, str(folder), "not a bundle's manifest")
-    newer = write_manifest(manifest_of(CONTENTS, version=2))
+    newer = write_manifest(manifest_of(CONTENTS, version=3))
     refused(lambda: open_bundle(write_folder(folder, manifest=newer)), Code.BAD_VERSION, "Update fleetlearn")
 
 
@@ -386,3 +386,13 @@ def test_an_inference_model_of_other_bytes(folder: Path) -> None:
 
 def test_a_bundle_is_plain_data(bundle: Bundle) -> None:
     assert msgspec.structs.asdict(bundle.manifest)["parameters"] == TABLE
+
+
+def test_a_file_is_checked_without_being_held(folder: Path, tmp_path: Path) -> None:
+    for path in (folder, pack_bundle(folder, tmp_path / "packed.zip")):
+        bundle = open_bundle(path, files=())
+        bundle.check(TRAIN)
+        bundle.check(MANIFEST)
+        refused(lambda bundle=bundle: bundle.check("graphs/other.onnx"), Code.UNKNOWN_CONTENT)
+    (folder / TRAIN).write_bytes(b"Train")
+    refused(lambda: open_bundle(folder, files=()).check(TRAIN), Code.WRONG_HASH, TRAIN, "was changed")

@@ -116,9 +116,9 @@ def test_unknown_fields_are_ignored() -> None:
     assert read_manifest(content) == MANIFEST
 
 
-@pytest.mark.parametrize(("version", "advice"), [(0, "Export the model again"), (2, "Update fleetlearn")])
+@pytest.mark.parametrize(("version", "advice"), [(0, "Export the model again"), (3, "Update fleetlearn")])
 def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int, advice: str) -> None:
-    with pytest.raises(BundleError, match=f"reads version 1. {advice}") as caught:
+    with pytest.raises(BundleError, match=f"reads versions 1 to 2. {advice}") as caught:
         read_manifest(b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version)
     assert caught.value.code is Code.BAD_VERSION
 

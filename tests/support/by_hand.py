@@ -91,7 +91,7 @@ class GraphTraining:
         self.seed = seed
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # on a busy machine a second one waits more than it works
-        self.session = onnxruntime.InferenceSession(bundle.read(TRAIN), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(bundle.path / TRAIN, options, providers=["CPUExecutionProvider"])
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Train on one batch. Returns the loss and the metrics, which the graph measures before the update."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunks
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.vector import Vector
 from websockets.frames import Frame, Opcode
+
+LARGE = 2**24
+"""From this many bytes on, a file of the bundle is read from the disk for each device, unless the bundle is a zip."""
 
 
 class Content:
@@ -30,6 +36,27 @@ class Content:
         return iter(self._frames[offset // CHUNK_BYTES :])
 
 
+class LargeFile:
+    """A large file of the bundle. Its frames are read from the disk for each device: none of it stays in memory.
+
+    The file stays open, so a bundle that replaces this one on the disk changes nothing of it.
+    """
+
+    def __init__(self, transfer: int, path: Path) -> None:
+        self.transfer = transfer
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self.size = os.fstat(self._file).st_size
+
+    def frames(self, offset: int) -> Iterator[bytes]:
+        """Return the file from ``offset`` on as WebSocket frames. Raises OSError if it has become shorter."""
+        for place in range(offset, self.size, CHUNK_BYTES):
+            payload = os.pread(self._file, CHUNK_BYTES, place)
+            if len(payload) < min(CHUNK_BYTES, self.size - place):
+                raise OSError(f"a file of the bundle had {self.size} bytes and was cut short while devices fetch it")
+            yield wire(pack_chunk(self.transfer, place, payload))
+
+
 def wire(message: bytes) -> bytes:
     """Return a binary message as the bytes of one WebSocket frame. Servers do not mask, so it is the same for all."""
     return Frame(Opcode.BINARY, message).serialize(mask=False)
@@ -41,7 +68,7 @@ class Contents:
     def __init__(self, bundle: Bundle) -> None:
         self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._bundle = bundle
-        self._contents: dict[str, Content] = {}
+        self._contents: dict[str, Content | LargeFile] = {}
         self._model: str | None = None
         self._count = 0
 
@@ -57,10 +84,10 @@ class Contents:
         self._add(sha256, FLOAT32.encode(vector))
         return before
 
-    def find(self, sha256: str, offset: int) -> Content:
+    def find(self, sha256: str, offset: int) -> Content | LargeFile:
         """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
-            self._add(sha256, self._bundle.read(self._files[sha256]))
+            self._add_file(sha256, self._files[sha256])
         content = self._contents.get(sha256)
         if content is None:
             raise ProtocolError(
@@ -69,6 +96,14 @@ class Contents:
         if offset > content.size:
             raise ProtocolError(Code.WRONG_OFFSET, f"offset {offset} is beyond the content's {content.size} bytes")
         return content
+
+    def _add_file(self, sha256: str, file: str) -> None:
+        if file == MANIFEST or self._bundle.manifest.file(file).size < LARGE or not self._bundle.path.is_dir():
+            self._add(sha256, self._bundle.read(file))
+            return
+        self._bundle.check(file)
+        self._count += 1
+        self._contents[sha256] = LargeFile(self._count, self._bundle.path / file)
 
     def _add(self, sha256: str, content: Buffer) -> None:
         self._count += 1

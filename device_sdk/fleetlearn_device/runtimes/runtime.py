@@ -6,7 +6,7 @@ import os
 from typing import Literal, Protocol
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.manifest import EVAL, PARAMETERS, TRAIN, Manifest
+from fleetlearn_protocol.manifest import EVAL, FROZEN, PARAMETERS, TRAIN, Manifest
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
@@ -113,10 +113,18 @@ def open_runtime(
         from fleetlearn_device.runtimes.runtime_ort_training import OrtTrainingRuntime
 
         if not isinstance(bundle, Bundle):
-            bundle = open_bundle(bundle, files=[EVAL, *own])
+            bundle = _open(bundle, [EVAL, *own])
         return OrtTrainingRuntime(bundle, threads, model)
     from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 
     if not isinstance(bundle, Bundle):
-        bundle = open_bundle(bundle, files=[TRAIN, EVAL, *own])
+        bundle = _open(bundle, [TRAIN, EVAL, *own])
     return OnnxRuntime(bundle, threads, model)
+
+
+def _open(path: str | os.PathLike[str], files: list[str]) -> Bundle:
+    """Open a bundle, and check these files and what they refer to. Raises BundleError."""
+    bundle = open_bundle(path, files=files)
+    if FROZEN in bundle.manifest.files:
+        bundle.check(FROZEN)
+    return bundle

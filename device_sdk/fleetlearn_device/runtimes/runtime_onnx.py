@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, STATE, TRAIN, Reference
+from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, Reference
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
@@ -205,10 +208,11 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
     Raises BundleError: it cannot be loaded, or has other names; MemoryError.
     """
     onnxruntime = import_onnxruntime()
-    # Given a path, ONNX Runtime reads the file itself, and no copy of it stays in memory.
-    source = str(bundle.path / file) if bundle.path.is_dir() else bundle.read(file)
     try:
-        session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
+        with _graph_source(bundle, file) as source:
+            session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
+    except BundleError:
+        raise
     except Exception as error:
         # Each of ONNX Runtime's exceptions derives from Exception itself.
         if ran_out_of_memory(error):
@@ -227,6 +231,25 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
                 f"{bundle.path}: {file} and the manifest differ in these {what}: {sorted(differing)}",
             )
     return session
+
+
+@contextmanager
+def _graph_source(bundle: Bundle, file: str) -> Iterator[str | bytes]:
+    """Yield the graph's path, or its bytes.
+
+    Given a path, ONNX Runtime reads the file itself, so that no copy of it stays in memory. It maps the file of frozen
+    constants beside it, so that all sessions, and all processes, have one copy of these.
+    """
+    if bundle.path.is_dir():
+        yield str(bundle.path / file)
+    elif FROZEN not in bundle.manifest.files:
+        yield bundle.read(file)
+    else:
+        with TemporaryDirectory(prefix="fleetlearn-", ignore_cleanup_errors=True) as folder:
+            paths = [Path(folder, PurePosixPath(name).name) for name in (file, FROZEN)]
+            for path, name in zip(paths, (file, FROZEN), strict=True):
+                path.write_bytes(bundle.read(name))
+            yield str(paths[0])
 
 
 def session_options(threads: int) -> Any:

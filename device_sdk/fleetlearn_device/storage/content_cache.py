@@ -3,6 +3,7 @@
 ::
 
     bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only files that are needed
+                     (a file that two bundles have in common is fetched once, and is on the disk once)
     models/SHA       the last task's vectors: the round's model
     partial/SHA      a content that is still arriving: a download goes on from the file's length
 
@@ -19,9 +20,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     EVAL,
+    FROZEN,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     ORT_TRAINING,
@@ -79,7 +82,7 @@ class ContentCache:
             for vector in task.vectors:
                 place = f"models/{vector.sha256}"
                 wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
-            return self._resume([content for content in wanted if not self._has(content)])
+            return self._resume([content for content in wanted if not (self._has(content) or self._link(content))])
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
         """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises StateError."""
@@ -128,6 +131,24 @@ class ContentCache:
         self._intact.add(path)
         return True
 
+    def _link(self, wanted: Wanted) -> bool:
+        """Take a bundle's file from another bundle that has the same one. Returns False if none has it intact."""
+        target = self._path / wanted.place
+        for folder in bundles_by_use(self._path):
+            for source in _files_with_hash(folder, wanted.sha256):
+                if source == target or (source not in self._intact and _digest(source) != wanted.sha256):
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(source, target)
+                except OSError:  # a file system without links, such as FAT
+                    shutil.copyfile(source, self._partial(wanted))
+                    self._partial(wanted).replace(target)
+                self._intact.add(target)
+                log.info("%s is the same file as in bundle %s", wanted.name, folder.name[:12])
+                return True
+        return False
+
     def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
         """Return ``lacking`` with the bytes that arrived before; delete the partial contents that are not in it."""
         have = {}
@@ -160,10 +181,21 @@ def needed_files(manifest: Manifest, kind: str) -> list[str]:
 
     The bundle's initial parameters are needed only where some are personal: the round's model has all others.
     """
+    frozen = [FROZEN] if FROZEN in manifest.files else []
     if kind == "ort-training":
-        return [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+        return [EVAL, *frozen, *(f"ort_training/{file}" for file in ORT_TRAINING)]
     initial = [PARAMETERS] if manifest.local_size > manifest.size else []
-    return [TRAIN, EVAL, *initial, *([STATE] if STATE in manifest.files else [])]
+    return [TRAIN, EVAL, *frozen, *initial, *([STATE] if STATE in manifest.files else [])]
+
+
+def _files_with_hash(folder: Path, sha256: str) -> list[Path]:
+    """Return the files in a bundle's folder that have this hash, as far as its manifest says."""
+    try:
+        files = read_manifest((folder / MANIFEST).read_bytes()).files
+    except (OSError, BundleError):  # not fetched yet, damaged, or of a newer version
+        return []
+    found = (folder / path for path, entry in files.items() if entry.sha256 == sha256)
+    return [path for path in found if path.is_file()]
 
 
 def bundles_by_use(path: Path) -> list[Path]:

@@ -34,7 +34,7 @@ def check_emission(
         _, larger, _, one = (operator_inputs(step, batch, seed) for batch in batches(user, seed))
         found = check_operators(module, emission, larger, located)
         if traced.batch_of_one:
-            found = max(found, check_operators(module, emission, one, located), key=lambda row: row.excess)
+            found = max(found, check_operators(module, emission, one, located), key=lambda row: row.worst.excess)
         return found
 
     return first_passing(check)

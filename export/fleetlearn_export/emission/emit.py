@@ -57,7 +57,7 @@ def emit(module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
             results = [(name, source) for name, source in zip(outputs, node.args[0], strict=True)]
         elif node.target is getitem:
             values[node] = values[node.args[0]][node.args[1]]
-        elif isinstance(node.target, torch._ops.OpOverload) and not _is_size(traced):
+        elif isinstance(node.target, torch._ops.OpOverload) and _makes_tensors(node.target, traced):
             values[node] = _call(graph, node, values)
             named = [values[node]] if isinstance(values[node], str) else list(values[node])
             calls.append(Call(node, named))
@@ -100,8 +100,10 @@ def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Se
     return result
 
 
-def _is_size(traced: Any) -> bool:
-    return isinstance(traced, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
+def _makes_tensors(operator: torch._ops.OpOverload, traced: Any) -> bool:
+    """Whether the operator gives tensors: not a size, which handlers compute, nor nothing, as assertions do."""
+    sizes = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    return len(operator._schema.returns) > 0 and not isinstance(traced, sizes)
 
 
 def _description(name: str, traced: Tensor) -> onnx.ValueInfoProto:

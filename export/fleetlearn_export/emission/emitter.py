@@ -78,6 +78,7 @@ class Emitter:
         self.constants: dict[str, onnx.TensorProto] = {}
         self._examples = examples
         self._made: dict[Any, list[str]] = {}
+        self._makers: dict[str, onnx.NodeProto] = {}
         self._constant_names: dict[Any, str] = {}
         self._count = 0
 
@@ -95,8 +96,14 @@ class Emitter:
         if key not in self._made:
             made = [self._new_name() for _ in range(outputs)]
             self.nodes.append(helper.make_node(operator, names, made, name=made[0], **attributes))
+            self._makers |= dict.fromkeys(made, self.nodes[-1])
             self._made[key] = made
         return self._made[key]
+
+    def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
+        """Return the node that makes a value if it is of this operator, else None."""
+        node = self._makers.get(name)
+        return node if node is not None and node.op_type == operator else None
 
     def _new_name(self) -> str:
         self._count += 1

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import onnx
 from fleetlearn_protocol import Bundle, Manifest
-from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, Input, Parameter, State
+from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, Input, Parameter, State
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.frozen_file import with_constants
 from fleetlearn_export.inspection import graph_costs, step_memory
 from fleetlearn_export.model.source_locations import as_export_error
 
@@ -59,7 +60,8 @@ def summary(
 
 def _graph(bundle: Bundle, name: str) -> onnx.ModelProto:
     with as_export_error(f"{bundle.path}: {name} is not an ONNX model"):
-        return onnx.load_model_from_string(bundle.read(name))
+        model = onnx.load_model_from_string(bundle.read(name))
+        return with_constants(model, bundle.read(FROZEN)) if FROZEN in bundle.manifest.files else model
 
 
 def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,9 @@ from fleetlearn_export.model.steps import (
     references,
 )
 from fleetlearn_export.model.user_model import UserModel, check_name
+
+MAX_LISTED = 12
+"""Most names that an error lists. Of more names it lists those that are nearest to the wrong one."""
 
 
 class TrainStep(NamedTuple):
@@ -292,7 +296,9 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], argument: str,
     for pattern in patterns:
         fits = {name for name in names if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not fits:
-            raise ExportError(f"{argument}: {pattern!r} is the name of no {what}; there are {', '.join(names)}")
+            listed = names if len(names) <= MAX_LISTED else get_close_matches(pattern, names, MAX_LISTED, cutoff=0.0)
+            among = "there are" if len(names) <= MAX_LISTED else f"of {len(names)} the nearest are"
+            raise ExportError(f"{argument}: {pattern!r} is the name of no {what}; {among} {', '.join(listed)}")
         found |= fits
     return found
 

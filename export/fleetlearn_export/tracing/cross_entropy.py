@@ -50,8 +50,8 @@ def fuse_cross_entropy(graph: torch.fx.Graph) -> None:
 
 
 def undetached(node: Any) -> Any:
-    """Return the node that made the value, before automatic differentiation detached it."""
-    while node.target is aten.detach.default:
+    """Return the node that made the value, before automatic differentiation detached it (2.15: by alias)."""
+    while node.target in (aten.detach.default, aten.alias.default):
         node = node.args[0]
     return node
 

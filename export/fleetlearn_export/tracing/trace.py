@@ -33,6 +33,7 @@ from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModu
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+from fleetlearn_export.tracing.resizing import resizing_by_products
 
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
@@ -116,7 +117,12 @@ def trace(
     def flat(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(function(dict(zip(arguments, values, strict=True))).values())
 
-    with as_export_error("the training step cannot be traced"), silenced_python(), user_frames_recorded():
+    with (
+        as_export_error("the training step cannot be traced"),
+        silenced_python(),
+        user_frames_recorded(),
+        resizing_by_products(),
+    ):
         graph: torch.fx.GraphModule = make_fx(
             flat,
             decomposition_table=table,

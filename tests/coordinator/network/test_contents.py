@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.contents import Content, Contents
-from fleetlearn_protocol import Code, ProtocolError, open_bundle
+from fleetlearn_coordinator.network.contents import Content, Contents, LargeFile
+from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
+from fleetlearn_protocol.manifest import EVAL, TRAIN
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
@@ -42,3 +43,49 @@ def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     with pytest.raises(ProtocolError) as caught:
         contents.find("1" * 64, 0)
     assert caught.value.code is Code.UNKNOWN_CONTENT
+
+
+def received(content: Content | LargeFile, offset: int) -> bytes:
+    """What a device has after the frames, in whose order there are no gaps."""
+    parser = Protocol(Side.CLIENT, state=State.OPEN)
+    payload = bytearray()
+    for frame in content.frames(offset):
+        parser.receive_data(frame)
+        for event in parser.events_received():
+            assert isinstance(event, Frame)
+            chunk = unpack_chunk(bytes(event.data))
+            assert (chunk.transfer, chunk.offset) == (content.transfer, offset + len(payload))
+            payload += chunk.payload
+    return bytes(payload)
+
+
+@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES, 300_000, 300_001])
+def test_a_large_file_is_read_from_the_disk(tmp_path: Path, offset: int) -> None:
+    payload = np.random.default_rng(0).bytes(300_001)
+    (tmp_path / "file").write_bytes(payload)
+    large = LargeFile(9, tmp_path / "file")
+    (tmp_path / "file").unlink()
+    assert large.size == len(payload)
+    assert received(large, offset) == payload[offset:]
+
+
+def test_a_large_file_that_is_cut_short_is_not_sent_as_if_it_were_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(300_001))
+    large = LargeFile(9, tmp_path / "file")
+    with (tmp_path / "file").open("r+b") as file:
+        file.truncate(200_000)
+    with pytest.raises(OSError, match="cut short"):
+        received(large, 0)
+
+
+def test_a_bundles_large_files_are_not_held(bundle_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+    bundle = open_bundle(bundle_path)
+    train, evaluation = (bundle.manifest.file(path).sha256 for path in (TRAIN, EVAL))
+    contents = Contents(bundle)
+    assert isinstance(contents.find(train, 0), LargeFile)
+    assert isinstance(contents.find(evaluation, 0), Content)
+    assert received(contents.find(train, 7), 7) == bundle.read(TRAIN)[7:]
+    packed = Contents(open_bundle(pack_bundle(bundle_path, tmp_path / "packed.zip")))
+    assert isinstance(packed.find(train, 0), Content)
+    assert received(packed.find(train, 7), 7) == bundle.read(TRAIN)[7:]

@@ -16,6 +16,7 @@ from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
     EVAL,
+    FROZEN,
     INFER,
     ORT_TRAINING,
     PARAMETERS,
@@ -39,11 +40,11 @@ def sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def manifest(name: str = "linear", files: dict[str, bytes] = FILES) -> bytes:
+def manifest(name: str = "linear", files: dict[str, bytes] = FILES, version: int = 1) -> bytes:
     return write_manifest(
         Manifest(
             "fleetlearn.bundle",
-            1,
+            version,
             name,
             (Parameter("w", (5,), 0),),
             (Input("x", "float32", (5,)),),
@@ -102,6 +103,73 @@ def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
     assert (state.contents.bundle_path(sha(bundle)) / TRAIN).read_bytes() == FILES[TRAIN]
     assert state.contents.vector_path(sha(MODEL)).read_bytes() == MODEL
     assert not list((state.path / "partial").iterdir())
+
+
+def versions(*names: str) -> list[tuple[Task, bytes]]:
+    """Tasks of bundles that differ in train.onnx alone."""
+    made = []
+    for name in names:
+        bundle = manifest(name, FILES | {TRAIN: name.encode(), FROZEN: b"weights" * 1000}, 2)
+        made.append((task(bundle), bundle))
+    return made
+
+
+def fetched(state: StateDirectory, given: Task, bundle: bytes) -> list[str]:
+    """Bring what is lacking. Returns the names of what was fetched."""
+    read = read_manifest(bundle)
+    contents = {
+        sha(content): content for content in (*FILES.values(), b"weights" * 1000, read.name.encode(), bundle, MODEL)
+    }
+    names = []
+    while lacking := state.contents.lacking(given, "onnx"):
+        for wanted in lacking:
+            names.append(wanted.name)
+            assert bring(state, wanted, contents[wanted.sha256])
+    return names
+
+
+def test_what_two_bundles_have_in_common_is_fetched_once_and_kept_once(state: StateDirectory) -> None:
+    (first, one), (second, two) = versions("first", "second")
+    assert sorted(fetched(state, first, one)) == sorted(["manifest.json", "the model", TRAIN, EVAL, FROZEN])
+    assert sorted(fetched(state, second, two)) == sorted(["manifest.json", TRAIN])
+    files = [state.contents.bundle_path(given.bundle) / FROZEN for given in (first, second)]
+    assert files[0].samefile(files[1])
+    state.contents.delete_bundle(first.bundle)
+    assert files[1].read_bytes() == b"weights" * 1000
+    assert not state.contents.lacking(second, "onnx")
+
+
+def test_a_damaged_file_is_not_taken_from_another_bundle(tmp_path: Path) -> None:
+    (first, one), (second, two) = versions("first", "second")
+    opened = StateDirectory(tmp_path / "state")
+    fetched(opened, first, one)
+    (opened.contents.bundle_path(first.bundle) / FROZEN).write_bytes(b"weightz" * 1000)
+    opened.close()
+    opened = StateDirectory(tmp_path / "state")  # another process does not know that the file was intact
+    assert FROZEN in fetched(opened, second, two)
+    assert FROZEN in fetched(opened, first, one) or not opened.contents.lacking(first, "onnx")
+    opened.close()
+
+
+def test_a_file_system_without_links(state: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (first, one), (second, two) = versions("first", "second")
+    fetched(state, first, one)
+    assert sorted(fetched(state, second, two)) == sorted(["manifest.json", TRAIN])
+    files = [state.contents.bundle_path(given.bundle) / FROZEN for given in (first, second)]
+    assert not files[0].samefile(files[1])
+    assert files[1].read_bytes() == b"weights" * 1000
+    assert not list((state.path / "partial").iterdir())
+
+
+def test_another_bundle_whose_manifest_cannot_be_read_is_passed_over(state: StateDirectory) -> None:
+    (first, one), (second, two) = versions("first", "second")
+    fetched(state, first, one)
+    (state.contents.bundle_path(first.bundle) / "manifest.json").write_bytes(b"{}")
+    assert FROZEN in fetched(state, second, two)
 
 
 def test_each_runtime_has_its_files() -> None:

@@ -130,6 +130,10 @@ def test_gradients_pass_through_writes() -> None:
     check(function)
 
 
+def test_average_pooling_in_channels_last_order() -> None:
+    check(lambda x: nn.functional.adaptive_avg_pool2d(x.view(-1, 4, 2, 3).permute(0, 3, 1, 2), 1) * 2)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

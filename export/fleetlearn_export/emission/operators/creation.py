@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import Emitter, Handler, Value, fixed_size
+from fleetlearn_export.emission.emitter import Emitter, Handler, fixed_size
 
 aten = torch.ops.aten
 SMALL = 64
@@ -76,12 +76,6 @@ def indices_of_triangle(function: Any) -> Handler:
     return handler
 
 
-def refilled(graph: Emitter, out: Tensor, x: Value, value: Any, **_: Any) -> str:
-    """Write fill: the value, a number or a tensor of one element, in the shape of ``x``."""
-    number = graph.operand(value, out.dtype)
-    return graph.node("Expand", number, graph.shape(list(out.shape))) if out.dim() else number
-
-
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.full.default: full,
     aten.full_like.default: full,
@@ -100,8 +94,6 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.empty_permuted.default: filled(0),
     aten.new_empty.default: filled(0),
     aten.new_empty_strided.default: filled(0),
-    aten.fill.Scalar: refilled,
-    aten.fill.Tensor: refilled,
     aten.scalar_tensor.default: scalar,
     aten.arange.default: arange,
     aten.arange.start: arange_from,

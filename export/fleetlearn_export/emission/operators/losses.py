@@ -1,11 +1,121 @@
-"""Losses and their backward passes."""
+"""Losses over classes and their backward passes. Other losses are decomposed: they are arithmetic."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from fleetlearn_export.emission.emitter import Handler
+import torch
+from torch import Tensor
+
+from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value
+from fleetlearn_export.tracing.cross_entropy import BACKWARD, MEAN, NONE
 
 aten = torch.ops.aten
 
-OPERATORS: dict[torch._ops.OpOverload, Handler] = {}
+
+class _Targets(NamedTuple):
+    """What a loss takes from its targets; each has the targets' shape, with an axis of size 1 for the classes."""
+
+    axis: int
+    """The axis of the classes."""
+    shape: list[Size]
+    valid: str
+    """Whether the example counts."""
+    places: str
+    """The class, 0 where the example does not count."""
+    weights: str | None
+    """The class's weight; None where all weights are 1."""
+
+
+def _targets(graph: Emitter, logp: Value, target: Value, weight: Value | None, ignore_index: int) -> _Targets:
+    axis = min(logp.rank - 1, 1)
+    shape = [*logp.shape[:axis], 1, *logp.shape[axis + 1 :]]
+    places = graph.reshaped(graph.cast(target, torch.int64), shape)
+    valid = graph.node("Not", graph.node("Equal", places, graph.number(ignore_index, torch.int64)))
+    places = graph.node("Where", valid, places, graph.number(0, torch.int64))
+    weights = None if weight is None else graph.node("Gather", weight, places, axis=0)
+    return _Targets(axis, shape, valid, places, weights)
+
+
+def nll_loss(
+    graph: Emitter,
+    out: Sequence[Tensor],
+    logp: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+) -> list[str]:
+    """Write the loss and the sum of the weights."""
+    found, zero = _targets(graph, logp, target, weight, ignore_index), graph.number(0, logp.dtype)
+    picked = graph.node("Neg", graph.node("GatherElements", logp, found.places, axis=found.axis))
+    if found.weights is not None:
+        picked = graph.node("Mul", picked, found.weights)
+    # Not a product with a mask: the logarithm may be infinite.
+    picked = graph.node("Where", found.valid, picked, zero)
+    if reduction == NONE and logp.rank > 1:
+        return [graph.reshaped(picked, list(out[0].shape)), zero]
+    counted = graph.cast_node(found.valid, logp.dtype)
+    if found.weights is not None:
+        counted = graph.node("Mul", counted, found.weights)
+    total, loss = (graph.node("ReduceSum", row, keepdims=0) for row in (counted, picked))
+    return [graph.node("Div", loss, total) if reduction == MEAN else loss, total]
+
+
+def nll_loss_backward(
+    graph: Emitter,
+    out: Tensor,
+    grad: Value,
+    logp: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Value,
+) -> str:
+    """Place each example's scale, negated, at its class."""
+    found = _targets(graph, logp, target, weight, ignore_index)
+    scale = graph.node("Neg", _scale(graph, grad, logp, found, reduction, total_weight))
+    scale = scale if reduction == NONE and grad.rank else graph.expanded(scale, found.shape)
+    zeros = graph.filled(0, logp.shape, logp.dtype)
+    return graph.node("ScatterElements", zeros, found.places, scale, axis=found.axis)
+
+
+def cross_entropy_backward(
+    graph: Emitter,
+    out: Tensor,
+    grad: Value,
+    logp: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Value,
+) -> str:
+    """Write (p - y) s, with p = exp(logp), y one-hot and s the example's scale: the gradient of log-softmax's input."""
+    found = _targets(graph, logp, target, weight, ignore_index)
+    minus_ones = graph.filled(-1, found.shape, logp.dtype)
+    difference = graph.node(
+        "ScatterElements", graph.node("Exp", logp), found.places, minus_ones, axis=found.axis, reduction="add"
+    )
+    return graph.node("Mul", difference, _scale(graph, grad, logp, found, reduction, total_weight))
+
+
+def _scale(graph: Emitter, grad: Value, logp: Value, found: _Targets, reduction: int, total_weight: Value) -> str:
+    """Return the gradient by each example's loss, 0 where it does not count. If none counts, the total is 0."""
+    scale = graph.node("Div", grad, total_weight) if reduction == MEAN else grad.name
+    if grad.rank:
+        scale = graph.reshaped(scale, found.shape)
+    if found.weights is not None:
+        scale = graph.node("Mul", scale, found.weights)
+    return graph.node("Where", found.valid, scale, graph.number(0, logp.dtype))
+
+
+OPERATORS: dict[torch._ops.OpOverload, Handler] = {
+    aten.nll_loss_forward.default: nll_loss,
+    aten.nll_loss2d_forward.default: nll_loss,
+    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.nll_loss2d_backward.default: nll_loss_backward,
+    BACKWARD: cross_entropy_backward,
+}

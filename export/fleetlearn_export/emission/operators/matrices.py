@@ -16,6 +16,20 @@ def product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     return graph.node("MatMul", a, b)
 
 
+def products(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
+    """Multiply batches of matrices. MatMul itself repeats a constant matrix for the batch."""
+    return graph.node("MatMul", *(_unrepeated(graph, x.name) for x in (a, b)))
+
+
+def _unrepeated(graph: Emitter, name: str) -> str:
+    transposed = graph.maker(name, "Transpose")
+    repeated = graph.maker(transposed.input[0] if transposed else name, "Expand")
+    matrix = graph.constants.get(repeated.input[0]) if repeated else None
+    if matrix is None or len(matrix.dims) != 2:
+        return name
+    return graph.node("Transpose", matrix.name, perm=[1, 0]) if transposed else matrix.name
+
+
 def dot(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     return graph.node("ReduceSum", graph.node("Mul", a, b), keepdims=0)
 
@@ -55,7 +69,7 @@ def _sum(graph: Emitter, out: Tensor, c: Value, found: str, beta: Any, alpha: An
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.mm.default: product,
-    aten.bmm.default: product,
+    aten.bmm.default: products,
     aten.mv.default: product,
     aten.dot.default: dot,
     aten.vdot.default: dot,

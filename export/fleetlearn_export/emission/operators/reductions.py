@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Value, axes_of, axis_of
+from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value, axes_of, axis_of, fixed_sizes
 from fleetlearn_export.emission.operators.arithmetic import COMPUTED_AS
 
 aten = torch.ops.aten
@@ -117,68 +118,70 @@ def cumulative_sum(graph: Emitter, out: Tensor, x: Value, axis: int, *, dtype: t
     return graph.node("CumSum", value, graph.constant(axis_of(axis, x.rank), torch.int64)) if x.rank else value
 
 
-def place_of_extremum(operator: str) -> Handler:
+def cumulative_product(graph: Emitter, out: Tensor, x: Value, axis: int, *, dtype: torch.dtype | None = None) -> str:
+    """Multiply rows of a square in which what comes later is 1: ONNX has no such operator."""
+    value = graph.cast(x, out.dtype)
+    if not x.rank:
+        return value
+    axis = axis_of(axis, x.rank)
+    (size,) = fixed_sizes(x, [axis])
+    earlier = np.tril(np.ones((size, size), np.bool_)).reshape(size, size, *[1] * (x.rank - axis - 1))
+    rows = graph.node("Unsqueeze", value, graph.integers([axis]))
+    square = graph.node("Where", graph.array(earlier), rows, graph.number(1, out.dtype))
+    return graph.node("ReduceProd", square, graph.integers([axis + 1]), keepdims=0)
+
+
+def place_of_extremum(largest: bool) -> Handler:
     """Return the handler of ArgMax or ArgMin: the first place where several are equal."""
 
     def handler(graph: Emitter, out: Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> str:
         if not x.rank:
             return graph.constant(0, torch.int64)
-        value = _ordered(graph, x)
+        value = graph.cast(x, COMPUTED_AS.get(x.dtype, x.dtype))
         if axis is None:
-            found = graph.node(operator, graph.reshaped(value, [-1]), axis=0, keepdims=0)
-            return graph.reshaped(found, list(out.shape)) if keepdim else found
-        return graph.node(operator, value, axis=axis_of(axis, x.rank), keepdims=int(keepdim))
+            value = graph.reshaped(value, [-1])
+        place = 0 if axis is None else axis_of(axis, x.rank)
+        if x.dtype == torch.int64:  # ONNX Runtime's ArgMax and ArgMin do not take it
+            found = _top(graph, value, graph.integers([1]), place, largest)[1]
+        else:
+            found = graph.node("ArgMax" if largest else "ArgMin", value, axis=place, keepdims=1)
+        return graph.reshaped(found, list(out.shape))
 
     return handler
-
-
-def _ordered(graph: Emitter, x: Value) -> str:
-    """Return ``x`` in a type that ONNX Runtime's ArgMax and ArgMin take."""
-    if x.dtype == torch.int64:
-        raise EmissionError("a tensor of torch.int64")
-    return graph.cast(x, COMPUTED_AS.get(x.dtype, x.dtype))
 
 
 def extremum_and_place(largest: bool) -> Handler:
     """Return the handler of the largest or smallest along an axis, and its first place."""
+    extremum, place = reduction("ReduceMax" if largest else "ReduceMin"), place_of_extremum(largest)
 
-    def handler(graph: Emitter, out: Sequence[Tensor], x: Value, axis: int, keepdim: bool = False) -> list[str]:
-        if not x.rank:
-            return [x.name, graph.constant(0, torch.int64)]
-        if x.dtype in (torch.int64, torch.int32):
-            found = top(graph, x, graph.integers([1]), axis_of(axis, x.rank), largest)
-            shaped = zip(found, out, strict=True)
-            return found if keepdim else [graph.reshaped(name, list(row.shape)) for name, row in shaped]
-        value, place = ("ReduceMax", "ArgMax") if largest else ("ReduceMin", "ArgMin")
-        return [
-            reduction(value)(graph, out[0], x, axis, keepdim),  # type: ignore[list-item]
-            place_of_extremum(place)(graph, out[1], x, axis, keepdim),  # type: ignore[list-item]
-        ]
+    def handler(graph: Emitter, out: Sequence[Tensor], x: Value, axis: int, keepdim: bool = False) -> list[Any]:
+        return [extremum(graph, out[0], x, axis, keepdim), place(graph, out[1], x, axis, keepdim)]
 
     return handler
 
 
-def top(graph: Emitter, x: Value, count: str, axis: int, largest: bool) -> list[str]:
+def _top(graph: Emitter, x: str, count: str, axis: int, largest: bool) -> list[str]:
     """Return the ``count`` largest or smallest, in order, and their places; the first ones where several are equal."""
+    return graph.nodes_outputs("TopK", 2, x, count, axis=axis, largest=int(largest))
+
+
+def top(graph: Emitter, x: Value, count: Size, axis: int, largest: bool) -> list[str]:
+    if not x.rank:
+        return [x.name, graph.constant(0, torch.int64)]
     dtype = COMPUTED_AS.get(x.dtype, x.dtype)
-    values, places = graph.nodes_outputs("TopK", 2, graph.cast(x, dtype), count, axis=axis, largest=int(largest))
+    values, places = _top(graph, graph.cast(x, dtype), graph.size(count), axis_of(axis, x.rank), largest)
     return [values if dtype == x.dtype else graph.cast_node(values, x.dtype), places]
 
 
 def top_k(
-    graph: Emitter, out: Any, x: Value, count: Any, axis: int = -1, largest: bool = True, *_: Any, **__: Any
+    graph: Emitter, out: Any, x: Value, count: Size, axis: int = -1, largest: bool = True, *_: Any, **__: Any
 ) -> list[str]:
-    if not x.rank:
-        return [x.name, graph.constant(0, torch.int64)]
-    return top(graph, x, graph.size(count), axis_of(axis, x.rank), largest)
+    return top(graph, x, count, axis, largest)
 
 
 def sort(graph: Emitter, out: Any, x: Value, axis: int = -1, descending: bool = False) -> list[str]:
     """Equal elements stay in order."""
-    if not x.rank:
-        return [x.name, graph.constant(0, torch.int64)]
-    axis = axis_of(axis, x.rank)
-    return top(graph, x, graph.size(x.shape[axis]), axis, descending)
+    return top(graph, x, x.shape[axis] if x.rank else 1, axis, descending)
 
 
 def stable_sort(
@@ -200,8 +203,8 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.min.default: reduction("ReduceMin"),
     aten.max.dim: extremum_and_place(largest=True),
     aten.min.dim: extremum_and_place(largest=False),
-    aten.argmax.default: place_of_extremum("ArgMax"),
-    aten.argmin.default: place_of_extremum("ArgMin"),
+    aten.argmax.default: place_of_extremum(largest=True),
+    aten.argmin.default: place_of_extremum(largest=False),
     aten.any.default: any_or_all("ReduceMax"),
     aten.any.dim: any_or_all("ReduceMax"),
     aten.any.dims: any_or_all("ReduceMax"),
@@ -215,6 +218,7 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.linalg_vector_norm.default: vector_norm,
     aten.logsumexp.default: log_sum_exp,
     aten.cumsum.default: cumulative_sum,
+    aten.cumprod.default: cumulative_product,
     aten.topk.default: top_k,
     aten.sort.default: sort,
     aten.sort.stable: stable_sort,

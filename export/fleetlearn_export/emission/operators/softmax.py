@@ -54,9 +54,8 @@ def _may_be_infinite(graph: Emitter, name: str) -> bool:
 
 
 def softmax_backward(graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype) -> str:
-    product = graph.node("Mul", grad, y)
-    total = _total(graph, product, dim, y.rank)
-    result = graph.node("Sub", product, graph.node("Mul", y, total))
+    total = _total(graph, graph.node("Mul", grad, y), dim, y.rank)
+    result = graph.node("Mul", y, graph.node("Sub", grad, total))
     return result if y.dtype == out.dtype else graph.cast_node(result, out.dtype)
 
 

@@ -45,6 +45,7 @@ PICKED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.index.Tensor, lambda x, places: TABLE[places.to(torch.int32)]),
     (aten.bucketize.Tensor, lambda x, places: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 0.5]))),
     (aten.bucketize.Tensor, lambda x, places: torch.bucketize(places, torch.tensor([0, 2]), right=True)),
+    (None, lambda x, places: functional.one_hot(places, 4)),
     (aten.searchsorted.Tensor, lambda x, places: torch.searchsorted(x[:, :, :1].repeat(1, 1, 2), x, side="right")),
     (aten.searchsorted.Scalar, lambda x, places: torch.searchsorted(torch.tensor([1, 3, 5]), 4, out_int32=True)),
 ]
@@ -112,6 +113,28 @@ GRADIENTS: list[tuple[Callable[..., Any], Tensor]] = [
 @pytest.mark.parametrize(("function", "grad"), GRADIENTS)
 def test_gradients(function: Callable[..., Any], grad: Tensor) -> None:
     check_emission(None, gradient_of(function), X, POSITIVE, grad)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}])
+def test_gradient_of_an_embedding(options: dict[str, Any]) -> None:
+    def gradient(places: Tensor, grad: Tensor) -> Tensor:
+        return gradient_of(lambda table: functional.embedding(places, table, **options))(TABLE, grad)
+
+    check_emission(None, gradient, POSITIVE, torch.rand(3, 3, 5))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_embedding_bag(mode: str) -> None:
+    def bags(places: Tensor, table: Tensor = TABLE) -> Tensor:
+        return functional.embedding_bag(places, table, mode=mode)
+
+    check_emission(None, bags, POSITIVE)
+    check_emission(
+        None,
+        lambda places, grad: gradient_of(lambda table: bags(places, table))(TABLE, grad),
+        POSITIVE,
+        torch.rand(3, 5),
+    )
 
 
 def test_a_mask_that_picks_elements_is_refused() -> None:

@@ -1,0 +1,99 @@
+"""Resizing of images as products with a constant matrix along each axis.
+
+PyTorch traces a resize as reads at computed indices, and its gradient as sums at indices, which take many times longer.
+A resize is linear along each axis: ``matrix @ x``. Its gradient is the product with the transposed matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+"""Where PyTorch has its own formulas."""
+
+
+def _resized(
+    original: Callable[..., Any],
+    line: Callable[..., Any],
+    x: Tensor,
+    sizes: Sequence[int] | None,
+    *options: Any,
+) -> Any:
+    """Resize all axes behind the first two.
+
+    original: PyTorch's own formula. line: resizes (1, channels, length). sizes: the new sizes; None if the last of the
+        ``options`` has factors. options: align_corners first where the operator has it.
+    """
+    *aligned, factors = options
+    lengths = x.shape[2:]
+    if not x.dtype.is_floating_point or not all(isinstance(size, int) for size in (*lengths, *(sizes or ()))):
+        return original(x, sizes, *options)
+    for axis in reversed(range(len(lengths))):
+        factor = None if sizes else factors[axis]
+        size = int(sizes[axis]) if sizes else int(lengths[axis] * factors[axis])
+        before, length = x.shape[: axis + 2], int(lengths[axis])
+        after = x.shape[axis + 3 :]
+        if size == length * (size // length) and line is aten.upsample_nearest1d.default and after:
+            shape = [*before, length, size // length, *after]
+            x = x.unsqueeze(axis + 3).expand(shape).reshape([*before, size, *after])
+            continue
+        matrix = _matrix(line, length, size, *aligned, factor).to(x.dtype)
+        if not after:
+            x = x.reshape(-1, length).mm(matrix.t()).reshape([*before, size])
+        else:
+            flat = x.reshape(-1, length, prod(after))
+            x = matrix.expand(flat.shape[0], size, length).bmm(flat).reshape([*before, size, *after])
+    return x
+
+
+@cache
+def _matrix(line: Callable[..., Tensor], length: int, size: int, *options: Any) -> Tensor:
+    """Return the matrix (size, length) of a resize along one axis: what it makes of each unit vector."""
+    with _disable_current_modes():
+        return line(torch.eye(length).unsqueeze(0), [size], *options)[0].t().contiguous()
+
+
+def _cubic(x: Tensor, size: list[int], align_corners: bool, factor: float | None) -> Tensor:
+    found: Tensor = aten.upsample_bicubic2d.default(x.unsqueeze(2), [1, *size], align_corners, None, factor)
+    return found.squeeze(2)
+
+
+LINES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.upsample_nearest1d.vec: aten.upsample_nearest1d.default,
+    aten.upsample_nearest2d.vec: aten.upsample_nearest1d.default,
+    aten.upsample_nearest3d.vec: aten.upsample_nearest1d.default,
+    aten._upsample_nearest_exact1d.vec: aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.vec: aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact3d.vec: aten._upsample_nearest_exact1d.default,
+    aten.upsample_linear1d.vec: aten.upsample_linear1d.default,
+    aten.upsample_bilinear2d.vec: aten.upsample_linear1d.default,
+    aten.upsample_trilinear3d.vec: aten.upsample_linear1d.default,
+    aten.upsample_bicubic2d.vec: _cubic,
+}
+"""Operator -> the one that resizes a line in the same way."""
+
+
+@contextmanager
+def resizing_by_products() -> Iterator[None]:
+    """While active, tracing records a resize as products. PyTorch would use its own formula before a table is asked."""
+    originals = {operator: dict(operator.py_kernels) for operator in LINES}
+    for operator, kernels in originals.items():
+        for key in KEYS:
+            if key in kernels:
+                operator.py_kernels[key] = partial(_resized, kernels[key], LINES[operator])
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, kernels in originals.items():
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from fleetlearn_export.graphs.frozen_file import ALIGNMENT, MIN_BYTES, move_constants, with_constants
+from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN
+from graphs import graph
+from onnx import TensorProto, helper
+from safetensors.numpy import load
+
+random = np.random.default_rng(0)
+SHARED = random.standard_normal((16, 32)).astype(np.float32)
+ODD = random.standard_normal((7, 37)).astype(np.float32)
+HALVES = random.standard_normal((33, 17)).astype(np.float16)
+SMALL = random.standard_normal((3, 5)).astype(np.float32)
+
+
+def content(constants: dict[str, np.ndarray[Any, Any]]) -> bytes:
+    """A graph that multiplies each constant by x."""
+    nodes = [
+        node
+        for name, value in constants.items()
+        for node in (
+            helper.make_node("Cast", [name], [f"{name}.float"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{name}.float", "x"], [f"{name}.out"]),
+        )
+    ]
+    made = graph(nodes, {"x": (TensorProto.FLOAT, [])}, [f"{name}.out" for name in constants], constants)
+    return made.SerializeToString()
+
+
+FILES = {
+    TRAIN: content({"w": SHARED, "odd": ODD, "half": HALVES, "small": SMALL}),
+    EVAL: content({"inner.model.backbone.weight": SHARED, "odd": ODD * 2}),
+    INFER: content({"w": SHARED}),
+}
+
+
+def test_each_constant_is_in_the_file_once_under_a_name_for_people() -> None:
+    moved = move_constants(FILES)
+    tensors = load(moved[FROZEN])
+    assert set(tensors) == {"backbone.weight", "odd", "odd.2", "half"}
+    for name, value in {"backbone.weight": SHARED, "odd": ODD * 2, "odd.2": ODD, "half": HALVES}.items():
+        np.testing.assert_array_equal(tensors[name], value)
+    assert moved[INFER] == FILES[INFER], "infer.onnx is one file for people"
+    assert move_constants(FILES) == moved, "the same bytes each time"
+    assert len(moved[TRAIN]) < len(FILES[TRAIN]) - SHARED.nbytes
+
+
+def test_every_tensor_is_aligned() -> None:
+    moved = move_constants(FILES)
+    for path in (TRAIN, EVAL):
+        for row in onnx.load_model_from_string(moved[path]).graph.initializer:
+            entries = {entry.key: entry.value for entry in row.external_data}
+            if entries:
+                assert int(entries["length"]) >= MIN_BYTES
+                width = (
+                    ALIGNMENT
+                    if int(entries["length"]) % ALIGNMENT == 0
+                    else (row.data_type == TensorProto.FLOAT and 4) or 2
+                )
+                assert int(entries["offset"]) % width == 0
+
+
+def test_a_graph_gives_what_it_gave(tmp_path: Path) -> None:
+    moved = move_constants(FILES)
+    (tmp_path / "graphs").mkdir()
+    for path, file in moved.items():
+        (tmp_path / path).write_bytes(file)
+    for path in (TRAIN, EVAL):
+        feed = {"x": np.array(1.5, np.float32)}
+        before = onnxruntime.InferenceSession(FILES[path], providers=["CPUExecutionProvider"]).run(None, feed)
+        after = onnxruntime.InferenceSession(tmp_path / path, providers=["CPUExecutionProvider"]).run(None, feed)
+        for one, other in zip(before, after, strict=True):
+            np.testing.assert_array_equal(one, other)
+        restored = with_constants(onnx.load_model_from_string(moved[path]), moved[FROZEN])
+        assert restored == onnx.load_model_from_string(FILES[path])
+
+
+def test_small_constants_stay_where_they_are() -> None:
+    files = {TRAIN: content({"small": SMALL}), EVAL: content({"small": SMALL})}
+    assert move_constants(files) == files

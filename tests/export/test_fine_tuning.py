@@ -1,0 +1,133 @@
+"""Bundles of models that are mostly frozen."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from backbone import Classifier, classifier, images
+from bundle_cache import cached_export
+from by_hand import bundle_training, largest_difference, pytorch_training
+from fleetlearn_device import open_runtime
+from fleetlearn_export import Exported, LocalStep
+from fleetlearn_export.inspection import graph_costs
+from fleetlearn_export.inspection.summary import summary
+from fleetlearn_protocol import BundleError, pack_bundle, write_inference_model
+from fleetlearn_protocol.manifest import EVAL, FROZEN, TRAIN
+from torch.nn import functional
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp("head")
+    return cached_export(classifier(), functional.cross_entropy, images(8), folder / "head.bundle", train="head.*")
+
+
+class HeadOnly(Classifier):
+    """The same model, as it is fine-tuned by hand in PyTorch."""
+
+    def train(self, mode: bool = True) -> HeadOnly:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+
+def train_graph(exported: Exported) -> onnx.ModelProto:
+    return onnx.load(exported.bundle.path / TRAIN)
+
+
+def test_only_the_head_travels(head: Exported) -> None:
+    assert [row.name for row in head.bundle.manifest.parameters] == ["head.1.weight", "head.1.bias"]
+    assert not head.bundle.manifest.random, "the frozen backbone's dropout does nothing"
+    assert head.batch_of_one
+    model = classifier()
+    assert head.frozen == sum(value.numel() for value in model.backbone.parameters())
+
+
+def test_trains_as_pytorch_does_with_the_backbone_in_evaluation_mode(head: Exported) -> None:
+    model = classifier()
+    model.__class__ = HeadOnly
+    model.backbone.requires_grad_(False)
+    batches = [images(n, seed) for seed, n in enumerate((8, 3, 8, 1))]
+    found, losses = bundle_training(head.bundle, batches, 0.1)
+    expected, expected_losses = pytorch_training(model, functional.cross_entropy, batches, 0.1)
+    assert largest_difference(found, expected) < 1e-5
+    assert losses == pytest.approx(expected_losses, abs=1e-5)
+    start = dict(classifier().named_parameters())
+    assert abs(found["head.1.weight"] - start["head.1.weight"].detach().numpy()).max() > 0.001
+
+
+def test_the_backward_pass_stops_at_the_first_trained_layer(head: Exported, tmp_path: Path) -> None:
+    """Where all is trained, a step costs three times the forward pass. Where the head is trained, once."""
+    whole = cached_export(classifier(), functional.cross_entropy, images(8), tmp_path / "whole.bundle")
+    graphs = [train_graph(head), train_graph(whole)]
+    of_head, of_whole = (graph_costs.flops(graph, graph_costs.values(graph, 16)) for graph in graphs)
+    convolutions = 2 * 16 * (16 * 27 * 256 + 32 * 144 * 64)
+    assert of_head.products == pytest.approx(convolutions, rel=0.02)
+    assert of_whole.products > 2.5 * of_head.products
+    assert not any(node.op_type == "ConvTranspose" for node in graphs[0].graph.node)
+
+
+def test_the_model_is_not_changed(tmp_path: Path) -> None:
+    model = classifier().eval()
+    before = copy.deepcopy(model.state_dict())
+    cached_export(model, functional.cross_entropy, images(8), tmp_path / "head.bundle", train=["head"])
+    assert all(value.requires_grad for value in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_frozen_part_is_a_file_that_bundles_share(head: Exported, tmp_path: Path) -> None:
+    files = head.bundle.manifest.files
+    assert head.bundle.manifest.version == 2
+    weights = sum(value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1)
+    transposed = 4 * 32 * 32  # the linear layer's: train.onnx has it the other way round
+    assert weights < files[FROZEN].size < weights + transposed + 1024
+    assert files[TRAIN].size + files[EVAL].size < 40_000
+    other = cached_export(
+        classifier(), functional.cross_entropy, images(8), tmp_path / "adam", train="head", step=LocalStep("adam")
+    )
+    assert other.bundle.manifest.files[FROZEN] == files[FROZEN]
+    assert other.bundle.manifest.files[TRAIN] != files[TRAIN]
+
+
+def test_the_folder_and_its_zip_train_alike(head: Exported, tmp_path: Path) -> None:
+    packed = pack_bundle(head.bundle.path, tmp_path / "head.zip")
+    found = []
+    for path in (head.bundle.path, packed):
+        runtime = open_runtime(path)
+        losses = [runtime.step(images(8, seed), lr=0.1) for seed in range(3)]
+        found.append((losses, runtime.parameters.copy(), runtime.evaluate(images(5))))
+    (one, after, sums), (other, after_other, sums_other) = found
+    assert one == other
+    assert (after == after_other).all()
+    assert sums == sums_other
+
+
+def test_a_changed_frozen_part_is_refused(head: Exported, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(head.bundle.path, tmp_path / "changed"))
+    content = bytearray((folder / FROZEN).read_bytes())
+    content[-1] ^= 1
+    (folder / FROZEN).write_bytes(content)
+    with pytest.raises(BundleError, match=r"graphs/frozen\.safetensors was changed"):
+        open_runtime(folder)
+
+
+def test_the_trained_model_is_one_file(head: Exported) -> None:
+    content = write_inference_model(head.bundle, head.bundle.parameters())
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    x, _ = images(4)
+    with torch.no_grad():
+        expected = classifier().eval()(x).numpy()
+    assert abs(session.run(None, {"x": x.numpy()})[0] - expected).max() < 1e-5
+
+
+def test_a_summary_counts_what_is_in_the_frozen_part(head: Exported) -> None:
+    lines = {line.label: line.text for group in summary(head.bundle) for line in group}
+    assert "constants" in lines
+    assert "FLOPs per step" in lines
