@@ -39,8 +39,10 @@ MAX_FRAGMENTS = 256
 """Frames of one message."""
 RECEIVE = 256 * KIB
 """Bytes that asyncio reads at once from a socket."""
-READ_LIMIT = RECEIVE + 3 * LARGEST_MESSAGE
-"""Bytes that were read and not handled yet: one read, an incomplete frame, and two messages that waited before it."""
+READ_LIMIT = RECEIVE + 2 * LARGEST_MESSAGE
+"""Bytes that were read and not handled yet: one read, an incomplete message, and one that is being handled."""
+DRAIN_ABOVE = 32 * KIB
+"""Bytes that wait for the peer to read. Above, a download waits."""
 WRITE_PAUSE = 256 * KIB
 """Bytes that wait for the peer to read. Above, nothing is read from the peer. A download stays below."""
 WRITE_LIMIT = 512 * KIB
