@@ -61,12 +61,12 @@ class Listener:
         self._listening: list[socket.socket] = []
         self._accepting = False
         self._open = False
-        self._sockets = 0
-        """How many sockets are accepted and not closed."""
         self._short_lives = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
         self._retry: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[None]] = set()
+        """One task for each connection that has no transport yet."""
         self.connections: set[Connection] = set()
+        """All whose sockets are accepted and not closed."""
         self._all_lost = asyncio.Event()
         """Set when the last connection is closed."""
 
@@ -122,7 +122,7 @@ class Listener:
     def check(self) -> None:
         """Begin or stop to accept connections, depending on whether there is room for more."""
         wait = self._short_lives.wait(self._loop.time(), 8)
-        room = self._sockets - self._speaking() < self._newcomers
+        room = len(self.connections) - self._speaking() < self._newcomers
         accepting = self._open and room and not wait and self._retry is None
         if self._open and wait and self._retry is None:
             self._pause(wait)
@@ -143,7 +143,7 @@ class Listener:
         self.check()
 
     def _accept(self, listening: socket.socket) -> None:
-        room = self._newcomers - self._sockets + self._speaking()
+        room = self._newcomers - len(self.connections) + self._speaking()
         for _ in range(min(room, ACCEPTS_PER_TURN)):
             try:
                 accepted, _ = listening.accept()
@@ -153,15 +153,14 @@ class Listener:
                 logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
                 self._pause(RETRY)
                 break
-            self._sockets += 1
-            self._beginning.add(self._loop.create_task(self._begin(accepted)))
+            protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
+            connection = Connection(protocol, self, self._message_rate)
+            connection.driver = self._handler_of(connection)
+            self.connections.add(connection)
+            self._beginning.add(self._loop.create_task(self._begin(connection, accepted)))
         self.check()
 
-    async def _begin(self, accepted: socket.socket) -> None:
-        protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
-        connection = Connection(protocol, self, self._message_rate)
-        connection.driver = self._handler_of(connection)
-        self.connections.add(connection)
+    async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted)
         except OSError:  # the peer has gone already
@@ -179,7 +178,6 @@ class Listener:
         self.connections.discard(connection)
         if not self.connections:
             self._all_lost.set()
-        self._sockets -= 1
         if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
             self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
         connection.driver.closed()
