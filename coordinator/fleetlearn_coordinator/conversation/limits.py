@@ -31,7 +31,7 @@ PATIENCE = 10.0
 """Seconds that a peer may have to wait for its budget before its connection is ended. Each second gives back half a
 second."""
 
-# --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 30 KiB of objects.
+# --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 10 KiB of objects.
 
 LARGEST_MESSAGE = 256 * KIB
 """Bytes; above, the connection is closed (1009) before the message is read. Below, what is too large is refused."""
