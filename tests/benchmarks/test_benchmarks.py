@@ -59,6 +59,11 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
 
 
+def test_pauses(tmp_path: Path) -> None:
+    sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
+    assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
+
+
 def test_connections(tmp_path: Path) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
     results = figures(tmp_path, "connections.py", *sizes)
