@@ -73,6 +73,8 @@ def export(
             stage("measuring what a step costs")
             groups = summary(made.bundle, batch, frozen=made.frozen, without_ort_training=made.without_ort_training)
         checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]
+        if made.operators:
+            checked.append(Line("", made.operators))
         if not made.batch_of_one:
             checked.append(Line("", "a batch of one example cannot be trained on, in PyTorch either"))
         if made.effect_of_rounding is not None:

@@ -100,10 +100,13 @@ class Exported(NamedTuple):
     """Number of elements of the frozen parameters, which are constants of the graphs."""
     by_pytorch: Mapping[str, str]
     """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our own table lacks."""
-    effect_of_rounding: float | None = None
+    effect_of_rounding: float | None
     """The largest change of an output of the model, on the example and in evaluation mode, because frozen weights are
     stored in fewer bits; relative to the largest output. None if they are float32. ``difference`` does not include it:
     the checks give PyTorch the same rounded weights."""
+    operators: str | None
+    """What the comparison of each operator of train.onnx with PyTorch's found; None if PyTorch's ONNX exporter wrote
+    train.onnx."""
 
 
 def export_bundle(
@@ -206,7 +209,16 @@ def export_bundle(
         effect = effect_of_rounding(user, unrounded)
         by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
         bundle = bundle._replace(path=target)
-        return Exported(bundle, difference, checked.batch_of_one, artifacts.reason, elements, by_pytorch, effect)
+        return Exported(
+            bundle,
+            difference,
+            checked.batch_of_one,
+            artifacts.reason,
+            elements,
+            by_pytorch,
+            effect,
+            training.operators,
+        )
 
 
 class _Graphs(NamedTuple):
@@ -219,6 +231,8 @@ class _Graphs(NamedTuple):
     """Of the training graphs: the integers that each array of the batch may hold, where the loss tells it."""
     by_pytorch: Mapping[str, str] = {}
     """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
+    operators: str | None = None
+    """What the comparison of train.onnx's operators found."""
 
 
 def _training_graphs(
@@ -236,20 +250,21 @@ def _training_graphs(
     program = cache(partial(train_program, step, located))
     graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
+    operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
-        progress(check_emission(user, step, written.traced, written.emission, features, located).described())
+        operators = check_emission(user, step, written.traced, written.emission, features, located).described()
     files = {TRAIN: serialised(code_weights(fold_batch_norms(graph), frozen))}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
-        return _Graphs(files, checked.difference, ranges, by_pytorch), checked
+        return _Graphs(files, checked.difference, ranges, by_pytorch, operators), checked
     progress(f"the same for {many.devices} devices at once")
     block = many_program(step, program().exported, many, located)
     graph = to_onnx(block, training_decompositions(block.exported.graph))
     files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
-    return _Graphs(files, difference, ranges, by_pytorch), checked
+    return _Graphs(files, difference, ranges, by_pytorch, operators), checked
 
 
 def _evaluation_graphs(

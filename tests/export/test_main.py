@@ -180,7 +180,7 @@ def packed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
         (lambda path: edit(path / "manifest.json", lambda c: c[:-50]), "is not a bundle's manifest"),
         (lambda path: (path / "manifest.json").write_text("{}"), "is not a bundle's manifest"),
         (edit_manifest(format="another"), "is of format 'another'; expected 'fleetlearn.bundle'"),
-        (edit_manifest(version=99), "of version 99; this fleetlearn reads version 1. Update fleetlearn"),
+        (edit_manifest(version=99), "of version 99; this fleetlearn reads versions 1 to 2. Update fleetlearn"),
         (edit_manifest(parameters=[]), "manifest.json is damaged"),
         (packed(lambda c: c[: len(c) // 2]), "is damaged, or neither a bundle's folder nor its zip"),
         (packed(lambda c: b"PK" + c[2:100]), "is damaged, or neither a bundle's folder nor its zip"),
