@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from _process_usage import Usage as Usage
 from _process_usage import usage as usage
+from fleetlearn_coordinator.storage.store import SPOOL_FILES_HELD
 from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -59,6 +60,15 @@ gather = 600.0
 [stop]
 rounds = {rounds}
 """
+
+WITH_HELD = """
+from fleetlearn_coordinator.__main__ import main
+from fleetlearn_coordinator.storage import store
+
+store.SPOOL_FILES_HELD = {held}
+main()
+"""
+"""A coordinator that saves its sum after another number of updates."""
 
 
 def write_placeholder_bundle(folder: Path, size: int) -> Path:
@@ -110,11 +120,19 @@ class Server(NamedTuple):
 
 @contextmanager
 def coordinator(
-    *, size: int, devices: int, rounds: int, over_selection: float = 1.0, durable: str = "process", **service: float
+    *,
+    size: int,
+    devices: int,
+    rounds: int,
+    over_selection: float = 1.0,
+    durable: str = "process",
+    held: int = SPOOL_FILES_HELD,
+    **service: float,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
 
-    It stays after the last round, so that its peak can be read. ``service``: settings of its process.
+    It stays after the last round, so that its peak can be read. ``held``: updates after which the sum is saved.
+    ``service``: settings of its process.
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
@@ -122,8 +140,10 @@ def coordinator(
         plan.write_text(PLAN.format(devices=devices, rounds=rounds, over_selection=over_selection, durable=durable))
         values = {"port": 0, "heartbeat": 60.0, **service}
         settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
-        command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", "--stay"]
-        command += [str(plan), "--service", str(settings)]
+        command = [sys.executable, "-m", "fleetlearn_coordinator"]
+        if held != SPOOL_FILES_HELD:
+            command = [sys.executable, "-c", WITH_HELD.format(held=held)]
+        command += ["serve", "--stay", str(plan), "--service", str(settings)]
         log = folder / "coordinator.log"
         with server_process(command, log) as process:
             yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)

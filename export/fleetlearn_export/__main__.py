@@ -75,6 +75,11 @@ def export(
         checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]
         if not made.batch_of_one:
             checked.append(Line("", "a batch of one example cannot be trained on, in PyTorch either"))
+        if made.effect_of_rounding is not None:
+            effect = (
+                f"rounding what is frozen changes an output by {100 * made.effect_of_rounding:.2g} % of the largest"
+            )
+            checked.append(Line("", effect))
         by_pytorch = [
             Line("by PyTorch's exporter", f"{graph}, since our own table lacks {reason}")
             for graph, reason in made.by_pytorch.items()

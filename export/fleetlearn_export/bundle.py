@@ -43,6 +43,8 @@ from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check
 from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
+from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import (
     IR_VERSION,
     OPSET,
@@ -55,6 +57,7 @@ from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
+from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -97,6 +100,10 @@ class Exported(NamedTuple):
     """Number of elements of the frozen parameters, which are constants of the graphs."""
     by_pytorch: Mapping[str, str]
     """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our own table lacks."""
+    effect_of_rounding: float | None = None
+    """The largest change of an output of the model, on the example and in evaluation mode, because frozen weights are
+    stored in fewer bits; relative to the largest output. None if they are float32. ``difference`` does not include it:
+    the checks give PyTorch the same rounded weights."""
 
 
 def export_bundle(
@@ -112,6 +119,7 @@ def export_bundle(
     hyper: Mapping[str, float | None] | None = None,
     features: Function | None = None,
     train: Trained | None = None,
+    frozen: Stored = "float32",
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
@@ -141,6 +149,9 @@ def export_bundle(
         has parameters and trains none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
         statistics and does not change them, its dropout does nothing. Unless given, ``requires_grad`` decides, and
         all modules run in training mode.
+    frozen: the dtype in which the bundle stores frozen weights. "float16" is half the download, "int8" a quarter, with
+        a scale for each output channel; small tensors, such as biases and norms, stay float32. Devices decode a weight
+        when they need it. ``effect_of_rounding`` of the result says what the rounding changes.
     personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
         FedBN's norms): names, names with wildcards, or modules' names.
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
@@ -149,14 +160,14 @@ def export_bundle(
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
-    Before writing, the graphs' gradients, a few steps, sums and outputs are compared with PyTorch. The folder appears
-    complete or not at all; it replaces an older bundle at ``path``.
+    Before writing, each operator of the training step, the graphs' gradients, a few steps, sums and outputs are
+    compared with PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
 
     Raises ExportError; the text names the operator or parameter, its location in the user's code, and what to do.
     """
     target = _checked_target(path)
     check_many_settings(many)
-    with fine_tuning(model, train):
+    with fine_tuning(model, train), rounded(model, frozen) as unrounded:
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
             outputs = _outputs(user)
@@ -166,19 +177,19 @@ def export_bundle(
             train_step = make_train_step(
                 user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
             )
-            training, checked = _training_graphs(user, train_step, features, many, progress)
+            training, checked = _training_graphs(user, train_step, features, frozen, many, progress)
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
-            evaluation = _evaluation_graphs(user, train_step, outputs, progress)
+            evaluation = _evaluation_graphs(user, train_step, outputs, frozen, progress)
 
         files = {**training.files, **evaluation.files, **artifacts.files}
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-        frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-        if frozen:
-            files = move_constants(files)
+        elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        if elements:
+            files = move_constants(files, names_of_constants(model, frozen))
         manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
         temporary = _name_beside(target, "part")
         try:
@@ -192,10 +203,10 @@ def export_bundle(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         difference = max(difference, training.difference, evaluation.difference)
+        effect = effect_of_rounding(user, unrounded)
         by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
-        return Exported(
-            bundle._replace(path=target), difference, checked.batch_of_one, artifacts.reason, frozen, by_pytorch
-        )
+        bundle = bundle._replace(path=target)
+        return Exported(bundle, difference, checked.batch_of_one, artifacts.reason, elements, by_pytorch, effect)
 
 
 class _Graphs(NamedTuple):
@@ -214,6 +225,7 @@ def _training_graphs(
     user: UserModel,
     step: TrainStep,
     features: Function | None,
+    frozen: Stored,
     many: TrainMany | None,
     progress: Callable[[str], None],
 ) -> tuple[_Graphs, CheckedStep]:
@@ -224,10 +236,10 @@ def _training_graphs(
     program = cache(partial(train_program, step, located))
     graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
-    files = {TRAIN: serialised(graph)}
     if written:
         progress("computing each operator of the training step in PyTorch")
         progress(check_emission(user, step, written.traced, written.emission, features, located).described())
+    files = {TRAIN: serialised(code_weights(fold_batch_norms(graph), frozen))}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
@@ -235,13 +247,13 @@ def _training_graphs(
     progress(f"the same for {many.devices} devices at once")
     block = many_program(step, program().exported, many, located)
     graph = to_onnx(block, training_decompositions(block.exported.graph))
-    files[TRAIN_MANY] = serialised(skip_selection_when_all_steps_done(graph, many))
+    files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
     return _Graphs(files, difference, ranges, by_pytorch), checked
 
 
 def _evaluation_graphs(
-    user: UserModel, step: TrainStep, outputs: Sequence[Input], progress: Callable[[str], None]
+    user: UserModel, step: TrainStep, outputs: Sequence[Input], frozen: Stored, progress: Callable[[str], None]
 ) -> _Graphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
@@ -263,6 +275,8 @@ def _evaluation_graphs(
         graphs.append(graph)
         by_pytorch |= {name: reason} if reason else {}
     evaluation, infer = graphs
+    code_weights(fold_batch_norms(evaluation), frozen)
+    code_weights(fold_batch_norms(infer), frozen, for_people=True)
     files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
     progress("evaluating against PyTorch")
     difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))

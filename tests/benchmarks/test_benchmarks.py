@@ -59,6 +59,11 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
 
 
+def test_pauses(tmp_path: Path) -> None:
+    sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
+    assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
+
+
 def test_connections(tmp_path: Path) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
     results = figures(tmp_path, "connections.py", *sizes)
@@ -207,3 +212,13 @@ def test_simulator(tmp_path: Path) -> None:
     assert large["parent_cpu_ms_per_round"]["min"] > 0
     assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]
     assert large["lost"]["min"] > 0
+
+
+@pytest.mark.slow
+def test_fine_tuning(tmp_path: Path) -> None:
+    sizes = ("--width", "8", "--pretraining", "1", "--epochs", "1", "--seeds", "1", "--repeats", "1")
+    results = figures(tmp_path, "fine_tuning.py", *sizes)
+    assert results["head, float32"]["gflops_per_step"] < results["all"]["gflops_per_step"] / 2.5
+    fetched = [results[f"head, {stored}"]["once_kib"] for stored in ("float32", "float16", "int8")]
+    assert fetched == sorted(fetched, reverse=True)
+    assert all(result["cpu_ms_per_step"]["median"] > 0 for result in results.values())

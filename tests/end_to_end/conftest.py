@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from bundle_cache import cached_export
+from fleetlearn_coordinator.service.server import LARGE_MODEL
 from fleetlearn_export import LocalStep
+from fleetlearn_protocol import open_bundle
 from processes import DIGITS, Processes, processes
 from torch import nn
 
@@ -29,6 +31,25 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         step=LocalStep("sgd", proximal=True),
         metrics={"accuracy": DIGITS["accuracy"]},
     )
+    return path
+
+
+@pytest.fixture(scope="session")
+def large_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9 MB, so that a coordinator does its steps in another thread."""
+    x, y = DIGITS["data"]()[:2]
+    path = tmp_path_factory.mktemp("bundle") / "large.bundle"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(64, 30_000), nn.ReLU(), nn.Linear(30_000, 10))
+    cached_export(
+        model,
+        DIGITS["loss"],
+        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
+        path,
+        step=LocalStep("sgd", proximal=True),
+    )
+    assert 4 * open_bundle(path).manifest.size >= LARGE_MODEL
     return path
 
 

@@ -3,8 +3,8 @@
     python crash_coordinator.py POINT N PLAN.toml --service SERVICE.toml
 
 The points are placed here, around the real functions, so that the coordinator carries no hooks for its tests. Most are
-before or after a batch of rows is written, told apart by what is in it. Commits run in another thread, as those of
-large models do.
+before or after a batch of rows is written, told apart by what is in it. Updates are added, saved and committed in
+another thread, as those of large models are, except on the way to the points of SMALL.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from dying import Point, die_at
 from fleetlearn_coordinator import Plan, ServiceSettings, serve
+from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import run, server
@@ -48,6 +49,10 @@ def row(kind: type) -> Point:
     return Point(SqliteLedger, "_write", True, lambda ledger, row: isinstance(row, kind))
 
 
+def is_sum(descriptor: int, *target: Any) -> bool:
+    return "/sums/" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
 def is_model(path: Path, *target: Any) -> bool:
     return path.suffix == ".draft"
 
@@ -59,9 +64,15 @@ POINTS = {
     "an upload is granted": Point(uploads.Uploads, "renew", True),
     "a chunk is spooled": Point(uploads.Upload, "receive", True),
     "an update is complete but not recorded": batch(ReportAccepted, after=False),
-    "an update is recorded but not summed": batch(ReportAccepted, after=True),
-    "an update is summed but not acknowledged": Point(run.Run, "save_update", True),
-    "a sum is being written": Point(os, "pwrite", True),
+    "an update is recorded but not acknowledged": batch(ReportAccepted, after=True),
+    "an update is acknowledged but not summed": Point(run.Run, "_add", False),
+    "an update is half summed": Point(exact_mean, "_round", True),
+    "an update is summed": Point(run.Run, "_add", True),
+    "a small update is summed but not acknowledged": Point(run.Run, "do_steps", True),
+    "a small sum is being written": Point(os, "pwrite", True),
+    "a small sum is written but not recorded": batch(AggregatorSaved, after=False),
+    "a sum is to be written": Point(FileBlobs, "save_aggregator", False),
+    "a sum is being written": Point(os, "pwrite", True, is_sum),
     "a sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is recorded": batch(AggregatorSaved, after=True),
     "a round is closed and its commit not begun": Point(run.Run, "begin_commit", False),
@@ -72,12 +83,15 @@ POINTS = {
     "the new model is half recorded": row(ModelMade),
     "a round is committed but its batch is open": row(RoundClosed),
     "a round is recorded and the engine not told": Point(Engine, "committed", False),
-    "a round is recorded and nobody told": Point(run.Run, "end_commit", True),
+    "a round is recorded and nobody told": Point(run.Run, "_end_commit", True),
 }
+SMALL = {point for point in POINTS if point.startswith("a small ")}
+"""The points of a model whose updates are added in the event loop's thread."""
 
 
 if __name__ == "__main__":
-    store.SPOOL_FILES_HELD = 3  # so that sums are written in a small fleet too
-    server.LARGE_MODEL = 0  # type: ignore[attr-defined]
+    store.SPOOL_FILES_HELD = 2  # so that sums are written in a small fleet too, and before its last report
+    if sys.argv[1] not in SMALL:
+        server.LARGE_MODEL = 0
     die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
     serve(Plan.load(sys.argv[3]), service=ServiceSettings.load(sys.argv[5]))

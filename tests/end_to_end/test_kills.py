@@ -123,10 +123,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, sha
         ("an upload is granted", 2),
         ("a chunk is spooled", 6),
         ("an update is complete but not recorded", 3),
-        ("an update is recorded but not summed", 6),
-        ("an update is summed but not acknowledged", 4),
-        ("a sum is being written", 4),
-        ("a sum is written but not recorded", 2),
+        ("an update is recorded but not acknowledged", 6),
+        ("an update is acknowledged but not summed", 2),
+        ("an update is half summed", 3),
+        ("an update is summed", 5),
+        ("a small update is summed but not acknowledged", 4),
+        ("a small sum is being written", 4),
+        ("a small sum is written but not recorded", 2),
+        ("a sum is to be written", 1),
+        ("a sum is being written", 2),
+        ("a sum is written but not recorded", 1),
         ("a sum is recorded", 1),
         ("a round is closed and its commit not begun", 2),
         ("the new model is made but not written", 2),
@@ -144,8 +150,32 @@ def test_the_coordinator_killed_changes_nothing(
 ) -> None:
     """SIGKILL at each point, and a new start: the undisturbed run's model, bit for bit.
 
-    The process that is killed commits in another thread; the new one and the undisturbed one do not."""
+    The process that is killed adds, saves and commits in another thread, except at the points of small models; the new
+    one and the undisturbed one do not."""
     assert train(run, bundle_path, shards, (point, turn)) == undisturbed
+
+
+@pytest.fixture(scope="session")
+def undisturbed_large(tmp_path_factory: pytest.TempPathFactory, large_bundle_path: Path, shards: list[Path]) -> bytes:
+    with processes(tmp_path_factory.mktemp("undisturbed-large")) as run:
+        return train(run, large_bundle_path, shards, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "turn"),
+    [
+        ("an update is acknowledged but not summed", 6),
+        ("an update is half summed", 100),
+        ("a sum is being written", 2),
+        ("the new model is made but not written", 2),
+    ],
+)
+def test_the_coordinator_of_a_large_model_killed_changes_nothing(
+    run: Processes, large_bundle_path: Path, shards: list[Path], undisturbed_large: bytes, point: str, turn: int
+) -> None:
+    """The same with a model above the real threshold: all processes add, save and commit in another thread."""
+    assert train(run, large_bundle_path, shards, (point, turn)) == undisturbed_large
 
 
 def test_the_coordinator_killed_before_its_last_commit(

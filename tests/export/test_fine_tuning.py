@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -17,9 +19,14 @@ from fleetlearn_device import open_runtime
 from fleetlearn_export import Exported, LocalStep
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.summary import summary
+from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_protocol import BundleError, pack_bundle, write_inference_model
 from fleetlearn_protocol.manifest import EVAL, FROZEN, TRAIN
+from onnx import TensorProto
+from torch import nn
 from torch.nn import functional
+
+FEWER: list[Stored] = ["int8", "float16"]
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +138,86 @@ def test_a_summary_counts_what_is_in_the_frozen_part(head: Exported) -> None:
     lines = {line.label: line.text for group in summary(head.bundle) for line in group}
     assert "constants" in lines
     assert "FLOPs per step" in lines
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> dict[Stored, Exported]:
+    """The same model with its frozen weights in fewer bits. A BatchNorm below frozen layers is trained too."""
+    folder = tmp_path_factory.mktemp("coded")
+    return {
+        stored: cached_export(
+            classifier(),
+            functional.cross_entropy,
+            images(8),
+            folder / f"{stored}.bundle",
+            train=["head", "backbone.1"],
+            frozen=stored,
+        )
+        for stored in FEWER
+    }
+
+
+@pytest.mark.parametrize("stored", FEWER)
+def test_frozen_weights_in_fewer_bits(coded: dict[Stored, Exported], head: Exported, stored: Stored) -> None:
+    exported = coded[stored]
+    assert exported.difference < 1e-5, "PyTorch is given the same weights"
+    assert exported.effect_of_rounding is not None
+    assert 0 < exported.effect_of_rounding < (0.1 if stored == "int8" else 1e-3)
+    assert head.effect_of_rounding is None
+    weights = sum(value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1)
+    transposed = 4 * 32 * 32
+    share = 4 if stored == "int8" else 2
+    assert exported.bundle.manifest.file(FROZEN).size < (weights + 2 * transposed) / share + 2048
+    graph = train_graph(exported).graph
+    codes = [row for row in graph.initializer if row.name.endswith(".codes")]
+    assert len(codes) >= 2
+    assert {row.data_type for row in codes} == {TensorProto.INT8 if stored == "int8" else TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("stored", FEWER)
+def test_the_device_trains_from_the_codes_and_the_model_for_people_too(
+    coded: dict[Stored, Exported], stored: Stored
+) -> None:
+    runtime = open_runtime(coded[stored].bundle.path)
+    x, y = images(64)
+    losses = [runtime.step((x, y), lr=0.1, seed=0) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    evaluation = runtime.evaluate((x, y))
+    content = write_inference_model(coded[stored].bundle, runtime.parameters)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    outputs = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    assert float(functional.cross_entropy(outputs, y)) == pytest.approx(evaluation.loss_sum / 64, rel=1e-4)
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+import numpy as np
+from fleetlearn_device import open_runtime
+from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
+
+def private():
+    return int(Path("/proc/self/smaps_rollup").read_text().partition("Anonymous:")[2].split()[0]) // 1024
+
+import_onnxruntime()
+before = private()
+runtime = open_runtime(sys.argv[1])
+batch = np.zeros((4, 3, 16, 16), np.float32), np.zeros(4, np.int64)
+runtime.step(batch, lr=0.1)
+runtime.evaluate(batch)
+print(private() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
+def test_both_sessions_read_the_frozen_part_where_it_is_mapped(tmp_path: Path) -> None:
+    """A linear layer of 16 MiB: with its own copy in each session it would be 32 MiB or more."""
+    model = classifier()
+    model.backbone.add_module("wide", nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU()))
+    model.head = nn.Sequential(nn.ReLU(), nn.Linear(2048, 5))
+    exported = cached_export(model, functional.cross_entropy, images(4), tmp_path / "wide.bundle", train="head")
+    assert exported.bundle.manifest.file(FROZEN).size > 2**24
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, exported.bundle.path], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(done.stdout) < 14

@@ -31,7 +31,7 @@ PATIENCE = 10.0
 """Seconds that a peer may have to wait for its budget before its connection is ended. Each second gives back half a
 second."""
 
-# --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 30 KiB of objects.
+# --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 10 KiB of objects.
 
 LARGEST_MESSAGE = 256 * KIB
 """Bytes; above, the connection is closed (1009) before the message is read. Below, what is too large is refused."""
@@ -39,8 +39,10 @@ MAX_FRAGMENTS = 256
 """Frames of one message."""
 RECEIVE = 256 * KIB
 """Bytes that asyncio reads at once from a socket."""
-READ_LIMIT = RECEIVE + 3 * LARGEST_MESSAGE
-"""Bytes that were read and not handled yet: one read, an incomplete frame, and two messages that waited before it."""
+READ_LIMIT = RECEIVE + 2 * LARGEST_MESSAGE
+"""Bytes that were read and not handled yet: one read, an incomplete message, and one that is being handled."""
+DRAIN_ABOVE = 32 * KIB
+"""Bytes that wait for the peer to read. Above, a download waits."""
 WRITE_PAUSE = 256 * KIB
 """Bytes that wait for the peer to read. Above, nothing is read from the peer. A download stays below."""
 WRITE_LIMIT = 512 * KIB

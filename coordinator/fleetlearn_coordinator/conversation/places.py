@@ -49,6 +49,10 @@ class Turn:
         """Return how many bytes have moved so far."""
         raise NotImplementedError
 
+    def has_room(self) -> bool:
+        """Return whether there is room for what the transfer brings."""
+        return True
+
     def begin(self, now: float) -> None:
         """The transfer has a place from now on."""
         self.slow, self._looked = False, (now, self.progress())
@@ -125,7 +129,7 @@ class Places(Generic[T]):
 
     def next(self, now: float) -> tuple[T, T | None] | None:
         """Give one place to a transfer that waits. Returns that transfer and the one that lost the place to it, if one
-        did; None if no place can be given."""
+        did; None if no place can be given, or there is no room for what the next transfer brings."""
         proven, new, idle = self._queues
         queue = proven or new or idle
         if proven and new and self._proven_held() >= self._share:
@@ -133,6 +137,8 @@ class Places(Generic[T]):
         if not queue:
             return None
         turn, loser = next(iter(queue)), None
+        if not turn.has_room():
+            return None
         if len(self.held) >= self.limit:
             loser = self._loser_to(turn)
             if loser is None:

@@ -92,6 +92,9 @@ class Port(Protocol):
 class Spool(Protocol):
     """Files, by number, that the bytes of arriving updates are written to."""
 
+    def has_room(self) -> bool:
+        """Return whether another file may be taken. If not, the next upload waits."""
+
     def take_spool_file(self) -> int:
         """Return a file that nobody uses. It may hold old bytes."""
 

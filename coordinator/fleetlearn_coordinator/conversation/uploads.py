@@ -81,6 +81,9 @@ class Upload(Turn):
     def progress(self) -> int:
         return self.offset + (self.sender.arriving() if self.sender is not None else 0)
 
+    def has_room(self) -> bool:
+        return self.spool_file is not None or self.spool.has_room()
+
     def proves(self, now: float, least_rate: float) -> bool:
         """Return whether the complete upload was quick enough to prove its device."""
         assert self.began is not None

@@ -1,27 +1,31 @@
-"""A WebSocket connection that reads from its peer only as much as it can handle within the bounds of limits.py.
+"""A WebSocket connection that handles only as much from its peer as the bounds of limits.py allow.
 
-websockets handles all frames of one read (up to 40,000) at once, and answers pings however much waits to be written.
-Here websockets is given a few frames at a time; in between, other connections have their turn.
+The frames and the handshake are those of websockets' ServerProtocol, which does no I/O. It is given a few frames at a
+time; in between, other connections have their turn. websockets' own asyncio connection is not used: it handles all
+frames of one read (up to 40,000) at once, answers pings however much waits to be written, and wakes a task for each
+message. Here a message is handled as soon as it is read, and a connection has no task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from contextlib import suppress
+from typing import Protocol
 
-from websockets.asyncio.server import Server, ServerConnection
-from websockets.frames import Frame, Opcode
-from websockets.protocol import Event, State
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
+from websockets.typing import BytesLike
 
 from fleetlearn_coordinator.conversation.limits import (
     BYTE_BURST,
     BYTE_RATE,
     CLOSE_TIMEOUT,
     DOWNLOAD_RATE,
+    DRAIN_ABOVE,
     FRAMES_PER_TURN,
     HANDSHAKE_BYTES,
-    LARGE_FRAME,
     LARGEST_MESSAGE,
     LINGER,
     MAX_FRAGMENTS,
@@ -33,111 +37,62 @@ from fleetlearn_coordinator.conversation.limits import (
     WRITE_PAUSE,
     Bucket,
 )
-
-_CONTINUATION, _BINARY = 0, 2
-
-
-class FrameCounter:
-    """Finds where frames end in a stream of bytes (RFC 6455, section 5.2), before anything is done with them."""
-
-    __slots__ = ("_header", "_payload", "fragments")
-
-    def __init__(self) -> None:
-        self.fragments = 0
-        """Frames of the arriving message, without its first."""
-        self._header = b""
-        """The beginning of a header that is not complete."""
-        self._payload = 0
-        """Bytes of the current frame that are still to come."""
-
-    def advance(self, data: bytes, begin: int, frames: int, small: int) -> tuple[int, int]:
-        """Go on from ``begin`` over at most ``frames`` frames, at most ``small`` of them smaller than LARGE_FRAME.
-
-        Returns where they end, and how many of them are small. A frame counts when its header is complete.
-        """
-        at, size, counted = begin, len(data), 0
-        while at < size:
-            if self._payload:
-                step = min(self._payload, size - at)
-                at += step
-                self._payload -= step
-                continue
-            if frames == 0 or counted == small:
-                break
-            header = self._header + data[at : at + 14 - len(self._header)]
-            needed = _header_size(header)
-            if len(header) < needed:
-                self._header, at = header, size
-                break
-            at += needed - len(self._header)
-            self._header = b""
-            opcode, length = header[0] & 15, header[1] & 127
-            if length > 125:
-                length = int.from_bytes(header[2 : 4 if length == 126 else 10], "big")
-            self._payload = length
-            if opcode == _CONTINUATION:
-                self.fragments += 1
-            elif opcode <= _BINARY:
-                self.fragments = 0
-            frames -= 1
-            counted += opcode != _BINARY or length < LARGE_FRAME
-        return at, counted
-
-
-def _header_size(header: bytes) -> int:
-    if len(header) < 2:
-        return 2
-    length = header[1] & 127
-    return 2 + (2 if length == 126 else 8 if length == 127 else 0) + (4 if header[1] & 128 else 0)
+from fleetlearn_coordinator.network.frame_counter import FrameCounter
 
 
 class ConnectionOwner(Protocol):
-    """The listener that accepted a connection, as the connection sees it; for websockets it is a ``Server``."""
+    """The listener that accepted a connection, as the connection sees it."""
+
+    def respond(self, protocol: ServerProtocol, request: Request) -> Response:
+        """Return the answer to the request that opens the connection."""
 
     def lost(self, connection: Connection) -> None:
         """The connection is closed."""
 
 
 class Handler(Protocol):
-    """Who handles a connection's messages. Most of them come out of ``recv``."""
+    """Who handles a connection's messages."""
 
-    def take_chunk(self, message: bytes) -> bool:
-        """Handle a binary message that came in one frame, while no other message waits. Returns False if ``recv``
-        should return it instead. Waking the task that waits in ``recv`` for each chunk would cost a fifth of all
-        reading."""
+    def received(self, message: str | bytes) -> None:
+        """A message is complete. More may come until ``closed``, even if the connection is ended now."""
 
     def flooded(self) -> None:
         """The peer has waited for its budget for too long. Called once; the connection is ended then."""
 
+    def closed(self) -> None:
+        """The connection is closed. Called once."""
 
-class Connection(ServerConnection):
+
+class Connection(asyncio.Protocol):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
+    driver: Handler
+    """Set by the listener, before anything arrives."""
+    transport: asyncio.Transport
+
     def __init__(self, protocol: ServerProtocol, owner: ConnectionOwner, message_rate: float = MESSAGE_RATE) -> None:
-        super().__init__(
-            protocol,
-            cast(Server, owner),
-            ping_interval=None,
-            close_timeout=CLOSE_TIMEOUT,
-            max_queue=(2, 0),
-        )
-        self._owner = owner
+        self.protocol, self._owner = protocol, owner
+        self.loop = asyncio.get_running_loop()
         self.since = now = self.loop.time()
         """When the connection was accepted."""
         self.messages = Bucket(message_rate, MESSAGE_BURST, now, MESSAGES_BEFORE_CHECK_IN)
         self.incoming = Bucket(BYTE_RATE, BYTE_BURST, now, LARGEST_MESSAGE)
         self.downloads = Bucket(DOWNLOAD_RATE, BYTE_BURST, now, 0)
-        self.driver: Handler | None = None
-        """Set after the handshake."""
+        self.paused = False
+        """The peer does not read, and bytes wait to be written."""
         self.stalled: float | None = None
         """Since when nothing is read from the peer, because the peer does not read."""
         self.finished = False
         """The peer was told that training is finished."""
+        self._drained: asyncio.Future[None] | None = None
+        """Set when the peer has read most of what waits. None if nobody waits for that."""
         self._patience: Bucket | None = None
         """Made when the peer first waits for its budget, which few devices ever do."""
-        self._request: bytearray | None = bytearray()
+        self._request: bytes | None = b""
         """The HTTP request, while it is not complete."""
         self._frames = FrameCounter()
+        self._fragments: tuple[Frame, ...] = ()
+        """The frames of a message that is not complete."""
         self._unread = b""
         self._at = 0
         """How many bytes of ``_unread`` were handed on."""
@@ -147,6 +102,11 @@ class Connection(ServerConnection):
         self._ended = False
         """Bytes that still arrive are thrown away."""
 
+    @property
+    def open(self) -> bool:
+        """Whether messages can be sent: after the opening handshake, and before the closing one."""
+        return self.protocol.state is State.OPEN
+
     # Budgets
 
     def allow(self, messages: int, download: int, upload: int) -> None:
@@ -155,33 +115,76 @@ class Connection(ServerConnection):
         self.downloads.raise_to(download)
         self.incoming.raise_to(upload + BYTE_BURST)
 
+    # Writing
+
+    def send(self, text: str) -> None:
+        """Send a text message, if the connection is open. What the peer does not read waits in the write buffer."""
+        if self.protocol.state is State.OPEN:
+            self.protocol.send_text(text.encode())
+            self._write()
+
+    async def drain(self) -> None:
+        """Wait until the peer has read most of what was written, or the connection is closed."""
+        while self.paused:
+            if self._drained is None:
+                self._drained = self.loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def _write(self) -> None:
+        """Write what websockets has to send: messages, answers to pings, closing frames."""
+        for data in self.protocol.data_to_send():
+            if data:
+                self.transport.write(data)
+            else:
+                with suppress(OSError):  # the peer has gone already
+                    self.transport.write_eof()
+
+    def _writable(self) -> None:
+        self.paused = False
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
     # The end
+
+    def close(self, code: int, reason: str) -> None:
+        """Close in an orderly way: what was sent before goes out first. What arrives meanwhile is handled."""
+        if self.protocol.state is State.OPEN:
+            self.protocol.send_close(code, reason)
+            self._write()
+            self._limit_closing()
 
     def end(self, code: int, reason: str, *, reading: bool = False) -> None:
         """Close, and cut the connection off after LINGER seconds. What still arrives is not handled, and not
         even read unless ``reading``, with which the end of a well-behaved peer is seen sooner."""
         if self._ended:
             return
-        self._stop_reading()
-        if reading:
-            self.transport.resume_reading()
+        self._stop_handling(reading)
         if self.protocol.state in (State.OPEN, State.CLOSING):
             self.protocol.fail(code, reason)
-            self.send_data()
+            self._write()
         else:
             self.transport.abort()
 
-    def _stop_reading(self) -> None:
+    def _stop_handling(self, reading: bool = False) -> None:
         self._ended, self._unread = True, b""
-        self.transport.pause_reading()
+        if reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
         self.loop.call_later(LINGER, self.transport.abort)
+
+    def _limit_closing(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # Reading is decided in _set_reading alone, and never goes on within recv(): others would wait.
-        self.recv_messages.pause, self.recv_messages.resume = _nothing, self._hand_on_soon
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(DRAIN_ABOVE)
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -190,27 +193,23 @@ class Connection(ServerConnection):
         self._at = 0
         self._hand_on()
 
-    def process_event(self, event: Event) -> None:
-        if (
-            self.driver is not None
-            and isinstance(event, Frame)
-            and event.opcode is Opcode.BINARY
-            and event.fin
-            and not self.recv_messages.frames
-            and self.driver.take_chunk(bytes(event.data))
-        ):
-            return
-        super().process_event(event)
+    def eof_received(self) -> None:
+        self.protocol.receive_eof()
+        self._write()
+
+    def pause_writing(self) -> None:
+        self.paused = True
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self._writable()
         self._hand_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended, self._unread = True, b""
         if self._next is not None:
             self._next.cancel()
-        super().connection_lost(exc)
+        self.protocol.receive_eof()
+        self._writable()
         self._owner.lost(self)
 
     # Reading
@@ -236,16 +235,18 @@ class Connection(ServerConnection):
         self._set_reading()
 
     def _full(self) -> bool:
-        """Return whether messages wait to be handled, or too many answers wait for the peer to read them.
-        ``_hand_on_soon`` is called when that is over."""
+        """Return whether too many answers wait for the peer to read them. ``_hand_on_soon`` is called when that is
+        over."""
         if self.paused and self.transport.get_write_buffer_size() > WRITE_PAUSE:
             self.stalled = self.stalled or self.loop.time()
             return True
         self.stalled = None
-        return self.recv_messages.paused
+        return False
 
     def _set_reading(self) -> None:
-        if self._ended or self._unread or self._full():
+        if self._ended:
+            return
+        if self._unread or self._full():
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
@@ -257,24 +258,34 @@ class Connection(ServerConnection):
         if wait:
             self._patience = self._patience or Bucket(0.5, PATIENCE, now)
             if self._patience.wait(now):
-                if self.driver is not None:
-                    self.driver.flooded()
+                self.driver.flooded()
                 self.end(1008, "too many messages")
             self._patience.tokens -= wait
         return wait
 
-    def _hand_on_request(self, request: bytearray) -> None:
+    def _hand_on_request(self, request: bytes) -> None:
         request += self._unread
-        self._unread = b""
         found = request.find(b"\r\n\r\n")
         end = found + 4 if found >= 0 else len(request)
         if end > HANDSHAKE_BYTES:
             self.transport.abort()
-        elif found >= 0:
-            self._request, self._unread, self._at = None, bytes(request[end:]), 0
-            super().data_received(bytes(request[:end]))
+        elif found < 0:
+            self._request, self._unread = request, b""
+        else:
+            self._request, self._unread, self._at = None, request[end:], 0
+            self._answer(request[:end])
             if self._unread:
                 self._hand_on_soon()
+
+    def _answer(self, request: bytes) -> None:
+        """Answer the request that opens the connection."""
+        self.protocol.receive_data(request)
+        for event in self.protocol.events_received():  # one, or none if websockets has refused what is no request
+            assert isinstance(event, Request)
+            self.protocol.send_response(self._owner.respond(self.protocol, event))
+        self._write()
+        if self.protocol.state is not State.OPEN:
+            self._stop_handling(reading=True)
 
     def _hand_on_frames(self) -> None:
         data, begin = self._unread, self._at
@@ -288,15 +299,37 @@ class Connection(ServerConnection):
         if whole:
             self._unread = b""
         self._at = 0 if whole else end
-        super().data_received(data if whole and begin == 0 else data[begin:end])
+        self._handle(data if whole and begin == 0 else data[begin:end])
+        if self._ended:
+            return
         if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets closed it because of an error
-            self._stop_reading()
-        elif self.protocol.state is State.CLOSING and not self._closing:
-            self._closing = True
-            self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
+            self._stop_handling()
+        elif self.protocol.state is State.CLOSING:
+            self._limit_closing()
         if self._unread:
             self._hand_on_soon()
 
+    def _handle(self, data: bytes) -> None:
+        """Handle the messages that are complete with these bytes."""
+        self.protocol.receive_data(data)
+        events = self.protocol.events_received()
+        self._write()
+        for frame in events:
+            assert isinstance(frame, Frame)
+            if frame.opcode in DATA_OPCODES and not self._ended:
+                if frame.fin and not self._fragments:
+                    self._deliver(frame.opcode, frame.data)
+                    continue
+                self._fragments += (frame,)
+                if frame.fin:
+                    first, payload = self._fragments[0], b"".join([part.data for part in self._fragments])
+                    self._fragments = ()
+                    self._deliver(first.opcode, payload)
 
-def _nothing() -> None:
-    pass
+    def _deliver(self, opcode: Opcode, payload: BytesLike) -> None:
+        try:
+            message = bytes(payload) if opcode is Opcode.BINARY else str(payload, "utf-8")
+        except UnicodeDecodeError as error:
+            self.end(CloseCode.INVALID_DATA, f"{error.reason} at position {error.start}")
+        else:
+            self.driver.received(message)

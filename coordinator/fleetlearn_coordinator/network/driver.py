@@ -16,9 +16,6 @@ from math import inf
 from typing import NamedTuple
 
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Content, FromCoordinator, Waiting, encode
-from websockets.asyncio.server import broadcast
-from websockets.exceptions import ConnectionClosed
-from websockets.protocol import State
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
@@ -32,7 +29,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import BYTE_BURST, CLOSE_TIMEOUT, WRITE_LIMIT
+from fleetlearn_coordinator.conversation.limits import BYTE_BURST, WRITE_LIMIT
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
@@ -68,6 +65,7 @@ class Shared:
     """Called with an error that is not a device's fault."""
     changed: Callable[[], None]
     """Called when a device has checked in: its connection does not count as a newcomer any more."""
+    connections: set[Driver] = field(default_factory=set)
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
     ended: bool = False
@@ -77,57 +75,43 @@ class Shared:
 class Driver:
     """One connection with its conversation and its download."""
 
-    __slots__ = ("_closing", "_log", "_loop", "_shared", "blocked", "connection", "conversation", "download", "run")
+    __slots__ = ("_log", "_loop", "_shared", "blocked", "connection", "conversation", "download", "run")
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.uploads, self, connection.since)
-        connection.driver = self
+        shared.connections.add(self)
         self.run: ServedRun
         """The run that its device was admitted to. Not set before."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
-        self._closing: asyncio.Task[None] | None = None
         self._log: ConnectionLog | None = None
         """Made for the first line."""
 
-    async def serve(self) -> None:
-        """Hand messages to the conversation until the connection ends."""
-        message: str | bytes | None
-        try:
-            while True:
-                message = await self.connection.recv()
-                if self._shared.ended:
-                    break
-                self.conversation.received(message, self._loop.time())
-                message = None  # else a chunk stays in memory until the next message
-        except ConnectionClosed:
-            pass
-        except Exception as error:
-            self._shared.failed(error)
-        finally:
-            if self._log is not None:
-                self._log.end(self.conversation.device)
-            self._stop_download()
+    # What the connection says
 
-    def take_chunk(self, message: bytes) -> bool:
-        """Handle a chunk at once. Returns False if ``recv`` should return it instead."""
+    def received(self, message: str | bytes) -> None:
+        """Hand a message to the conversation."""
         if self._shared.ended:
-            return False
+            self.connection.close(1000, "")
+            return
         try:
             self.conversation.received(message, self._loop.time())
         except Exception as error:
             self._shared.failed(error)
-        return True
 
     def flooded(self) -> None:
         """The peer has waited for its budget for too long."""
         self.conversation.flooded()
 
-    def disconnected(self) -> None:
-        """The connection has ended. Call once."""
+    def closed(self) -> None:
+        """The connection is closed."""
+        self._shared.connections.discard(self)
         device = self.conversation.device
+        if self._log is not None:
+            self._log.end(device)
+        self._stop_download()
         if device is not None:
             del self._shared.devices[device]
         if device is None or self._shared.ended:
@@ -136,6 +120,8 @@ class Driver:
             self.conversation.disconnected(self._loop.time())
         except Exception as error:
             self._shared.failed(error)
+
+    # What the host asks
 
     def overdue(self, now: float, silence: float) -> str | None:
         """Return why the connection should be ended, or None. Either the conversation has a reason, or the device does
@@ -169,8 +155,7 @@ class Driver:
             case StopDownload():
                 self._stop_download()
             case Close(code, reason):
-                self._closing = self._loop.create_task(self.connection.close(code, reason))
-                self._loop.call_later(CLOSE_TIMEOUT, self.connection.transport.abort)
+                self.connection.close(code, reason)
             case End(reason):
                 self.connection.end(1008, reason)
             case Note(text, warning):
@@ -180,7 +165,7 @@ class Driver:
         """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
         if isinstance(message, ComeBack) and message.reason == "finished":
             self.connection.finished = True
-        broadcast((self.connection,), encode(message))
+        self.connection.send(encode(message))
         if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:
             self.connection.transport.abort()
 
@@ -231,7 +216,7 @@ class Driver:
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
                     await self._take_turn(download)
-                if connection.state is not State.OPEN:
+                if not connection.open:
                     return
                 transport.write(frame)
                 download.sent += len(frame)

@@ -17,7 +17,6 @@ from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Contents
 from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
@@ -42,15 +41,15 @@ class Host:
         self.downloads = Downloads(Places(service.downloads, service.least_rate, proven))
         self.address = ""
         """Where it listens, as a URL."""
-        self.connections: set[Driver] = set()
         self._listener = Listener(
-            self.converse,
+            lambda connection: Driver(connection, self.shared),
             origins=service.origins,
             newcomers=places.newcomers,
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
         )
         self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
+        self.connections = self.shared.connections
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
         self._listens_on = service.host, service.port
@@ -74,16 +73,6 @@ class Host:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._listener.close()
-
-    async def converse(self, connection: Connection) -> None:
-        """Serve one connection to its end."""
-        driver = Driver(connection, self.shared)
-        self.connections.add(driver)
-        try:
-            await driver.serve()
-        finally:
-            self.connections.discard(driver)
-            driver.disconnected()
 
     def admit(self, check_in: CheckIn) -> tuple[ServedRun, Admitted | ComeBack]:
         """Choose the run that a device is to serve, and say what the device is told."""

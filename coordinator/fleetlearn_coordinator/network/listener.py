@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
 from fleetlearn_protocol.messages import PROTOCOL_NAME
-from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
-from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator.conversation.limits import (
     ACCEPTS_PER_TURN,
-    CHECK_IN_TIMEOUT,
     LARGEST_MESSAGE,
     LINGER,
     MESSAGE_RATE,
@@ -34,42 +31,44 @@ from fleetlearn_coordinator.conversation.limits import (
     Bucket,
 )
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.connection import Connection, Handler
 from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
 
+SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
 RETRY = 1.0
 """Seconds until connections are accepted again after the system had no descriptor or memory for one."""
 
 
 class Listener:
-    """Accepts connections on an address. ``converse`` serves each one after its handshake."""
+    """Accepts connections on an address."""
 
     def __init__(
         self,
-        converse: Callable[[Connection], Awaitable[None]],
+        handler_of: Callable[[Connection], Handler],
         *,
         origins: Collection[str] = (),
         newcomers: int = NEWCOMERS,
         speaking: Callable[[], int] = lambda: 0,
         heartbeat: float = 86400.0,
     ) -> None:
-        """``origins``: web pages that may connect; ``newcomers``: connections beside those that are ``speaking`` for a
-        device; ``heartbeat``: seconds between a device's signs of life."""
-        self._converse, self._origins = converse, frozenset(origins)
+        """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may connect;
+        ``newcomers``: connections beside those that are ``speaking`` for a device; ``heartbeat``: seconds between a
+        device's signs of life."""
+        self._handler_of, self._origins = handler_of, frozenset(origins)
         self._newcomers, self._speaking = newcomers, speaking
         self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
         self._accepting = False
         self._open = False
-        self._sockets = 0
-        """How many sockets are accepted and not closed."""
         self._short_lives = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
         self._retry: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[None]] = set()
+        """One task for each connection that has no transport yet."""
         self.connections: set[Connection] = set()
-        self.handler_tasks: set[asyncio.Task[None]] = set()
-        """One task for each connection. websockets fills the set."""
+        """All whose sockets are accepted and not closed."""
+        self._all_lost = asyncio.Event()
+        """Set when the last connection is closed."""
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to listen. Returns the address as host:port. Raises OSError."""
@@ -102,23 +101,28 @@ class Listener:
             self._retry.cancel()
         for one in self._listening:
             one.close()
-        for connection in list(self.connections):
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+        for connection in self.connections:
             connection.end(1001, "the coordinator is stopping", reading=True)
-        if self.handler_tasks:
-            await asyncio.wait(self.handler_tasks, timeout=LINGER)
-        for connection in list(self.connections):
+        await self._wait_until_all_are_lost(LINGER)
+        for connection in self.connections:
             connection.transport.abort()
-        if self.handler_tasks:
-            await asyncio.wait(self.handler_tasks, timeout=LINGER / 2)
-        for task in list(self.handler_tasks):
-            task.cancel()
+        await self._wait_until_all_are_lost(LINGER / 2)
+
+    async def _wait_until_all_are_lost(self, longest: float) -> None:
+        if self.connections:
+            self._all_lost.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest):
+                    await self._all_lost.wait()
 
     # Accepting
 
     def check(self) -> None:
         """Begin or stop to accept connections, depending on whether there is room for more."""
         wait = self._short_lives.wait(self._loop.time(), 8)
-        room = self._sockets - self._speaking() < self._newcomers
+        room = len(self.connections) - self._speaking() < self._newcomers
         accepting = self._open and room and not wait and self._retry is None
         if self._open and wait and self._retry is None:
             self._pause(wait)
@@ -139,7 +143,7 @@ class Listener:
         self.check()
 
     def _accept(self, listening: socket.socket) -> None:
-        room = self._newcomers - self._sockets + self._speaking()
+        room = self._newcomers - len(self.connections) + self._speaking()
         for _ in range(min(room, ACCEPTS_PER_TURN)):
             try:
                 accepted, _ = listening.accept()
@@ -149,66 +153,45 @@ class Listener:
                 logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
                 self._pause(RETRY)
                 break
-            accepted.setblocking(False)
-            self._sockets += 1
-            task = self._loop.create_task(self._begin(accepted))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
+            connection = Connection(protocol, self, self._message_rate)
+            connection.driver = self._handler_of(connection)
+            self.connections.add(connection)
+            self._beginning.add(self._loop.create_task(self._begin(connection, accepted)))
         self.check()
 
-    async def _begin(self, accepted: socket.socket) -> None:
-        protocol = ServerProtocol(
-            subprotocols=[Subprotocol(PROTOCOL_NAME)], max_size=LARGEST_MESSAGE, logger=websockets_logger
-        )
-        connection = Connection(protocol, self, self._message_rate)
-        self.connections.add(connection)
+    async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted)
         except OSError:  # the peer has gone already
             accepted.close()
             self.lost(connection)
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._beginning.discard(task)
 
     def lost(self, connection: Connection) -> None:
         """Called by a connection when it is closed."""
         if connection not in self.connections:
             return
         self.connections.discard(connection)
-        self._sockets -= 1
+        if not self.connections:
+            self._all_lost.set()
         if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
             self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
+        connection.driver.closed()
         self.check()
 
-    # What websockets calls
-
-    def is_serving(self) -> bool:
-        """Whether handshakes may succeed."""
-        return self._open
-
-    async def handler(self, connection: ServerConnection) -> None:
-        """Serve a connection from the handshake to its end."""
-        assert isinstance(connection, Connection)
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            async with asyncio.timeout(CHECK_IN_TIMEOUT):
-                await connection.handshake(self._check_origin, server_header=None)
-            if connection.protocol.state is State.OPEN:
-                await self._converse(connection)
-                await connection.close()
-        except (TimeoutError, WebSocketException, OSError) as error:
-            logger.info("a connection ended before its handshake: %s", str(error) or "too slow")
-        finally:
-            connection.transport.abort()
-            self.handler_tasks.discard(task)
-
-    def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse web pages that ``origins`` does not name. Browsers send the page's Origin; devices send none."""
+    def respond(self, protocol: ServerProtocol, request: Request) -> Response:
+        """Return the answer to the request that opens a connection. Web pages that ``origins`` does not name are
+        refused: browsers send the page's Origin; devices send none."""
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins:
                 logger.info("a web page of %.200s was refused; the service's origins do not name it", origin)
-                return connection.respond(
+                return protocol.reject(
                     HTTPStatus.FORBIDDEN,
                     f"The origin {origin[:200]} may not connect: web pages must be named in origins, in the "
                     "coordinator's service file.\n",
                 )
-        return None
+        return protocol.accept(request)

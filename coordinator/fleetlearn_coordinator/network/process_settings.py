@@ -25,7 +25,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 def collect_garbage_rarely() -> None:
     """Keep all objects that exist now out of the garbage collector, and run the collector less often.
 
-    A connection is some 70 objects: with the default thresholds more than half of a handshake's CPU is collection,
+    A connection is some 50 objects: with the default thresholds more than half of a handshake's CPU is collection,
     and a full collection stops 10,000 connections for 0.4 s.
     """
     gc.collect()

@@ -1,16 +1,16 @@
 """A training run: what the engine decides, made to last in the data directory, and the model. No sockets, no clock.
 
-``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the store, adds updates
-to the round's sum as they arrive, and makes the new model when a round closes. A round is committed in two steps:
-``begin_commit`` gives the arithmetic and the writing of the model's file as a function, which may run in another
-thread while the engine is committing; ``end_commit`` writes one batch of rows, with which the new model and optimizer
-state become valid and the round is closed.
+``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the store. The rest is
+done in steps (``next_step``): each update is added to the round's sum, the sum is saved now and then, and the new model
+is made when the round is closed. A step's work is arithmetic and the writing of files, which may run in another thread;
+its end writes the rows with which the work counts. If the process dies before that, the next one does the work again
+from the accepted updates, with the same bits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.messages import UPDATE, Report
+from fleetlearn_protocol.messages import UPDATE, Part, Report
 from fleetlearn_protocol.vector import Vector, check_finite, digest
 
 from fleetlearn_coordinator.aggregation.commit import next_model, weight_of
@@ -48,6 +48,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.storage.ledger import (
+    AggregatorSaved,
     Metadata,
     ModelMade,
     OpenRound,
@@ -63,11 +64,6 @@ from fleetlearn_coordinator.storage.store import Store
 logger = logging.getLogger("fleetlearn.coordinator")
 
 
-LARGE_MODEL = 8 * 2**20
-"""Bytes from which on a model is committed in another thread. Measured on a busy machine with FedAdam, a commit of 4 MB
-takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about a second."""
-
-
 class Clocks(NamedTuple):
     """One moment on both clocks, in seconds."""
 
@@ -77,8 +73,29 @@ class Clocks(NamedTuple):
     """Unix time, for the records."""
 
 
+class Step(NamedTuple):
+    """The next step with a run's accepted updates. Only one step is under way at a time."""
+
+    work: Callable[[], Any]
+    """To be called once, in any thread. Raises FleetError (not-finite: training has diverged), StoreError (the disk is
+    full), OSError."""
+    end: Callable[[Any, Clocks], list[Command]]
+    """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next commands, as
+    ``Run.record`` does."""
+
+
+class AcceptedUpdate(NamedTuple):
+    """An update that is durable in its spool file."""
+
+    part: Part
+    weight: int
+    spool_file: int
+    largest: float
+    """The largest magnitude of its elements."""
+
+
 class WrittenModel(NamedTuple):
-    """The model that a round made, its file written. It does not count before ``Run.end_commit``."""
+    """The model that a round made, its file written. It does not count before its step's end."""
 
     round: int
     model: Vector
@@ -106,7 +123,10 @@ class Run:
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
         self.aggregate = self.aggregator.init(bundle.manifest.size)
-        """The aggregator's state, with the open round's updates."""
+        """The aggregator's state, with the open round's updates, except those that are still to be added."""
+        self._to_add: deque[AcceptedUpdate] = deque()
+        self._to_commit: Callable[[], WrittenModel] | None = None
+        """The work of the commit that was decided and has not begun."""
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
@@ -144,7 +164,7 @@ class Run:
         heard: list[Command] = []
         for command in self.record(commands, now):
             heard += self.commit(command, now) if isinstance(command, Commit) else [command]
-        return heard
+        return heard + self.do_steps(now)  # an earlier process may have left more spool files than are held now
 
     def _load_aggregate(self, opened: OpenRound) -> Any:
         """Return the aggregator's state as it was last saved, with the updates that were accepted since.
@@ -195,25 +215,50 @@ class Run:
         return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
 
     def save_update(self, report: Report, spool_file: int, largest: float) -> None:
-        """Make a spooled and checked update durable, then add it to the round's other updates.
+        """Make a spooled and checked update durable. A later step adds it to the round's other updates.
 
         ``largest`` is the largest magnitude of its elements. The caller then tells the device and calls
         ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing is saved then.
         """
-        weight, aggregator = weight_of(report.examples, self.plan.round.max_weight), self.aggregator
-        aggregator.check(largest, weight)
+        weight = weight_of(report.examples, self.plan.round.max_weight)
+        self.aggregator.check(largest, weight)
         self.store.record_report(report, weight, spool_file)
-        part = report.part(UPDATE)
-        blocks = self.store.blobs.read_spool_file(spool_file, part.size)
-        aggregator.add(self.aggregate, map(ENCODINGS[part.encoding].decode, blocks), weight, largest)
-        if self.store.must_save_aggregator and not aggregator.keeps_updates:
-            self.store.save_aggregator(aggregator.to_tensors(self.aggregate))
+        self._to_add.append(AcceptedUpdate(report.part(UPDATE), weight, spool_file, largest))
         self.reports[report.task] = report
+
+    def next_step(self) -> Step | None:
+        """Return what is to be done next, or None: add an accepted update; where all are added, make the model if the
+        round is to be committed, or save the aggregator's state if many updates are in spool files."""
+        if self._to_add:
+            return Step(partial(self._add, self.aggregate, self._to_add.popleft()), lambda added, now: [])
+        if self._to_commit is not None:
+            work, self._to_commit = self._to_commit, None
+            return Step(work, self._end_commit)
+        if self.store.must_save_aggregator and not self.aggregator.keeps_updates:
+            return Step(self.store.begin_save(self.aggregator.to_tensors(self.aggregate)), self._end_save)
+        return None
+
+    def do_steps(self, now: Clocks) -> list[Command]:
+        """Do all steps at once, in this thread. Returns the engine's next commands, as ``record`` does."""
+        heard: list[Command] = []
+        while (step := self.next_step()) is not None:
+            heard += step.end(step.work(), now)
+        return heard
+
+    def _add(self, aggregate: Any, update: AcceptedUpdate) -> None:
+        """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
+        blocks = self.store.blobs.read_spool_file(update.spool_file, update.part.size)
+        parts = map(ENCODINGS[update.part.encoding].decode, blocks)
+        self.aggregator.add(aggregate, parts, update.weight, update.largest)
+
+    def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
+        self.store.end_save(saved)
+        return []
 
     def record(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
         ``Assign``, ``CancelTask`` and ``Finish`` are for the devices to hear, ``Abandon`` ends a round; ``Commit``,
-        always the last, is to be made (``begin_commit``)."""
+        always the last, is to be begun (``begin_commit``)."""
         heard: list[Command] = []
         rows: list[Row] = []
         for command in commands:
@@ -246,16 +291,12 @@ class Run:
         self.reports, self._opened = {}, now.engine
         return RoundOpened(number, now.wall)
 
-    def begin_commit(self, command: Commit, now: Clocks) -> Callable[[], WrittenModel]:
-        """Return the work of a commit: arithmetic, and the writing of the model's file.
+    def begin_commit(self, command: Commit, now: Clocks) -> None:
+        """The round is closed: the step after its last update's makes the model.
 
-        Call it in any thread, once, and hand its result to ``end_commit``. It changes nothing of the run, and while
-        the engine is committing nothing changes that it reads. It raises FleetError (not-finite: training has
-        diverged), StoreError (the disk is full), OSError. Where it is not done, or its result is not recorded, the
-        next start repeats it from the accepted updates, with the same bits.
-        """
+        Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
         summary, needed = self._summary(command.dropped, now), self.engine.book.oldest_version()
-        return partial(self._make_model, command.round, summary, now.wall, needed)
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed)
 
     def _make_model(self, round: int, summary: dict[str, Any], at: float, needed: int | None) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
@@ -266,9 +307,9 @@ class Run:
         rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]
         return WrittenModel(round, model, state, row.sha256, rows, summary)
 
-    def end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
+    def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
-        tell the engine. Returns the engine's next commands, as ``record`` does."""
+        tell the engine."""
         self.store.write(new.rows)
         self.model, self.state, self.model_digest = new.model, new.state, new.sha256
         logger.info("round %d committed: %s", new.round, describe(new.summary))
@@ -276,8 +317,9 @@ class Run:
         return self.record(self.engine.committed(now.engine, change=new.summary["change"], metrics=metrics), now)
 
     def commit(self, command: Commit, now: Clocks) -> list[Command]:
-        """Do both steps of a commit at once, in this thread."""
-        return self.end_commit(self.begin_commit(command, now)(), now)
+        """Commit at once, in this thread."""
+        self.begin_commit(command, now)
+        return self.do_steps(now)
 
     def _write_model(self, made: ModelMade, model: Vector, state: State, needed: int | None = None) -> list[Row]:
         """Write the model's file; returns the rows that make model, state and the name of its optimizer count."""
@@ -285,6 +327,7 @@ class Run:
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
         summary = self._summary(dropped, now)
+        self._to_add.clear()
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
         return RoundClosed(number, "abandoned", summary, now.wall)
 

@@ -85,7 +85,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     bundle = open_bundle(plan.bundle)
     places = process_settings.places(service.max_connections, files=descriptors(service.uploads))
     _check_places(plan, service, places)
-    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable)
+    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         host = Host(service, places)
@@ -99,7 +99,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
             try:
                 yield server
             finally:
-                await server.wait_for_commit()
+                await server.wait_for_thread()
                 sweeper.cancel()
                 _record(server, ended=True)
                 server.end()  # an alarm may still be set, and devices still talk

@@ -19,6 +19,9 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 class Blobs(Protocol):
     """The bytes of one run."""
 
+    def has_room(self) -> bool:
+        """Return whether another spool file may be taken."""
+
     def take_spool_file(self) -> int:
         """Return the number of a free spool file, which may hold old bytes."""
 
@@ -32,13 +35,15 @@ class Blobs(Protocol):
         """Write at an offset in bytes. Raises OSError."""
 
     def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
-        """Yield the first ``size`` bytes, in parts that share one buffer. Raises StoreError (a short file)."""
+        """Yield the first ``size`` bytes, in parts that share one buffer. Safe to call from any thread. Raises
+        StoreError (a short file)."""
 
     def settle_spool_file(self, number: int) -> None:
         """Make what was written survive as much as the plan asks for (``durable``)."""
 
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
-        """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes."""
+        """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes. Safe to call
+        from any thread, once at a time."""
 
     def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
         """Return the saved state: tensors with the names, types and shapes of ``like``. Raises StoreError: a short

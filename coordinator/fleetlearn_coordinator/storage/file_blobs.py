@@ -33,8 +33,9 @@ PART_BYTES = 2**17
 class FileBlobs:
     """``Blobs`` in a data directory."""
 
-    def __init__(self, folder: Path, *, power: bool = False) -> None:
-        self.folder, self._power = folder, power
+    def __init__(self, folder: Path, *, power: bool = False, spool_files: int = 64) -> None:
+        """``spool_files``: how many may be in use before there is no room for another."""
+        self.folder, self._power, self._most = folder, power, spool_files
         (folder / MODELS).mkdir(exist_ok=True)
         (folder / UPLOADS).mkdir(exist_ok=True)
         self._spool: list[int] = []
@@ -47,6 +48,9 @@ class FileBlobs:
             os.close(descriptor)
 
     # --- spool files ---
+
+    def has_room(self) -> bool:
+        return len(self._spool) - len(self._free) < self._most
 
     def take_spool_file(self) -> int:
         if not self._free:

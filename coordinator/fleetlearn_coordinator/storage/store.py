@@ -2,15 +2,16 @@
 
 Bytes come first, and then the rows that make them count. An update's bytes are written to a spool file as they arrive;
 ``record_report`` writes one row, which makes the report and its update durable; only then is the device told. The
-aggregator adds accepted updates in memory. After SPOOL_FILES_HELD of them its state is written (``save_aggregator``),
-which frees their spool files: the disk holds no more accepted updates, however large the cohort is, unless the
-aggregator needs each of them. A new model's file is written before the batch of rows that closes its round.
+aggregator adds accepted updates in memory. After SPOOL_FILES_HELD of them its state is written (``begin_save``) and
+recorded (``end_save``), which frees their spool files. No further upload begins while as many spool files are in use as
+``descriptors`` says, so the disk holds no more updates, however large the cohort is. A new model's file is written
+before the batch of rows that closes its round.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -46,7 +47,8 @@ OPTIMIZER_STATE = "state."
 
 
 class Store:
-    """What one run remembers. All calls are synchronous; ``write_model`` may be called in any thread."""
+    """What one run remembers. All calls are synchronous; ``write_model`` may be called in any thread, and so may what
+    ``begin_save`` returns."""
 
     def __init__(self, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
@@ -78,12 +80,21 @@ class Store:
         """Whether SPOOL_FILES_HELD accepted updates are in spool files, so that the state must be saved now."""
         return len(self._held) >= SPOOL_FILES_HELD
 
-    def save_aggregator(self, tensors: Tensors) -> None:
-        """Write the aggregator's state, which contains all accepted updates, and free their spool files."""
-        turn = 1 - int(self.ledger.get("sum") or 0)
-        crc32 = self.blobs.save_aggregator(turn, tensors)
-        self.ledger.write([AggregatorSaved(turn, crc32, list(self._held))])
-        self._free_held()
+    def begin_save(self, tensors: Tensors) -> Callable[[], AggregatorSaved]:
+        """Return the work of writing the aggregator's state, which contains all updates that are accepted now.
+
+        Call it in any thread while nobody changes the state, once, and hand its result to ``end_save`` before the next
+        ``begin_save``. It raises OSError (the disk is full)."""
+        turn, tasks = 1 - int(self.ledger.get("sum") or 0), list(self._held)
+        return lambda: AggregatorSaved(turn, self.blobs.save_aggregator(turn, tensors), tasks)
+
+    def end_save(self, saved: AggregatorSaved) -> None:
+        """Record that the aggregator's state was written, and free the spool files of the updates that it contains."""
+        if not self._held.keys() >= set(saved.tasks):
+            return  # their round was closed meanwhile, and their files are free
+        self.ledger.write([saved])
+        for task in saved.tasks:
+            self.blobs.free_spool_file(self._held.pop(task))
 
     def load_aggregator(self, like: Tensors) -> dict[str, NDArray[Any]] | None:
         """Return the open round's aggregator state as it was last saved, as tensors with the names, types and shapes of
@@ -169,9 +180,9 @@ class Store:
         return [Metadata("state_crc32", checksum_of(state)), made]
 
 
-def open_store(folder: Path, bundle: str, *, durable: str = "process") -> Store:
+def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: int = 16) -> Store:
     """Open and lock a data directory, which is made if it does not exist. ``bundle`` is the SHA-256 of the run's
-    bundle.
+    bundle, ``uploads`` how many may be granted at a time.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its database is lost.
     """
@@ -179,7 +190,7 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process") -> Store:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         opened.callback(os.close, lock(folder / LOCK))
-        blobs = opened.enter_context(closing(FileBlobs(folder, power=power)))
+        blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads))))
         ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power)))
         _refuse_lost(folder, ledger, blobs)
         if ledger.is_new:

@@ -208,9 +208,12 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
     Raises BundleError: it cannot be loaded, or has other names; MemoryError.
     """
     onnxruntime = import_onnxruntime()
+    options = session_options(threads)
+    if FROZEN in bundle.manifest.files:
+        _read_frozen_in_place(options, file)
     try:
         with _graph_source(bundle, file) as source:
-            session = onnxruntime.InferenceSession(source, session_options(threads), providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except BundleError:
         raise
     except Exception as error:
@@ -231,6 +234,18 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
                 f"{bundle.path}: {file} and the manifest differ in these {what}: {sorted(differing)}",
             )
     return session
+
+
+def _read_frozen_in_place(options: Any, file: str) -> None:
+    """Let a session read frozen constants where they are mapped, rather than from rearranged copies of its own.
+
+    A frozen network of 13 million parameters (51 MiB), training and evaluation together, batch 16: 40 MiB of private
+    memory, not 136, and up to 8 % more time for a step. For evaluation, which runs once in a task, convolutions do not
+    rearrange their weights either.
+    """
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    if file == EVAL:
+        options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
 
 @contextmanager
@@ -261,6 +276,11 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = 4
     # Spinning threads take a device's other cores, and its battery, to save microseconds.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A memory pattern is one block for all results, beside the arena that the first step filled. Reuse keeps the memory
+    # of a dead result until another of the same shape needs it. Without both a result's memory is free after its last
+    # reader: half the peak for MobileNetV3 at 224 x 224, at the same speed (benchmarks/memory.py).
+    options.enable_mem_pattern = False
+    options.enable_mem_reuse = False
     return options
 
 

@@ -41,10 +41,12 @@ def check_emission(
 
 
 def operator_inputs(step: TrainStep, batch: Tensors, seed: int) -> Tensors:
-    """Return inputs of the graph for which each operator has something to compute: no state or hyper-parameter is 0."""
+    """Return inputs of the graph for which each operator has something to compute: no bias, state or rate is 0."""
     random = torch.Generator().manual_seed(seed)
     hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
     given = first_inputs(step, hyper, seed) | {f"batch.{name}": value for name, value in batch.items()}
     given |= {"seed": torch.tensor(seed)} if step.random else {}
-    states = {name: value for name, value in given.items() if name.startswith("state.")}
-    return given | {name: value + torch.rand(value.shape, generator=random) for name, value in states.items()}
+    for name, value in given.items():
+        if name.startswith(("param.", "state.")):
+            given[name] = value + 0.01 * torch.rand(value.shape, generator=random)
+    return given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -30,10 +31,10 @@ def check_train(user: UserModel, step: TrainStep, content: bytes, features: Func
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
     def check(seed: int) -> CheckedStep:
-        try:
+        with suppress(ExportError):
             return compare_training(user, step, run, features, seed, FLOAT32)
-        except ExportError:  # PyTorch in float64 tells whether float32 can do better
-            return compare_training(user, step, run, features, seed, WIDENED)
+        # PyTorch in float64 tells whether float32 can do better.
+        return compare_training(user, step, run, features, seed, WIDENED)
 
     return first_passing(check)
 

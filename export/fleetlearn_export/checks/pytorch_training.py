@@ -81,7 +81,6 @@ class PyTorchTraining:
             )
         elif rule.contrastive:
             target = loss + hyper["mu"] * self._contrastive(given, outputs, hyper["temperature"])
-        self.optimizer.zero_grad()
         target.backward()
         gradients = {name: leaf.grad.clone() for name, leaf in self.leaves.items() if leaf.grad is not None}
         if rule.clip:
@@ -94,6 +93,7 @@ class PyTorchTraining:
         if "beta1" in hyper:
             group.update(betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["epsilon"])
         self.optimizer.step()
+        self.optimizer.zero_grad()  # it frees as much memory as the parameters take
         results = {f"next.param.{name}": value.detach().clone() for name, value in self.leaves.items()}
         results |= {f"next.param.{name}": tensors[name].detach() for name in buffers}
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)

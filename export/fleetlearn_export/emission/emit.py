@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
 from fleetlearn_export.emission.table import OPERATORS
 
+BACKWARD = torch.ops.aten.convolution_backward.default
+
 
 class Call(NamedTuple):
     """One operator of the traced graph, and the ONNX values that it became."""
@@ -39,7 +41,7 @@ def emit(module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
     module: a graph of ATen operators that write into no tensor. examples: the input whose first axis has the number of
         examples. Raises EmissionError if an operator is not in the table, or its use is not written.
     """
-    graph = Emitter(examples)
+    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes))
     values: dict[fx.Node, Any] = {}  # a name, or names where an operator has several results
     calls: list[Call] = []
     given, results = [], []

@@ -70,8 +70,10 @@ torch.SymInt. Raises EmissionError for a use that the handler does not write.
 class Emitter:
     """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is used again."""
 
-    def __init__(self, examples: str) -> None:
-        """``examples``: the name of an input whose first axis has the number of examples."""
+    def __init__(self, examples: str, backward: bool = True) -> None:
+        """examples: the name of an input whose first axis has the number of examples. backward: whether the graph has a
+        backward pass, which uses again what the forward pass computes."""
+        self.backward = backward
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self._examples = examples

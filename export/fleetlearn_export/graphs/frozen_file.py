@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import onnx
 from fleetlearn_protocol.manifest import EVAL, FROZEN, TRAIN, TRAIN_MANY
+from fleetlearn_protocol.vector import digest
 from onnx import TensorProto
 
 MIN_BYTES = 1024
@@ -40,23 +41,18 @@ class _Tensor(NamedTuple):
     raw: bytes
 
 
-def move_constants(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def move_constants(files: Mapping[str, bytes], known: Mapping[bytes, str]) -> dict[str, bytes]:
     """Return ``files`` with the large constants of the training and evaluation graphs in a file of their own.
 
     infer.onnx keeps all of its constants, because people take it out of the bundle.
+
+    known: a tensor's bytes -> its name in the file. Other tensors are named after their bytes, and none after the graph
+        that it is from: different graphs with the same constants have the same file.
     """
     graphs = {path: onnx.load_model_from_string(files[path]) for path in (EVAL, TRAIN, TRAIN_MANY) if path in files}
-    names: dict[_Tensor, str] = {}
-    for model in graphs.values():
-        for row in _large(model):
-            names.setdefault(_tensor(row), row.name)
+    names = {_tensor(row): _name(_tensor(row), known) for model in graphs.values() for row in _large(model)}
     if not names:
         return dict(files)
-    taken: dict[str, int] = {}
-    for tensor, name in names.items():
-        plain = name.removeprefix("inner.").removeprefix("model.")  # of the modules around the user's model
-        taken[plain] = taken.get(plain, 0) + 1
-        names[tensor] = plain if taken[plain] == 1 else f"{plain}.{taken[plain]}"
     content, places = _safetensors(names)
     for model in graphs.values():
         for row in _large(model):
@@ -89,6 +85,11 @@ def _large(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _tensor(row: onnx.TensorProto) -> _Tensor:
     return _Tensor(row.data_type, tuple(row.dims), row.raw_data)
+
+
+def _name(tensor: _Tensor, known: Mapping[bytes, str]) -> str:
+    shape = "x".join(map(str, tensor.shape))  # the same bytes may be there in two shapes
+    return f"{known.get(tensor.raw) or 'constant.' + digest(tensor.raw)[:16]}.{shape}"
 
 
 def _safetensors(names: Mapping[_Tensor, str]) -> tuple[bytes, dict[_Tensor, int]]:

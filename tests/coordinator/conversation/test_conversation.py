@@ -66,6 +66,9 @@ class Spool:
         self.files: dict[int, bytearray] = {}
         self.used = 0
 
+    def has_room(self) -> bool:
+        return True
+
     def take_spool_file(self) -> int:
         self.used += 1
         self.files[self.used] = bytearray(4 * SIZE)

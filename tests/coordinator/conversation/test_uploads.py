@@ -151,6 +151,22 @@ def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
     assert list(uploads.grants(0.0)) == [third]
 
 
+def test_an_upload_waits_for_a_spool_file_and_one_that_has_its_file_goes_on(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path, spool_files=1)
+    uploads = make(2)
+    first = granted(uploads, blobs, "t1")
+    sent(first, blobs)
+    second = uploads.offer("device", report_of("t2"), blobs)
+    assert list(uploads.grants(0.0)) == []
+    uploads.pause(first)
+    uploads.drop(second)
+    assert granted(uploads, blobs, "t1") is first
+    uploads.offer("device", report_of("t3"), blobs)
+    assert list(uploads.grants(0.0)) == []
+    uploads.drop(first)
+    assert [upload.report.task for upload in uploads.grants(0.0)] == ["t3"]
+
+
 def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
     """Send this many of the upload's chunks, from where it is."""
     for message in list(pack_chunks(upload.transfer, UPDATE.tobytes(), upload.offset))[:chunks]:

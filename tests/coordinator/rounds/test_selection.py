@@ -6,7 +6,7 @@ import pytest
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.reliability import DOUBT
-from fleetlearn_coordinator.rounds.selection import Selection, take
+from fleetlearn_coordinator.rounds.selection import FEW, SHORT, Selection, put_back, take
 from fleetlearn_coordinator.rounds.settings import Settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +30,19 @@ def test_names_are_taken_by_their_place(names: set[str], draws: list[int]) -> No
     expected = [plain.pop(number % len(plain)) for number in draws[: len(plain)]]
     assert take(sorted_names, draws) == expected
     assert [*sorted_names] == plain
+
+
+@pytest.mark.parametrize("size", [1, 40, FEW * 10, FEW * 10 + 1, SHORT, SHORT + 1])
+def test_however_many_wait_ten_are_taken_and_put_back(size: int) -> None:
+    plain = [f"d{number:05d}" for number in range(size)]
+    names, draws = SortedList(plain), [7**number for number in range(10, 20)]
+    expected = [plain.pop(number % len(plain)) for number in draws[:size]]
+    taken = take(names, draws)
+    assert taken == expected
+    assert [*names] == plain
+    put_back(names, taken)
+    assert [*names] == sorted([*plain, *taken])
+    names._check()
 
 
 def test_the_choice_follows_from_the_seed_the_round_and_the_devices_alone() -> None:

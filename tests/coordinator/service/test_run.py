@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, Command, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.status import read_tasks
+from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed
 from fleetlearn_coordinator.storage.store import open_store
@@ -47,13 +48,15 @@ class Fleet:
             heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
         return heard
 
-    def save_update(self, lease: Assign, update: Vector, **fields: Any) -> None:
-        """Spool the update and make it count."""
+    def save_update(self, lease: Assign, update: Vector, *, steps: bool = True, **fields: Any) -> None:
+        """Spool the update and make it durable; ``steps``: then add it."""
         blobs = self.store.blobs
         spool_file = blobs.take_spool_file()
         blobs.write_spool_file(spool_file, 0, update.tobytes())
         report = report_of(lease, update, **fields)  # type: ignore[arg-type]
         self.run.save_update(report, spool_file, float(np.abs(update).max()))
+        if steps:
+            assert self.run.do_steps(NOW) == []
 
     def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
         """The same; what the engine then wants, carried out."""
@@ -102,6 +105,41 @@ def test_whoever_listens_is_told_that_a_round_is_over(make_plan: PlanMaker) -> N
     assert commit == Commit(1, {})
     (finish,) = fleet.run.commit(commit, NOW)
     assert isinstance(finish, Finish)
+    fleet.store.close()
+
+
+def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round is abandoned while its sum is written: its spool files are free already, once."""
+    monkeypatch.setattr(store, "SPOOL_FILES_HELD", 2)
+    fleet = Fleet(make_plan(round__goal=3, round__minimum=3, round__deadline=60.0))
+    first, second, _ = leases(fleet.check_in("a", "b", "c"))
+    for lease in (first, second):
+        fleet.save_update(lease, update_of(1.0), steps=False)
+        assert fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)) == []
+    for _ in range(2):
+        add = fleet.run.next_step()
+        assert add is not None
+        assert add.end(add.work(), NOW) == []
+    save = fleet.run.next_step()
+    assert save is not None
+    written = save.work()
+    commands = fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
+    assert isinstance(commands[1], Abandon), commands
+    assert save.end(written, NOW) == []
+    assert fleet.store.ledger.get("sum") is None
+    assert sorted(fleet.store.blobs.take_spool_file() for _ in range(3)) == [0, 1, 2]
+    assert fleet.run.next_step() is None
+    fleet.store.close()
+
+
+def test_updates_of_an_abandoned_round_are_not_added(make_plan: PlanMaker) -> None:
+    fleet = Fleet(make_plan(round__goal=2, round__minimum=2, round__deadline=60.0))
+    lease, _ = leases(fleet.check_in("a", "b"))
+    fleet.save_update(lease, update_of(1.0), steps=False)
+    fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
+    assert fleet.run.next_step() is None
     fleet.store.close()
 
 

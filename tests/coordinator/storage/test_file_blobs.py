@@ -38,6 +38,16 @@ def test_a_spool_file_of_an_earlier_process_is_not_given_away(tmp_path: Path) ->
     assert blobs.take_spool_file() == 2
 
 
+def test_there_is_room_until_all_spool_files_are_in_use(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path, spool_files=2)
+    blobs.reserve_spool_file(1)
+    assert blobs.has_room()
+    taken = blobs.take_spool_file()
+    assert not blobs.has_room()
+    blobs.free_spool_file(taken)
+    assert blobs.has_room()
+
+
 def test_a_model_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     blobs, vector = FileBlobs(tmp_path), np.zeros(1000, np.float32)
     with largest_file(1000), pytest.raises(StoreError, match=r"v00000001.draft cannot be written"):

@@ -50,7 +50,7 @@ def add(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.S
     spool(kept, task, update, weight)
     exact_mean.add(total, (update,), weight, check_finite(update))
     if kept.must_save_aggregator:
-        kept.save_aggregator(exact_mean.to_tensors(total))
+        kept.end_save(kept.begin_save(exact_mean.to_tensors(total))())
 
 
 def recover(kept: Store) -> tuple[OpenRound, exact_mean.Sum]:
@@ -213,7 +213,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         spool(kept, f"t1-{number}", update, 1)
         exact_mean.add(total, (update,), 1, check_finite(update))
     with pytest.raises(OSError, match="File too large"), largest_file(16 * SIZE + 12):
-        kept.save_aggregator(exact_mean.to_tensors(total))
+        kept.end_save(kept.begin_save(exact_mean.to_tensors(total))())
     kept.close()
     _, found = recover(open_store(tmp_path, BUNDLE))
     np.testing.assert_array_equal(exact_mean.mean(found), exact_mean.mean(total))

@@ -373,7 +373,7 @@ def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> N
         complete = make_train_step(user, step, hyper={"lr": 0.1})
         assert complete.random == (step in (noisy, each_example_clipped))
         arguments = complete.arguments()
-        graph = trace(complete.run, arguments, {"batch.x": 0, "batch.y": 0})
+        graph = trace(complete.run, arguments, {"batch.x": 0, "batch.y": 0}, {})
         given = arguments | {"batch.x": torch.randn(7, 6), "batch.y": torch.tensor([0, 1, 2, 0, 1, 2, 0])}
         given |= {"seed": torch.tensor(5)} if complete.random else {}
         before = {name: value.clone() for name, value in given.items()}

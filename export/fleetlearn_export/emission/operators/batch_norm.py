@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Size, Source, Value, fixed_size
-from fleetlearn_export.emission.operators.layout import column, mean, total
+from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Source, Value, fixed_size
+from fleetlearn_export.emission.operators.layout import mean, total
 
 aten = torch.ops.aten
 
@@ -27,10 +27,6 @@ def _vector(graph: Emitter, value: Value | None, number: float, x: Value) -> Sou
     return graph.filled(number, [channels], x.dtype)
 
 
-def _channels(x: Value) -> list[Size]:
-    return [x.shape[1]]
-
-
 def _normalised(
     graph: Emitter, x: Value, weight: Value | None, bias: Value | None, mean: Source, variance: Source, eps: float
 ) -> str:
@@ -45,17 +41,14 @@ def _normalised(
     )
 
 
-def _centred(graph: Emitter, x: Value, mean: Source) -> str:
-    return graph.node("Sub", x, column(graph, mean, x.shape[1], x.rank))
+def _affine(graph: Emitter, x: Value, scale: Source, shift: Source, mean: Source | None = None) -> str:
+    """Return ``(x - mean) * scale + shift`` with vectors of one number for each channel.
 
-
-def _trained(graph: Emitter, x: Value, weight: Value | None, bias: Value | None, eps: float) -> tuple[list[str], str]:
-    """Normalise with the batch's statistics. Returns (result, mean, 1 / standard deviation) and the sum of squares."""
-    middle = graph.reshaped(mean(graph, x, _axes(x), keep=True), _channels(x))
-    squares = graph.node("ReduceSumSquare", _centred(graph, x, middle), graph.integers(_axes(x)), keepdims=0)
-    variance = graph.node("Div", squares, graph.count([x.shape[0], *x.shape[2:]], x.dtype))
-    result = _normalised(graph, x, weight, bias, middle, variance, eps)
-    return [result, middle, _inverse(graph, variance, eps, x)], squares
+    BatchNormalization does it in one pass, at full speed for small images too: 16 x 960 x 2 x 2 in 0.03 CPU-ms, where a
+    Mul with a vector takes 0.14.
+    """
+    mean = _vector(graph, None, 0, x) if mean is None else mean
+    return graph.node("BatchNormalization", x, scale, shift, mean, _vector(graph, None, 1, x), epsilon=0.0)
 
 
 def _inverse(graph: Emitter, variance: Source, eps: float, x: Value) -> str:
@@ -79,15 +72,35 @@ def batch_norm_functional(
     if not training:
         found = batch_norm_without_training(graph, out, x, weight, bias, running_mean, running_var, momentum, eps)
         return [*found, running_mean.name, running_var.name]
-    results, squares = _trained(graph, x, weight, bias, eps)
+    # Without momentum the new running statistics are the batch's own. 16 x 96 x 32 x 32: 0.53 CPU-ms; 1.53 by sums.
+    # ONNX Runtime writes them over the memory of the old ones, even if that is a constant or the graph's input. So it
+    # gets values that nothing else reads.
+    spare_mean, spare_var = (graph.node("Sub", running, running) for running in (running_mean, running_var))
+    result, middle, variance = graph.nodes_outputs(
+        "BatchNormalization",
+        3,
+        x,
+        _vector(graph, weight, 1, x),
+        _vector(graph, bias, 0, x),
+        spare_mean,
+        spare_var,
+        epsilon=float(eps),
+        momentum=0.0,
+        training_mode=1,
+    )
     count = graph.count([x.shape[0], *x.shape[2:]], x.dtype)
-    one, share = (graph.number(value, x.dtype) for value in (1, momentum))
-    of_squares = graph.node("Mul", squares, graph.node("Div", share, graph.node("Sub", count, one)))
-    kept = graph.number(1 - momentum, x.dtype)
+    unbiased = graph.node("Div", count, graph.node("Sub", count, graph.number(1, x.dtype)))
+
+    def moved(running: Value, batch: str) -> str:
+        kept = graph.node("Mul", running, graph.number(1 - momentum, x.dtype))
+        return graph.node("Add", kept, graph.node("Mul", batch, graph.number(momentum, x.dtype)))
+
     return [
-        *results,
-        graph.node("Add", graph.node("Mul", running_mean, kept), graph.node("Mul", results[1], share)),
-        graph.node("Add", graph.node("Mul", running_var, kept), of_squares),
+        result,
+        middle,
+        _inverse(graph, variance, eps, x),
+        moved(running_mean, middle),
+        moved(running_var, graph.node("Mul", variance, unbiased)),
     ]
 
 
@@ -101,7 +114,16 @@ def batch_norm_without_statistics(
     momentum: float,
     eps: float,
 ) -> list[str]:
-    return _trained(graph, x, weight, bias, eps)[0]
+    """Return (result, mean, 1 / standard deviation). The number of channels may depend on the number of examples."""
+    middle = mean(graph, x, _axes(x), keep=True)
+    centred = graph.node("Sub", x, middle)
+    variance = mean(graph, graph.node("Mul", centred, centred), _axes(x))
+    middle = graph.reshaped(middle, [x.shape[1]])
+    return [
+        _normalised(graph, x, weight, bias, middle, variance, eps),
+        middle,
+        _inverse(graph, variance, eps, x),
+    ]
 
 
 def batch_norm_without_training(
@@ -153,7 +175,8 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> list[str | None]:
-    """Return the gradients of x, weight and bias."""
+    """Return the gradients of x, weight and bias. 16 x 96 x 32 x 32: 2.4 CPU-ms; 2.7 by Sub and Mul; 16 x 960 x 2 x 2:
+    0.33 in place of 0.61."""
     if training:
         assert saved_mean is not None
         assert saved_inverse is not None
@@ -165,27 +188,19 @@ def batch_norm_backward(
         middle, inverse = running_mean, _inverse(graph, running_var, eps, x)
     scale = inverse if weight is None else graph.node("Mul", weight, inverse)
 
-    def broadcast(vector: Source) -> str:
-        return column(graph, vector, x.shape[1], x.rank)
-
-    gradients: list[str | None] = [None, None, None]
+    zero = _vector(graph, None, 0, x)
+    by_weight = by_bias = None
     if output_mask[2] or (training and output_mask[0]):
-        gradients[2] = total(graph, grad, _axes(x))
+        by_bias = total(graph, grad, _axes(x))
     if output_mask[1] or (training and output_mask[0]):
-        product = graph.node("Mul", grad, _centred(graph, x, middle))
-        gradients[1] = graph.node("Mul", total(graph, product, _axes(x)), inverse)
-    if output_mask[0]:
-        gradients[0] = graph.node("Mul", grad, broadcast(scale))
-        if training:
-            # The gradient's parts that change the mean and the standard deviation
-            assert gradients[1] is not None
-            assert gradients[2] is not None
-            share = graph.node("Div", scale, graph.count([x.shape[0], *x.shape[2:]], x.dtype))
-            slope = graph.node("Mul", graph.node("Mul", share, inverse), gradients[1])
-            level = graph.node("Mul", share, gradients[2])
-            along = graph.node("Mul", _centred(graph, x, middle), broadcast(slope))
-            gradients[0] = graph.node("Sub", graph.node("Sub", gradients[0], along), broadcast(level))
-    return [row if wanted else None for row, wanted in zip(gradients, output_mask, strict=True)]
+        by_weight = total(graph, graph.node("Mul", grad, _affine(graph, x, inverse, zero, middle)), _axes(x))
+    by_input = _affine(graph, grad, scale, zero) if output_mask[0] else None
+    if by_input is not None and by_weight is not None and by_bias is not None and training:
+        # What changes the standard deviation and the mean is taken away.
+        share = graph.node("Neg", graph.node("Div", scale, graph.count([x.shape[0], *x.shape[2:]], x.dtype)))
+        slope = graph.node("Mul", graph.node("Mul", share, inverse), by_weight)
+        by_input = graph.node("Add", by_input, _affine(graph, x, slope, graph.node("Mul", share, by_bias), middle))
+    return [by_input, by_weight if output_mask[1] else None, by_bias if output_mask[2] else None]
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

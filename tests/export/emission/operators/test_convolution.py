@@ -47,6 +47,9 @@ CASES = {
     "one place": Case((3, 3), 5, 4, (3, 3)),
     "one element and place": Case((1, 1), 16, 24, (1, 1)),
     "large products": Case((2, 2), 40, 50, (1, 1)),
+    "one element, larger image": Case((9, 8), 6, 4, (1, 1)),
+    "larger image": Case((8, 9), 9, 5, (3, 3), {"padding": 1}),
+    "larger image, strides": Case((12, 11), 9, 5, (3, 2), {"padding": 1, "stride": 2}),
     "dense": Case((7, 6), 9, 5, (3, 3), {"padding": 1}),
     "dense, strides that do not divide": Case((8, 7), 9, 5, (3, 3), {"padding": 1, "stride": 2}),
     "dense, dilation": Case((9, 8), 8, 5, (3, 2), {"padding": (2, 1), "dilation": (2, 3)}),
@@ -63,6 +66,12 @@ CASES = {
     "depthwise, strides": Case((7, 9), 8, 8, (5, 5), {"padding": 2, "stride": 2, "groups": 8}),
     "depthwise, dilation": Case((9, 9), 4, 4, (3, 3), {"padding": 2, "dilation": 2, "groups": 4}),
     "depthwise, long rows": Case((2, 50), 4, 4, (3, 3), {"padding": 1, "groups": 4}),
+    "depthwise, narrow": Case((25, 5), 4, 4, (3, 3), {"padding": 1, "groups": 4}),
+    "depthwise, narrow, strides": Case((25, 8), 4, 4, (4, 3), {"padding": 1, "stride": (2, 1), "groups": 4}),
+    "depthwise, narrow, dilation": Case(
+        (24, 6), 4, 4, (3, 2), {"padding": (1, 2), "dilation": (2, 3), "stride": (1, 2), "groups": 4}
+    ),
+    "depthwise, larger than small": Case((14, 13), 4, 4, (3, 3), {"padding": 1, "stride": (2, 1), "groups": 4}),
     "depthwise, multiplier": Case((6, 6), 4, 12, (3, 3), {"padding": 1, "groups": 4}),
     "one axis": Case((11,), 9, 4, (3,), {"padding": 1, "stride": 2}),
     "one axis, depthwise": Case((11,), 6, 6, (4,), {"padding": 3, "groups": 6}),

@@ -1,4 +1,4 @@
-"""A large model is committed in another thread, while the event loop answers the devices."""
+"""A large model's updates are added, saved and committed in another thread, while the event loop answers devices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
 from fleetlearn_coordinator.rounds.engine import Phase
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.blobs import Tensors
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code
-from fleetlearn_protocol.messages import Accepted, Content, Fetch, Refused, Task
-from peers import Peer, PlanMaker, fleet, plan_text, report_of, update_of, write_test_bundle
+from fleetlearn_protocol.messages import Accepted, Content, Fetch, Grant, Refused, Task
+from full_disk import largest_file
+from peers import SIZE, Peer, PlanMaker, fleet, plan_text, report_of, update_of, write_test_bundle
 
 
 @pytest.fixture
@@ -28,16 +30,36 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The writing of a model's file waits for the event, which is set at the end at the latest."""
+def held_up(patch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> Iterator[threading.Event]:
+    """The writing of a model's file waits for the event, which is set at the end at the latest. ``begun`` is set when
+    it waits."""
     go_on, save = threading.Event(), FileBlobs.save_model
 
     def save_later(blobs: FileBlobs, version: int, tensors: Tensors) -> None:
+        if version > 0 and begun is not None:
+            begun.set()
         assert version == 0 or go_on.wait(20), "nobody let the commit go on"
         save(blobs, version, tensors)
 
     with patch.context() as within:
         within.setattr(FileBlobs, "save_model", save_later)
+        try:
+            yield go_on
+        finally:
+            go_on.set()
+
+
+@contextmanager
+def additions_held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is added to the sum before the event, which is set at the end at the latest."""
+    go_on, read = threading.Event(), FileBlobs.read_spool_file
+
+    def read_later(blobs: FileBlobs, number: int, size: int) -> Iterator[memoryview]:
+        assert go_on.wait(20), "nobody let the addition go on"
+        yield from read(blobs, number, size)
+
+    with patch.context() as within:
+        within.setattr(FileBlobs, "read_spool_file", read_later)
         try:
             yield go_on
         finally:
@@ -53,7 +75,7 @@ async def close_the_round(coordinator: RunServer, device: Peer) -> Task:
 
 async def committed(coordinator: RunServer) -> None:
     async with asyncio.timeout(10):
-        await coordinator.wait_for_commit()
+        await coordinator.wait_for_thread()
 
 
 def test_devices_are_answered_while_a_commit_is_under_way(
@@ -95,12 +117,13 @@ def test_devices_are_answered_while_a_commit_is_under_way(
 
 
 def test_a_stop_waits_for_the_commit(make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(round__goal=1)
+    plan, begun = make_plan(round__goal=1), threading.Event()
 
     async def test() -> None:
-        with held_up(monkeypatch) as go_on:
+        with held_up(monkeypatch, begun) as go_on:
             async with fleet(plan) as (coordinator, join):
                 await close_the_round(coordinator, await join("a"))
+                assert await asyncio.to_thread(begun.wait, 10)
                 asyncio.get_running_loop().call_later(0.05, go_on.set)
                 await coordinator.stop("stopped by the test")
 
@@ -133,6 +156,102 @@ def test_an_error_of_the_thread_ends_the_coordinator(
 
     asyncio.run(test())
     assert read_model(plan.data_dir)[0] == 1
+
+
+def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_all(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with fleet(make_plan(round__goal=3, stop__rounds=1)) as (coordinator, join):
+            devices = [await join(name) for name in "abc"]
+            before = coordinator.run.model.copy()
+            with additions_held_up(monkeypatch) as go_on:
+                for number, device in enumerate(devices):
+                    await device.do_round(update_of(float(number)))
+                assert coordinator.engine.phase is Phase.COMMITTING
+                assert coordinator.run.aggregate.count == 0
+                assert read_status(coordinator.run.plan.data_dir).version == 0
+                go_on.set()
+                await committed(coordinator)
+            assert coordinator.engine.version == 1
+            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+
+    asyncio.run(test())
+
+
+def test_an_upload_waits_while_all_spool_files_are_in_use(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update is held before the sum is saved, and one upload has a place: there are three files."""
+    monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)
+
+    async def test() -> None:
+        plan = make_plan(round__goal=4, stop__rounds=1)
+        async with fleet(plan, uploads=1) as (coordinator, join):
+            devices = [await join(name) for name in "abcd"]
+            before = coordinator.run.model.copy()
+            with additions_held_up(monkeypatch) as go_on:
+                for device in devices[:3]:
+                    await device.do_round(update_of(1.0))
+                last = devices[3]
+                task, other = await last.task(), coordinator.run.bundle.manifest.files["graphs/eval.onnx"].sha256
+                await last.send(report_of(task, update_of(1.0)))
+                await last.send(Fetch(other))
+                await last.expect(Content)  # which shows that no grant came before
+                assert len(coordinator.host.uploads.waiting) == 1
+                go_on.set()
+                grant = await last.expect(Grant)
+            await last.send_update(grant, update_of(1.0))
+            await last.expect(Accepted)
+            await committed(coordinator)
+            assert len(list((plan.data_dir / "uploads").iterdir())) == 3
+            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+
+    asyncio.run(test())
+
+
+def test_a_stop_leaves_what_was_not_added_to_the_next_start(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(round__goal=2, stop__rounds=1)
+
+    async def test() -> None:
+        with additions_held_up(monkeypatch) as go_on:
+            async with fleet(plan) as (coordinator, join):
+                for device in [await join(name) for name in "ab"]:
+                    await device.do_round(update_of(1.0))
+                asyncio.get_running_loop().call_later(0.05, go_on.set)
+                await coordinator.stop("stopped by the test")
+        assert read_status(plan.data_dir).version == 0
+        async with fleet(plan) as (coordinator, _):
+            assert coordinator.engine.version == 1
+
+    asyncio.run(test())
+    assert read_status(plan.data_dir).rounds[0].summary["reports"] == 2
+
+
+def test_a_full_disk_ends_the_coordinator_when_the_sum_is_saved(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The updates are safe in their spool files: the next start saves the sum."""
+    monkeypatch.setattr(store, "SPOOL_FILES_HELD", 2)
+    plan = make_plan(round__goal=3)
+
+    async def test() -> None:
+        async with fleet(plan) as (coordinator, join):
+            devices = [await join(name) for name in "abc"]
+            with largest_file(5 * SIZE):  # less than the sum, more than an update
+                for device in devices[:2]:
+                    await device.do_round(update_of(1.0))
+                with pytest.raises(OSError, match="File too large"):
+                    await coordinator.done
+            assert coordinator.ended
+            assert coordinator.run.store.ledger.get("sum") is None
+        async with fleet(plan) as (coordinator, join):
+            assert coordinator.run.store.ledger.get("sum") is not None
+            assert len(coordinator.engine.accepted) == coordinator.run.aggregate.count == 2
+
+    asyncio.run(test())
 
 
 @pytest.mark.slow

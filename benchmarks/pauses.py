@@ -1,0 +1,88 @@
+"""How long a coordinator leaves a ping unanswered while it takes in updates of a large model.
+
+A few devices take and send a model of 400 MB (10^8 float32), as those of ``rounds.py`` do. Beside them, a process of
+its own (_pings.py) sends WebSocket pings on a connection that does nothing else, each 10 ms after the answer to the
+last. The longest wait for an answer is the longest pause of the coordinator's event loop. In each round the coordinator
+also saves its sum, if there are more devices than ``--held``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import _measure as measure
+import _websocket_device
+from rounds import quantile, together
+
+SHOWN = 0.1
+"""Seconds from which on a pause is counted."""
+
+
+@contextmanager
+def pings(url: str, results: list[float]) -> Iterator[None]:
+    """Send pings while the block runs; ``results`` then has the seconds until each answer."""
+    command = [sys.executable, str(Path(__file__).with_name("_pings.py")), url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
+        try:
+            yield
+        finally:
+            output, _ = process.communicate("\n")
+    results += map(float, output.splitlines())
+
+
+def run(devices: int, size: int, rounds: int, held: int, durable: str, limit: float) -> dict[str, float]:
+    """Figures of one run."""
+    update, log = _websocket_device.make_update(size), _websocket_device.Log()
+    waits: list[float] = []
+    with measure.coordinator(size=size, devices=devices, rounds=rounds, durable=durable, held=held) as server:
+        began, before = time.monotonic(), measure.usage(server.pid)
+        with pings(server.url, waits):
+            parts = (_websocket_device.take_part(server.url, f"d{i}", update, log) for i in range(devices))
+            asyncio.run(together(parts, limit))
+        seconds, after = time.monotonic() - began, measure.usage(server.pid)
+    if (accepted := sum(moments.accepted for moments in log.values())) != devices * rounds:
+        raise RuntimeError(f"{accepted} updates were accepted, of {devices * rounds}")
+    return {
+        "longest_pause_ms": 1e3 * max(waits),
+        "second_longest_pause_ms": 1e3 * sorted(waits)[-2],
+        "p99_ms": 1e3 * quantile(waits, 0.99),
+        "p50_ms": 1e3 * quantile(waits, 0.5),
+        "pauses_above_100_ms": sum(wait > SHOWN for wait in waits),
+        "paused_part": sum(wait for wait in waits if wait > SHOWN) / seconds,
+        "pings": len(waits),
+        "seconds": seconds,
+        "cpu_s": after.cpu - before.cpu,
+        "peak_rss_mib": after.peak_rss,
+    }
+
+
+def main() -> None:
+    options = measure.parser(__doc__)
+    options.add_argument("--devices", type=int, default=6)
+    options.add_argument("--size", type=int, default=100_000_000, help="parameters of the model, float32")
+    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--held", type=int, default=4, help="updates after which the sum is saved (as a rule 32)")
+    options.add_argument("--durable", choices=("process", "power"), default="process", help="the plan's durable")
+    options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--limit", type=float, default=600.0, help="seconds that one repeat may take")
+    chosen = options.parse_args()
+    runs = [
+        run(chosen.devices, chosen.size, chosen.rounds, chosen.held, chosen.durable, chosen.limit)
+        for _ in range(chosen.repeats)
+    ]
+    results = {key: measure.middle([row[key] for row in runs]) for key in runs[0]}
+    print(measure.table([("figure", "coordinator"), *((key, measure.show(value)) for key, value in results.items())]))
+    settings = {key: value for key, value in vars(chosen).items() if key != "json"}
+    measure.write_json(chosen.json, settings, {"fleetlearn": results, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How a connection opens and what it makes of bytes that no library would send, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fleetlearn_protocol import Code
+from fleetlearn_protocol.messages import PROTOCOL_NAME, PROTOCOL_VERSION, CheckIn, Refused, Welcome
+from peers import PlanMaker, serving
+
+from benchmarks._raw_peer import BINARY, CLOSE, CONTINUATION, TEXT, RawPeer, frame, open_stream, text
+
+REQUEST = (
+    f"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
+    f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
+).encode()
+CHECK_IN = text(CheckIn(PROTOCOL_VERSION, "a", 1))
+
+
+def run_async(test: Callable[[RawPeer], Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine test with a peer that has sent nothing yet."""
+
+    def run(make_plan: PlanMaker) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30), serving(make_plan()) as coordinator:
+                peer = RawPeer(*await open_stream(coordinator.host.address))
+                try:
+                    await test(peer)
+                finally:
+                    peer.abort()
+
+        asyncio.run(bounded())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def opened(peer: RawPeer) -> None:
+    assert (await peer.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+
+
+@run_async
+async def test_the_request_may_come_in_pieces(peer: RawPeer) -> None:
+    for at in range(0, len(REQUEST), 50):
+        await peer.send(REQUEST[at : at + 50])
+        await asyncio.sleep(0.001)  # else the system may join the pieces
+    await opened(peer)
+
+
+@run_async
+async def test_a_message_may_come_with_the_request(peer: RawPeer) -> None:
+    await peer.send(REQUEST + CHECK_IN)
+    await opened(peer)
+    assert isinstance(await peer.hear(), Welcome)
+
+
+@run_async
+async def test_what_is_no_request_is_answered_by_the_end(peer: RawPeer) -> None:
+    await peer.send(b"hello\r\n\r\n")
+    assert await peer.reader.read() == b""
+
+
+@run_async
+async def test_a_refused_request_is_answered(peer: RawPeer) -> None:
+    await peer.send(REQUEST.replace(PROTOCOL_NAME.encode(), b"another"))
+    answer = await peer.reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"invalid subprotocol" in answer
+
+
+@run_async
+async def test_text_that_is_not_utf_8_ends_the_connection(peer: RawPeer) -> None:
+    """Also where a message after it came in the same read."""
+    await peer.send(REQUEST + frame(TEXT, b"\xff") + CHECK_IN)
+    await opened(peer)
+    opcode, payload = await peer.receive()
+    assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1007)
+    assert await peer.reader.read() == b""
+
+
+@run_async
+async def test_the_type_of_a_message_is_that_of_its_first_fragment(peer: RawPeer) -> None:
+    await peer.send(REQUEST + CHECK_IN)
+    await opened(peer)
+    assert isinstance(await peer.hear(), Welcome)
+    # The letter's two bytes are in different fragments.
+    await peer.send(frame(TEXT, b'{"type": "\xc3', fin=False) + frame(CONTINUATION, b'\xb6"}'))
+    await peer.send(frame(BINARY, b"\xff", fin=False) + frame(CONTINUATION, b"\xff"))
+    for code in (Code.UNKNOWN_TYPE, Code.BAD_FRAME):
+        answer = await peer.hear()
+        assert isinstance(answer, Refused)
+        assert answer.code == code
+
+
+@run_async
+async def test_a_closing_peer_is_answered(peer: RawPeer) -> None:
+    await peer.send(REQUEST + frame(CLOSE, (1000).to_bytes(2, "big")))
+    await opened(peer)
+    assert await peer.receive() == (CLOSE, (1000).to_bytes(2, "big"))
+    assert await peer.reader.read() == b""

@@ -1,0 +1,102 @@
+"""The traced step against autograd, both in PyTorch: errors of decompositions are found, float32's own are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from fleetlearn_export import ExportError
+from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
+from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, compare_training
+from fleetlearn_export.model.user_model import training_mode
+from fleetlearn_export.tracing.decompositions import BACKWARD
+from mutants import TracedStep, traced_step
+from torch import Tensor, nn
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+NAMES = ["mlp", "lenet", "resnet8-batchnorm", "inverted-residual", "embedding-bag", "two-heads", "tied", "own-loss"]
+
+
+def checked(step: TracedStep) -> float:
+    with training_mode(step.user.model):
+        return check_tracing(step.user, step.step, step.module).difference
+
+
+@pytest.mark.parametrize(
+    "name", [row if row in NAMES else pytest.param(row, marks=pytest.mark.slow) for row in zoo.NAMES]
+)
+def test_a_traced_step_is_autograds_in_float64(name: str) -> None:
+    """A tenth of what is allowed: no float32 is left on the way, nor is the seed's randomness another."""
+    step = traced_step(zoo.make(name))
+    with training_mode(step.user.model):
+
+        def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            return run_traced(step.step, step.module, given, torch.float64)
+
+        found = compare_training(step.user, step.step, run, None, 1, FLOAT64)
+    assert found.difference < 0.1 * FLOAT64.values
+    assert found.batch_of_one
+
+
+def batch_norm_without_mean(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    right = decomposition_table[aten.native_batch_norm_backward.default](grad, x, weight, *rest)
+    term = weight * rest[3] * right[2] / (x.numel() / x.shape[1])
+    return right[0] + term.reshape(-1, 1, 1), right[1], right[2]
+
+
+def scaled(function: Callable[..., Tensor], factor: float) -> Callable[..., Tensor]:
+    return lambda *args, **kwargs: function(*args, **kwargs) * factor
+
+
+def relu_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
+    return grad * (x > threshold).to(grad.dtype)
+
+
+WRONG: list[tuple[str, Any, Callable[..., Any]]] = [
+    ("lenet", aten.tanh_backward.default, scaled(lambda grad, y: grad * (1 - y * y), 1.01)),
+    ("mlp", aten.threshold_backward.default, scaled(relu_backward, 1.01)),
+    ("mlp", aten.threshold_backward.default, scaled(relu_backward, 0.99)),
+    ("mlp", aten.threshold_backward.default, lambda grad, x, threshold: grad),
+    ("resnet8-batchnorm", aten.native_batch_norm_backward.default, batch_norm_without_mean),
+    (
+        "embedding-bag",
+        aten._embedding_bag_backward.default,
+        scaled(BACKWARD[aten._embedding_bag_backward.default], 1.01),
+    ),
+    ("own-loss", aten.mish_backward.default, scaled(lambda grad, x: grad * torch.tanh(x), 1.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "operator", "wrong"), WRONG)
+def test_a_wrong_decomposition_is_found(name: str, operator: Any, wrong: Callable[..., Any]) -> None:
+    step = traced_step(zoo.make(name), table={operator: wrong})
+    assert not step.module.graph.find_nodes(op="call_function", target=operator)
+    with pytest.raises(ExportError, match="the traced step has another gradient than PyTorch for parameter"):
+        checked(step)
+
+
+def test_code_that_depends_on_its_tensors_dtype_is_compared_in_float32() -> None:
+    """In float64 this model is another one."""
+
+    class Rounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x) * (1 + 1e4 * torch.finfo(x.dtype).eps)
+
+    torch.manual_seed(0)
+    step = traced_step(zoo.classifier(Rounded(), zoo.numbers(6), 4))
+    with training_mode(step.user.model):
+
+        def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            return run_traced(step.step, step.module, given, torch.float64)
+
+        with pytest.raises(ExportError, match=r"differs|another gradient"):
+            compare_training(step.user, step.step, run, None, 1, FLOAT64)
+    assert 0 < checked(step) < FLOAT32.values
