@@ -94,6 +94,7 @@ PLACED: list[tuple[Any, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")  # since PyTorch 2.15
 @pytest.mark.parametrize(("operator", "function"), PLACED)
 def test_placed(operator: Any, function: Callable[..., Any]) -> None:
     check_emission(operator, lambda x, places: (function(x, places), x), X, POSITIVE)
