@@ -27,6 +27,8 @@ TRAINING_PYTHON = HERE.parent / ".venv/ort-training/bin/python"
 LR = 0.05
 TOLERANCE = 1e-4
 """Relative difference of the losses above which the contenders did not do the same work."""
+LOOSE_TOLERANCE = 0.3
+"""For models that people bring: dropout draws other numbers, and rounding grows from layer to layer."""
 LIMIT = 300.0
 """Seconds that one contender may take."""
 
@@ -61,9 +63,11 @@ def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps
     }
 
 
-def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, Any]:
+def compare(name: str, folder: Path, repeats: int, scale: float, compiled: bool) -> dict[str, Any]:
     """Run all contenders on one model, in turns. If compiling fails, the result says how."""
-    python = TRAINING_PYTHON if TRAINING_PYTHON.exists() else sys.executable
+    tolerance = LOOSE_TOLERANCE if name in _models.PUBLIC else TOLERANCE
+    # That environment has PyTorch, but none of the packages that public models come from.
+    python = TRAINING_PYTHON if TRAINING_PYTHON.exists() and name in _models.OF_THE_ZOO else sys.executable
     subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
     bundle, arrays = folder / f"{name}.bundle", folder / f"{name}.npz"
     _models.write_batches(name, arrays)
@@ -72,7 +76,7 @@ def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, An
     failed = ""
     for _ in range(repeats):
         turn = [contend(sys.executable, "eager", name, arrays, steps)]
-        if not failed:
+        if compiled and not failed:
             try:
                 turn.append(contend(sys.executable, "compile", name, arrays, steps))
             except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -84,7 +88,7 @@ def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, An
             turn.append(contend(TRAINING_PYTHON, "ort-training", bundle, arrays, steps))
             turn[-1]["version"] = turn[-1]["version"].replace("onnxruntime", "ort-training")
         for run in turn:
-            if abs(run["loss"] - turn[0]["loss"]) > TOLERANCE * abs(turn[0]["loss"]):
+            if abs(run["loss"] - turn[0]["loss"]) > tolerance * abs(turn[0]["loss"]):
                 raise RuntimeError(f"{name}: {run['version']} has the loss {run['loss']}, eager {turn[0]['loss']}")
             ratios = {
                 "ratio": run["cpu_ms_per_step"] / turn[0]["cpu_ms_per_step"],
@@ -110,9 +114,12 @@ def main() -> None:
     options.add_argument("--models", nargs="+", choices=_models.STEPS, default=list(_models.STEPS))
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
+    options.add_argument("--no-compile", action="store_true", help="without PyTorch's compiler")
     chosen = options.parse_args()
     with measure.scratch() as folder:
-        results = {name: compare(name, folder, chosen.repeats, chosen.scale) for name in chosen.models}
+        results = {
+            name: compare(name, folder, chosen.repeats, chosen.scale, not chosen.no_compile) for name in chosen.models
+        }
     print(file=sys.stderr)
     columns = {
         "CPU-ms per step": "cpu_ms_per_step",
