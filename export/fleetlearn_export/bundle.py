@@ -56,6 +56,7 @@ from fleetlearn_export.graphs.conversion import (
 from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
+from fleetlearn_export.inspection.memory_budget import Budget, memory_budget, train_elements, within_budget
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
 from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.source_locations import as_export_error
@@ -127,6 +128,8 @@ def export_bundle(
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
     many: TrainMany | None = None,
+    memory: str | None = None,
+    batch: int | None = None,
     name: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -160,6 +163,8 @@ def export_bundle(
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
     kept: names in ``state`` whose values outlive a task: the device's next task begins with them.
     many: adds train_many.onnx, several steps of a block of devices in one call, for simulating.
+    memory: what a device's process may take at the peak of a step with ``batch`` examples, such as ``"200 MiB"``. The
+        backward pass then computes results of the forward pass again, as few as the budget allows.
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
@@ -170,6 +175,7 @@ def export_bundle(
     """
     target = _checked_target(path)
     check_many_settings(many)
+    budget = memory_budget(memory, batch)
     with fine_tuning(model, train), rounded(model, frozen) as unrounded:
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
@@ -180,7 +186,7 @@ def export_bundle(
             train_step = make_train_step(
                 user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
             )
-            training, checked = _training_graphs(user, train_step, features, frozen, many, progress)
+            training, checked = _training_graphs(user, train_step, features, frozen, many, budget, progress)
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
@@ -241,6 +247,7 @@ def _training_graphs(
     features: Function | None,
     frozen: Stored,
     many: TrainMany | None,
+    budget: Budget | None,
     progress: Callable[[str], None],
 ) -> tuple[_Graphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
@@ -250,11 +257,15 @@ def _training_graphs(
     program = cache(partial(train_program, step, located))
     graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
+    graph = fold_batch_norms(graph)
+    if budget is not None:
+        progress("fitting the training step to the memory")
+        graph = within_budget(graph, train_elements(step), budget, progress)
     operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
         operators = check_emission(user, step, written.traced, written.emission, features, located).described()
-    files = {TRAIN: serialised(code_weights(fold_batch_norms(graph), frozen))}
+    files = {TRAIN: serialised(code_weights(graph, frozen))}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:

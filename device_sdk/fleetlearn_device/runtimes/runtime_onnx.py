@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, Reference
+from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, TRAIN_MANY, Reference
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
@@ -209,6 +209,13 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
     """
     onnxruntime = import_onnxruntime()
     options = session_options(threads)
+    if file != TRAIN_MANY:
+        # A memory pattern is one block for all results, beside the arena that the first step filled. Reuse keeps the
+        # memory of a dead result until another of the same shape needs it. Without both, a result's memory is free
+        # after its last reader: half the peak for MobileNetV3 at 224 x 224, at the same speed (benchmarks/memory.py).
+        # A step of a few microseconds takes 4 more, which a simulation, with many of them, would feel.
+        options.enable_mem_pattern = False
+        options.enable_mem_reuse = False
     if FROZEN in bundle.manifest.files:
         _read_frozen_in_place(options, file)
     try:
@@ -276,11 +283,6 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = 4
     # Spinning threads take a device's other cores, and its battery, to save microseconds.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A memory pattern is one block for all results, beside the arena that the first step filled. Reuse keeps the memory
-    # of a dead result until another of the same shape needs it. Without both a result's memory is free after its last
-    # reader: half the peak for MobileNetV3 at 224 x 224, at the same speed (benchmarks/memory.py).
-    options.enable_mem_pattern = False
-    options.enable_mem_reuse = False
     return options
 
 

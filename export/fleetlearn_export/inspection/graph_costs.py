@@ -12,15 +12,11 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, helper
 
+from fleetlearn_export.graphs.recompute import words
 from fleetlearn_export.model.source_locations import as_export_error
 
 MEASURED_BATCHES = (2, 3)
 """The batch sizes of two runs, which show how every axis grows with the batch."""
-
-
-def words(text: str) -> frozenset[str]:
-    """Return the words of the text."""
-    return frozenset(text.split())
 
 
 PRODUCTS = words("Conv ConvTranspose Einsum Gemm MatMul")

@@ -14,6 +14,7 @@ from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, Input, Para
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.frozen_file import with_constants
+from fleetlearn_export.graphs.recompute import AGAIN
 from fleetlearn_export.inspection import graph_costs, step_memory
 from fleetlearn_export.model.source_locations import as_export_error
 
@@ -143,6 +144,7 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         return [*lines, Line("costs", f"not measured: {error}")]
     flops = graph_costs.flops(train, found[TRAIN])
     share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
+    again = sum(found[TRAIN][name].bytes for node in train.graph.node for name in node.output if name.endswith(AGAIN))
     estimate = step_memory.estimate(manifest, train, found[TRAIN])
     parts = ("runtime", "vectors and batch", "constants", "intermediates")
     sizes = zip(parts, estimate, strict=True)
@@ -152,6 +154,11 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         Line("ONNX Runtime", _lowest_runtime(graphs, found)),
         Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
         Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
+        *(
+            [Line("to save memory", f"{again / step_memory.MIB:.0f} MiB of results are computed twice")]
+            if again
+            else []
+        ),
     ]
 
 
@@ -163,6 +170,10 @@ def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[st
         return f"unknown: {error}"
     version, reason, graph = max(needs, key=lambda row: [int(part) for part in row[0].split(".")])
     return f"{version} or newer, for {reason}" + (f" in {graph}" if graph != TRAIN else "")
+
+
+def _lines_if(shown: object, label: str, text: str) -> list[Line]:
+    return [Line(label, text)] if shown else []
 
 
 def _lines(label: str, texts: list[str]) -> list[Line]:

@@ -1,0 +1,228 @@
+"""Computes results of the forward pass again in the backward pass, so that they need no memory in between.
+
+At the turn, the moment with the most bytes in memory, the results that the backward pass still reads are alive. Those
+that cheap operators make from others can be computed again when they are read. Which ones to keep is a minimum cut: the
+fewest bytes from which cheap operators make all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import networkx
+import onnx
+from onnx import NodeProto, helper
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of the text."""
+    return frozenset(text.split())
+
+
+CHEAP = words(
+    "Abs Add And BatchNormalization Cast Clip Div Elu Equal Erf Exp Expand Flatten Gelu Greater GreaterOrEqual "
+    "HardSigmoid HardSwish Identity LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not Or PRelu Pow "
+    "Reciprocal Relu Reshape Sigmoid Sign Slice Softplus Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose "
+    "Unsqueeze Where"
+)
+"""Operators with a pass over memory at most, which may run twice."""
+
+AGAIN = "/again"
+"""The end of the names of what is computed again."""
+NEAR = 20
+"""The largest of this many results before a reader is the gradient for which the recomputation waits."""
+
+Sizes = Mapping[str, int]
+"""Tensor -> bytes."""
+
+
+class Recomputed(NamedTuple):
+    """A graph whose backward pass computes results of the forward pass again."""
+
+    model: onnx.ModelProto
+    peak: int
+    """Bytes at one time, as the given function counts them."""
+    again: int
+    """Bytes that operators write a second time in each step: what the saving costs in time."""
+
+
+def fit(
+    model: onnx.ModelProto, sizes: Sizes, peak: Callable[[onnx.ModelProto, Sizes], int], budget: float
+) -> Recomputed:
+    """Return the graph with as little recomputed as the budget allows; with the least peak if none fits.
+
+    sizes: of all tensors. peak: returns the bytes that a graph needs. budget: how many it may need.
+    """
+    best = Recomputed(model, peak(model, sizes), 0)
+    if best.peak <= budget:
+        return best
+    # The larger the smallest tensor that is computed again, the fewer are.
+    limits = sorted({size for size in sizes.values() if size >= max(sizes.values()) / 1000})
+    low, high = 0, len(limits) - 1
+    fitting = None
+    while low <= high:
+        middle = (low + high) // 2
+        found = recomputed(model, sizes, peak, limits[middle])
+        best = min(best, found, key=lambda row: row.peak)
+        if found.peak <= budget:
+            fitting, low = found, middle + 1
+        else:
+            high = middle - 1
+    return fitting or best
+
+
+def recomputed(
+    model: onnx.ModelProto, sizes: Sizes, peak: Callable[[onnx.ModelProto, Sizes], int], smallest: int
+) -> Recomputed:
+    """Return the graph that computes results of at least ``smallest`` bytes again where that saves memory."""
+    order = in_order_of_execution(model)
+    turn = _turn(order, sizes)
+    forward, outputs = order[: turn + 1], {row.name for row in model.graph.output}
+    maker = {name: node for node in forward for name in node.output if name and name not in outputs}
+    # What runs twice is written before its first reader in the file, which keeps its order: ONNX Runtime follows that.
+    nodes, behind = list(model.graph.node), {node.name for node in order[turn + 1 :]}
+    late: dict[str, int] = {}
+    """Result of the forward pass -> place in the file of its first reader behind the turn."""
+    for place, node in enumerate(nodes):
+        if node.name in behind:
+            for name in node.input:
+                if name in maker:
+                    late.setdefault(name, place)
+    kept = _kept(maker, late, sizes, smallest)
+    gradients = [node.output[0] if node.name in behind else "" for node in nodes]
+    writer = _Writer(gradients, maker, kept, sizes)
+    for name in sorted(late, key=late.__getitem__):
+        writer.again(name, late[name])
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.node[:]
+    known = {row.name: row for row in changed.graph.value_info}
+    for old, new in writer.clones.items():
+        if old in known:
+            changed.graph.value_info.add().CopyFrom(known[old])
+            changed.graph.value_info[-1].name = new
+    for place, node in enumerate(nodes):
+        changed.graph.node.extend(writer.before.get(place, ()))
+        row = changed.graph.node.add()
+        row.CopyFrom(node)
+        if node.name in behind:
+            row.input[:] = [writer.clones.get(name, name) for name in node.input]
+    return Recomputed(changed, peak(changed, {**sizes, **writer.sizes}), sum(writer.sizes.values()))
+
+
+def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
+    """Return the nodes in ONNX Runtime's order: depth first from the nodes without readers, from the last in the file.
+
+    Of a node's inputs, the one that is last in the file is made first.
+    """
+    nodes = model.graph.node
+    maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    read = {name for node in nodes for name in node.input}
+    order, seen = [], set()
+    stack = [(place, False) for place, node in enumerate(nodes) if read.isdisjoint(node.output)]
+    while stack:
+        place, done = stack.pop()
+        if done:
+            order.append(nodes[place])
+        elif place not in seen:
+            seen.add(place)
+            stack.append((place, True))
+            stack += ((row, False) for row in sorted({maker[name] for name in nodes[place].input if name in maker}))
+    return order
+
+
+def _turn(nodes: list[NodeProto], sizes: Sizes) -> int:
+    """Return the place at which the most bytes are alive."""
+    last = {name: place for place, node in enumerate(nodes) for name in node.input}
+    change = [0] * (len(nodes) + 1)
+    for place, node in enumerate(nodes):
+        for name in node.output:
+            if name in last:
+                change[place] += sizes.get(name, 0)
+                change[last[name] + 1] -= sizes.get(name, 0)
+    now, most, turn = 0, 0, 0
+    for place in range(len(nodes)):
+        now += change[place]
+        if now > most:
+            most, turn = now, place
+    return turn
+
+
+def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes, smallest: int) -> set[str]:
+    """Return the results to keep: the least bytes from which cheap operators make all that is read later."""
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(("source", "sink"))
+    for name in late:
+        graph.add_edge((name, "out"), "sink")
+    waiting, seen = list(late), set(late)
+    while waiting:
+        name = waiting.pop()
+        node = maker[name]
+        graph.add_edge((name, "in"), (name, "out"), capacity=max(1, sizes.get(name, 0)))
+        if node.op_type not in CHEAP or name != node.output[0] or (name in late and sizes.get(name, 0) < smallest):
+            graph.add_edge("source", (name, "in"))
+            continue
+        for source in node.input:
+            if source in maker:
+                graph.add_edge((source, "out"), (name, "in"))
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+    reachable = networkx.minimum_cut(graph, "source", "sink")[1][0]
+    return {name for name in seen if (name, "in") in reachable and (name, "out") not in reachable}
+
+
+class _Writer:
+    """Writes the operators that run again."""
+
+    def __init__(self, gradients: list[str], maker: Mapping[str, NodeProto], kept: set[str], sizes: Sizes) -> None:
+        self._gradients, self._maker, self._kept, self._all_sizes = gradients, maker, kept, sizes
+        self.clones: dict[str, str] = {}
+        """Result -> the name of the same, computed again."""
+        self.before: dict[int, list[NodeProto]] = {}
+        """Place of a node -> operators to write before it."""
+        self.sizes: dict[str, int] = {}
+        """The bytes of what is computed again."""
+
+    def again(self, name: str, place: int) -> str:
+        """Return the name of the result as computed again for the node at ``place``, or its own if it is kept."""
+        node = self._maker.get(name)
+        if node is None or name in self._kept:
+            return name
+        if name not in self.clones:
+            inputs = [self.again(source, place) if source else "" for source in node.input]
+            if inputs == list(node.input):
+                largest = max(node.input, key=lambda row: self._all_sizes.get(row, 0) if row in self._maker else -1)
+                inputs[list(node.input).index(largest)] = self._behind_gradient(name, largest, place)
+            self.clones[name] = f"{name}{AGAIN}"
+            made = NodeProto()
+            made.CopyFrom(node)
+            made.name = self.clones[name]
+            made.input[:] = inputs
+            made.output[:] = [made.name]
+            self.before.setdefault(place, []).append(made)
+            self.sizes[made.name] = self._all_sizes.get(name, 0)
+        return self.clones[name]
+
+    def _behind_gradient(self, name: str, source: str, place: int) -> str:
+        """Return ``source``, available only once the backward pass has come near ``place``.
+
+        Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both computations equal, and
+        do one of them. A reshape to the same shape copies nothing.
+        """
+        rows = self._gradients[max(0, place - NEAR) : place]
+        gradient = max((self._all_sizes.get(row, 0), number, row) for number, row in enumerate(rows))[2]
+        if not gradient or source not in self._maker:
+            return source
+        label = f"{name}/later"
+        self.before.setdefault(place, []).extend(
+            [
+                helper.make_node("Shape", [gradient], [f"{label}/size"], name=f"{label}/size", start=0, end=1),
+                helper.make_node("Sub", [f"{label}/size", f"{label}/size"], [f"{label}/zero"], name=f"{label}/zero"),
+                helper.make_node("Shape", [source], [f"{label}/same"], name=f"{label}/same"),
+                helper.make_node("Add", [f"{label}/same", f"{label}/zero"], [f"{label}/shape"], name=f"{label}/shape"),
+                helper.make_node("Reshape", [source, f"{label}/shape"], [label], name=label),
+            ]
+        )
+        return label

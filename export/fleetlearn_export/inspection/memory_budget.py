@@ -1,0 +1,88 @@
+"""Fits a training step to a device's memory: the budget that the user gives, and the graph that keeps it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import onnx
+from torch import Tensor
+
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.recompute import AGAIN, Sizes, fit
+from fleetlearn_export.inspection import graph_costs
+from fleetlearn_export.inspection.graph_costs import Values
+from fleetlearn_export.inspection.step_memory import MIB, estimate_graph
+from fleetlearn_export.model.train_step import TrainStep
+
+UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+class Budget(NamedTuple):
+    """What a device's process may take at the peak of a step."""
+
+    bytes: int
+    batch: int
+    """Examples in the step's batch."""
+
+
+def memory_budget(memory: str | None, batch: int | None) -> Budget | None:
+    """Return the budget, or None where there is none. Raises ExportError on a text that is not an amount of memory."""
+    if memory is None:
+        if batch is not None:
+            raise ExportError("batch is the number of examples for which memory holds; give memory too, or neither")
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b)\s*", memory, re.IGNORECASE)
+    if not found:
+        raise ExportError(f"memory {memory!r}; expected a number and a unit, such as '200 MiB' or '1.5 GB'")
+    if batch is None or batch < 1:
+        raise ExportError(f"memory needs batch, the number of examples in a step; it is {batch}")
+    return Budget(int(float(found[1]) * UNITS[found[2].lower()]), batch)
+
+
+def train_elements(step: TrainStep) -> int:
+    """Return the number of elements of all vectors that a device holds for the step: as ``step_memory.estimate``."""
+
+    def elements(values: Iterable[Tensor]) -> int:
+        return sum(value.numel() for value in values)
+
+    travelling = elements(step.values[name] for name in step.travelling)
+    references = {"anchor", *step.references}
+    return 2 * elements(step.values.values()) + len(references) * travelling + 2 * elements(step.state.values())
+
+
+def within_budget(
+    model: onnx.ModelProto, elements: int, budget: Budget, progress: Callable[[str], None]
+) -> onnx.ModelProto:
+    """Return the graph with as little computed twice as the budget allows.
+
+    elements: of all vectors that the device holds. Raises ExportError, with the least peak, if nothing fits.
+    """
+    values = graph_costs.values(model, budget.batch)
+
+    def peak(graph: onnx.ModelProto, sizes: Sizes) -> int:
+        return estimate_graph(graph, _with_recomputed(graph, values), elements).total
+
+    found = fit(model, {name: value.bytes for name, value in values.items()}, peak, budget.bytes)
+    if found.peak > budget.bytes:
+        raise ExportError(
+            f"a step with a batch of {budget.batch} does not fit into {_mib(budget.bytes)}: it needs about "
+            f"{_mib(found.peak)} where everything is computed again that cheap operators make. Give more memory or a "
+            "smaller batch"
+        )
+    progress(
+        f"about {_mib(found.peak)} at the peak with a batch of {budget.batch}; "
+        f"each step computes {_mib(found.again)} of results again"
+    )
+    return found.model
+
+
+def _with_recomputed(graph: onnx.ModelProto, values: Values) -> Values:
+    """Return the values with those of what is computed again, which are like the first ones."""
+    names = (name for node in graph.graph.node for name in node.output if name.endswith(AGAIN))
+    return {**values, **{name: values[name.removesuffix(AGAIN)] for name in names}}
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.0f} MiB"

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from fleetlearn_export import ExportError, LocalStep, export_bundle
+from fleetlearn_export.inspection.memory_budget import Budget, memory_budget
+from fleetlearn_export.inspection.step_memory import MIB
+from fleetlearn_export.inspection.summary import summary
+from step_peak import estimated, measured
+from torch import nn
+
+BATCH = 100
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("200 MiB", 200 * MIB), ("1.5GB", 1_500_000_000), (" 64 kib ", 64 * 1024)]
+)
+def test_amounts_of_memory(text: str, expected: int) -> None:
+    assert memory_budget(text, 16) == Budget(expected, 16)
+
+
+@pytest.mark.parametrize(
+    ("memory", "batch", "error"),
+    [("200", 16, "expected a number and a unit"), ("200 MiB", None, "needs batch"), (None, 16, "give memory too")],
+)
+def test_what_is_refused(memory: str | None, batch: int | None, error: str) -> None:
+    with pytest.raises(ExportError, match=error):
+        memory_budget(memory, batch)
+
+
+def convolutions() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs in (3, 16, 16, 16, 16, 16):
+        layers += [nn.Conv2d(inputs, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.Hardswish()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = zoo.classifier(convolutions(), zoo.numbers(3, 32, 32), 10)
+    stages: list[str] = []
+
+    def export(memory: str | None) -> int:
+        made = export_bundle(
+            case.module,
+            case.loss,
+            case.batch(4),
+            tmp_path / "tight.bundle",
+            step=LocalStep("momentum"),
+            memory=memory,
+            batch=None if memory is None else BATCH,
+            progress=stages.append,
+        )
+        assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
+        lines = [line.text for group in summary(made.bundle, BATCH) for line in group]
+        assert any("are computed twice" in text for text in lines) == (memory is not None)
+        return estimated(made.bundle, BATCH)
+
+    whole = export(None)
+    budget = f"{(whole - 40 * MIB) // MIB} MiB"
+    assert export(budget) <= (whole - 40 * MIB)
+    assert any("of results again" in stage for stage in stages)
+    with pytest.raises(ExportError, match=r"does not fit into 20 MiB: it needs about \d+ MiB"):
+        export("20 MiB")
