@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from os import PathLike
@@ -12,11 +11,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import onnx
 import torch
 from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.manifest import (
-    EVAL,
     FORMAT,
     FORMAT_VERSION,
     FROZEN,
@@ -24,8 +21,6 @@ from fleetlearn_protocol.manifest import (
     INFER,
     PARAMETERS,
     STATE,
-    TRAIN,
-    TRAIN_MANY,
     Hyper,
     Input,
     LocalStep,
@@ -37,26 +32,17 @@ from fleetlearn_protocol.vector import flatten
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
-from fleetlearn_export.checks.block_check import check_many
-from fleetlearn_export.checks.emission_check import check_emission
-from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
-from fleetlearn_export.checks.training_comparison import CheckedStep
-from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
+from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
-from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import (
     IR_VERSION,
     OPSET,
     parameter_offsets,
-    serialised,
-    to_onnx,
-    with_parameters,
 )
-from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.frozen_file import move_constants
-from fleetlearn_export.graphs.train_many import check_many_settings, many_program, skip_selection_when_all_steps_done
-from fleetlearn_export.inspection.memory_budget import Budget, memory_budget, train_elements, within_budget
+from fleetlearn_export.graphs.train_many import check_many_settings
+from fleetlearn_export.inspection.memory_budget import memory_budget
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
 from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.source_locations import as_export_error
@@ -72,19 +58,6 @@ from fleetlearn_export.model.user_model import (
     training_mode,
 )
 from fleetlearn_export.ort_training.artifacts import make_artifacts
-from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
-from fleetlearn_export.tracing.index_ranges import index_ranges
-from fleetlearn_export.tracing.trace import (
-    Program,
-    Traced,
-    eval_program,
-    export_loss,
-    infer_program,
-    trace_evaluation,
-    trace_inference,
-    trace_step,
-    train_program,
-)
 
 
 class Exported(NamedTuple):
@@ -186,11 +159,11 @@ def export_bundle(
             train_step = make_train_step(
                 user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
             )
-            training, checked = _training_graphs(user, train_step, features, frozen, many, budget, progress)
+            training, checked = training_graphs(user, train_step, features, frozen, many, budget, progress)
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
-            evaluation = _evaluation_graphs(user, train_step, outputs, frozen, progress)
+            evaluation = evaluation_graphs(user, train_step, outputs, frozen, progress)
 
         files = {**training.files, **evaluation.files, **artifacts.files}
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
@@ -225,102 +198,6 @@ def export_bundle(
             effect,
             training.operators,
         )
-
-
-class _Graphs(NamedTuple):
-    """Graphs of a bundle, compared with PyTorch."""
-
-    files: dict[str, bytes]
-    difference: float
-    """The largest difference."""
-    ranges: Sequence[IndexRange | None] = ()
-    """Of the training graphs: the integers that each array of the batch may hold, where the loss tells it."""
-    by_pytorch: Mapping[str, str] = {}
-    """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
-    operators: str | None = None
-    """What the comparison of train.onnx's operators found."""
-
-
-def _training_graphs(
-    user: UserModel,
-    step: TrainStep,
-    features: Function | None,
-    frozen: Stored,
-    many: TrainMany | None,
-    budget: Budget | None,
-    progress: Callable[[str], None],
-) -> tuple[_Graphs, CheckedStep]:
-    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
-    located = export_loss(user)
-    ranges = index_ranges(located, len(user.batch))
-    progress("converting the training step to ONNX")
-    program = cache(partial(train_program, step, located))
-    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
-    by_pytorch = {TRAIN: reason} if reason else {}
-    graph = fold_batch_norms(graph)
-    if budget is not None:
-        progress("fitting the training step to the memory")
-        graph = within_budget(graph, train_elements(step), budget, progress)
-    operators = None
-    if written:
-        progress("computing each operator of the training step in PyTorch")
-        operators = check_emission(user, step, written.traced, written.emission, features, located).described()
-    files = {TRAIN: serialised(code_weights(graph, frozen))}
-    progress("training some steps against PyTorch")
-    checked = check_train(user, step, files[TRAIN], features)
-    if many is None:
-        return _Graphs(files, checked.difference, ranges, by_pytorch, operators), checked
-    progress(f"the same for {many.devices} devices at once")
-    block = many_program(step, program().exported, many, located)
-    graph = to_onnx(block, training_decompositions(block.exported.graph))
-    files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
-    difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
-    return _Graphs(files, difference, ranges, by_pytorch, operators), checked
-
-
-def _evaluation_graphs(
-    user: UserModel, step: TrainStep, outputs: Sequence[Input], frozen: Stored, progress: Callable[[str], None]
-) -> _Graphs:
-    """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
-    progress("converting evaluation and inference")
-    names = [row.name for row in outputs]
-    ways = (
-        (EVAL, partial(trace_evaluation, user, step.values), partial(eval_program, user, step.values)),
-        (INFER, partial(trace_inference, user, step.values, names), partial(infer_program, user, step.values, names)),
-    )
-    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
-    recurrent = any(isinstance(module, nn.RNNBase) for module in user.model.modules())
-    graphs: list[onnx.ModelProto] = []
-    by_pytorch: dict[str, str] = {}
-    for name, trace, program in ways:
-        if recurrent:
-            found = program()
-            graphs.append(to_onnx(found, inference_decompositions(found.located)))
-            continue
-        graph, _, reason = _written(trace, program, inference_decompositions)
-        graphs.append(graph)
-        by_pytorch |= {name: reason} if reason else {}
-    evaluation, infer = graphs
-    code_weights(fold_batch_norms(evaluation), frozen)
-    code_weights(fold_batch_norms(infer), frozen, for_people=True)
-    files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
-    progress("evaluating against PyTorch")
-    difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
-    return _Graphs(files, difference, (), by_pytorch)
-
-
-def _written(
-    trace: Callable[[Decompositions], Traced],
-    program: Callable[[], Program],
-    table: Callable[[torch.fx.Graph], Decompositions],
-) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
-    """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
-    try:
-        written = emitted(trace)
-    except EmissionError as reason:
-        found = program()
-        return to_onnx(found, table(found.exported.graph)), None, str(reason)
-    return written.model, written, None
 
 
 def _manifest(
