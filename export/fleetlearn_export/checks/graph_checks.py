@@ -83,7 +83,7 @@ def _check_outputs(
             except ExportError:  # PyTorch in float64 tells whether float32 can do better
                 with DoublePrecision():
                     found = _in_pytorch(module, as_double(given), as_double(batch), inputs)
-                worst = max(worst, compare(pairs, what, precise=dict(zip(rows, found, strict=True))))
+                worst = max(worst, compare(pairs, what, others=[dict(zip(rows, found, strict=True))]))
         return worst
 
     return first_passing(check)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fleetlearn_export.checks.comparison import (
+    NUDGE,
     ROUNDING,
     TOLERANCE,
     batches,
@@ -17,6 +18,7 @@ from fleetlearn_export.checks.comparison import (
     compare,
     first_inputs,
     largest_difference,
+    rounding,
 )
 from fleetlearn_export.checks.pytorch_training import PyTorchTraining
 from fleetlearn_export.errors import ExportError
@@ -46,12 +48,15 @@ class Precision(NamedTuple):
     floor: float
     """and, added to it, relative to the model's: a bias before a normalisation has a gradient of rounding errors
     alone."""
+    own_way: bool = False
+    """Whether each step of the graph goes on from the graph's own results; else from PyTorch's, because what rounding
+    changed grows from step to step: some 100 times in a deep network with BatchNorm."""
     widened: bool = False
-    """Whether ``ROUNDING`` times PyTorch's own difference between float32 and float64 is allowed besides."""
+    """Whether ``ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
 
 
-FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5)
-WIDENED = FLOAT32._replace(widened=True)
+FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, own_way=True)
+WIDENED = FLOAT32._replace(own_way=False, widened=True)
 """For deep networks with ReLU or BatchNorm: one sign that flips in float32 changes gradients by percents."""
 FLOAT64 = Precision(torch.float64, 1e-9, 1e-6, 1e-9)
 
@@ -87,12 +92,12 @@ def compare_training(
         hyper["lr"] = rate
 
     reference = PyTorchTraining(user, step, features, precision.dtype)
-    precise = PyTorchTraining(user, step, features, torch.float64) if precision.widened else None
+    precise = [PyTorchTraining(user, step, features, torch.float64) for _ in range(2)] if precision.widened else []
     given = first_inputs(step, hyper, seed)
-    fed, given_precise = dict(given), dict(given)  # each goes on from its own results
+    fed, states = dict(given), [dict(given) for _ in precise]
     worst, batch_of_one = 0.0, True
     for number, batch in enumerate(batches(user, seed)):
-        for row in (given, fed, given_precise):
+        for row in (given, fed, *states):
             row |= {f"batch.{name}": value for name, value in batch.items()}
             row |= {"seed": torch.tensor(seed + number)} if step.random else {}
         expected = call_in_pytorch(partial(reference, given), batch)
@@ -101,19 +106,27 @@ def compare_training(
             continue
         got = run(fed)
         given = expected.given
-        fed |= {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
+        results_ahead = got if precision.own_way else expected.results
+        fed |= {name.removeprefix("next."): v for name, v in results_ahead.items() if name.startswith("next.")}
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
-        results = None
-        if precise:
-            found = precise(given_precise)
-            results = {_described(name): value for name, value in found.results.items()}
-            # All three go on from the same parameters: else what rounding changed grows from step to step.
-            after = {name.removeprefix("next."): v for name, v in expected.results.items() if name.startswith("next.")}
-            fed, given_precise = fed | after, found.given | after
+        others = []
+        for place, (training, state) in enumerate(zip(precise, states, strict=True)):
+            found = training(_nudged(state) if place else state)
+            others.append({_described(name): value for name, value in found.results.items()})
+            states[place] = state | expected.given
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-        worst = max(worst, compare(rows, where, precision.values, results))
-        del expected, got, rows, results  # before the next step: each is as large as the model
+        worst = max(worst, compare(rows, where, precision.values, others))
+        del expected, got, rows, others  # before the next step: each is as large as the model
     return CheckedStep(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
+
+
+def _nudged(given: Tensors) -> Tensors:
+    """Return the inputs with parameters that differ by NUDGE."""
+    random = torch.Generator().manual_seed(0)
+    return {
+        name: value * (1 + NUDGE * torch.randn(value.shape, generator=random)) if name.startswith("param.") else value
+        for name, value in given.items()
+    }
 
 
 def _described(name: str) -> str:
@@ -142,7 +155,8 @@ def _compare_gradients(
     given |= {f"batch.{name}": value for name, value in next(batches(user, seed)).items()}
     got = run(given)
     gradients = PyTorchTraining(user, step, features, precision.dtype)(given).gradients
-    precise = PyTorchTraining(user, step, features, torch.float64)(given).gradients if precision.widened else gradients
+    precise = [given, _nudged(given)] if precision.widened else []
+    others = [PyTorchTraining(user, step, features, torch.float64)(inputs).gradients for inputs in precise]
     sizes = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}
     largest = max(sizes.values())
     differences, allowed = {}, {}
@@ -150,8 +164,8 @@ def _compare_gradients(
         slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
         moved = given[f"param.{name}"].numpy().astype(np.float64) - got[f"next.param.{name}"].numpy()
         differences[name] = largest_difference(got[slot].numpy() if slot else moved / PROBE, gradient.numpy())
-        rounding = largest_difference(gradient.numpy(), precise[name].numpy())
-        allowed[name] = precision.gradients * sizes[name] + precision.floor * largest + ROUNDING * rounding + 1e-30
+        effect = rounding(gradient, [other[name] for other in others])
+        allowed[name] = precision.gradients * sizes[name] + precision.floor * largest + ROUNDING * effect + 1e-30
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = [name for name, value in differences.items() if not value <= allowed[name]]
     if bad:
