@@ -158,9 +158,9 @@ def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes,
     waiting, seen = list(late), set(late)
     while waiting:
         name = waiting.pop()
-        node = maker[name]
+        node = _second(maker[name])
         graph.add_edge((name, "in"), (name, "out"), capacity=max(1, sizes.get(name, 0)))
-        if node.op_type not in CHEAP or name != node.output[0] or (name in late and sizes.get(name, 0) < smallest):
+        if node is None or name != maker[name].output[0] or (name in late and sizes.get(name, 0) < smallest):
             graph.add_edge("source", (name, "in"))
             continue
         for source in node.input:
@@ -171,6 +171,22 @@ def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes,
                     waiting.append(source)
     reachable = networkx.minimum_cut(graph, "source", "sink")[1][0]
     return {name for name in seen if (name, "in") in reachable and (name, "out") not in reachable}
+
+
+def _second(node: NodeProto) -> NodeProto | None:
+    """Return the node that makes the first result of ``node`` a second time; None if that is not cheap.
+
+    Batch normalisation in training mode is then given the mean and the variance that it found the first time.
+    """
+    if node.op_type not in CHEAP:
+        return None
+    attributes = {row.name: helper.get_attribute_value(row) for row in node.attribute}
+    if not attributes.get("training_mode"):
+        return node
+    if len(node.output) < 3 or attributes.get("momentum") != 0:
+        return None
+    found = [*node.input[:3], *node.output[1:3]]
+    return helper.make_node(node.op_type, found, node.output[:1], name=node.name, epsilon=attributes["epsilon"])
 
 
 class _Writer:
@@ -187,8 +203,8 @@ class _Writer:
 
     def again(self, name: str, place: int) -> str:
         """Return the name of the result as computed again for the node at ``place``, or its own if it is kept."""
-        node = self._maker.get(name)
-        if node is None or name in self._kept:
+        node = _second(self._maker[name]) if name in self._maker and name not in self._kept else None
+        if node is None:
             return name
         if name not in self.clones:
             inputs = [self.again(source, place) if source else "" for source in node.input]
