@@ -35,9 +35,9 @@ def test_where_float32_itself_is_off_more_is_allowed() -> None:
     rows = {"a": (np.array([1.0007, 1]), torch.tensor([1.0, 1.0]))}
     with pytest.raises(ExportError, match=r"where 1e-05 is allowed"):
         compare(rows, "it")
-    precise = {"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)}
-    assert compare(rows, "it", precise=precise) == pytest.approx(7e-4, rel=1e-3)
+    others = [{"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)}]
+    assert compare(rows, "it", others=others) == pytest.approx(7e-4, rel=1e-3)
     with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.0009 .* where 8e-04 is allowed"):
-        compare({"a": (np.array([1.0009, 1]), torch.tensor([1.0, 1.0]))}, "it", precise=precise)
+        compare({"a": (np.array([1.0009, 1]), torch.tensor([1.0, 1.0]))}, "it", others=others)
     with pytest.raises(ExportError, match=r"by nan"):
-        compare({"a": (np.array([np.nan, 1]), torch.tensor([1.0, 1.0]))}, "it", precise=precise)
+        compare({"a": (np.array([np.nan, 1]), torch.tensor([1.0, 1.0]))}, "it", others=others)

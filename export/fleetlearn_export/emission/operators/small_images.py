@@ -26,7 +26,8 @@ FEW_PAIRS = 2**12
 
 
 def dense_fits(windows: Windows, groups: int) -> bool:
-    return groups == 1 and prod(windows.places) <= SMALL_RESULT
+    # Col2Im of ONNX Runtime 1.31 is wrong for three axes, and for one axis with a dilation.
+    return groups == 1 and len(windows.kernel) <= 2 and prod(windows.places) <= SMALL_RESULT
 
 
 def depthwise_fits(windows: Windows, sizes: Sequence[int], weight: Value, groups: int) -> bool:
@@ -87,15 +88,18 @@ def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, w
     shares = turned(graph, shares, [0, 2, 1])
     if np.array_equal(_indices(windows, sizes), np.arange(prod(sizes))[:, None]):
         return graph.node("Reshape", shares, graph.integers([-1, inputs, *sizes]))
-    return graph.node(
+    alone = len(sizes) == 1  # one axis becomes the second of two
+    pads = [0] * alone + windows.padding
+    image = graph.node(
         "Col2Im",
         shares,
-        graph.integers(sizes),
-        graph.integers(windows.kernel),
-        strides=windows.stride,
-        pads=windows.padding * 2,
-        dilations=windows.dilation,
+        graph.integers([1] * alone + sizes),
+        graph.integers([1] * alone + windows.kernel),
+        strides=[1] * alone + windows.stride,
+        pads=pads * 2,
+        dilations=[1] * alone + windows.dilation,
     )
+    return graph.node("Reshape", image, graph.integers([-1, inputs, *sizes])) if alone else image
 
 
 def dense_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
