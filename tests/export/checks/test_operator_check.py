@@ -56,7 +56,7 @@ def test_every_operator_times_1_01_is_found(steps: Steps, name: str, monkeypatch
     assert not [row.name() for row in rows if 0 < row.excess < 10]
     # Zeros are the same times 1.01: constants, and the accuracy where no example is right.
     same = [row.name() for row in rows if row.excess == 0]
-    assert len(same) <= 4 + len(rows) // 10, same
+    assert len(same) <= 4 + len(rows) // 8, same
 
 
 def traced_results(node: torch.fx.Node) -> list[torch.Tensor]:
