@@ -41,7 +41,7 @@ def pytorch_training(
         if mu and anchor is not None:
             for name, parameter in trained.items():
                 value = value + mu / 2 * (parameter - anchor[name]).pow(2).sum()
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}, losses
 

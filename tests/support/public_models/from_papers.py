@@ -71,7 +71,7 @@ class UNet(nn.Module):
         self.output = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        kept: list[Tensor] = []
         for level in self.down:
             x = level(functional.max_pool2d(x, 2) if kept else x)
             kept.append(x)

@@ -29,7 +29,7 @@ def torchvision() -> ModuleType:
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
-    _declared.append(torch.library.Library("torchvision", "DEF"))
+    _declared.append(torch.library.Library("torchvision", "DEF"))  # type: ignore[no-untyped-call]
     for operator in OPERATORS:
-        _declared[0].define(operator)
+        _declared[0].define(operator)  # type: ignore[no-untyped-call]
     return importlib.import_module("torchvision")

@@ -37,6 +37,24 @@ def test_training(shape: tuple[int, ...]) -> None:
     check_emission(operator, norm, x, fixed=tuple(vectors), tolerance=TOLERANCE)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_two_calls_from_the_same_statistics(given: bool) -> None:
+    """As in a step that runs the model twice. ONNX Runtime writes over the statistics that it gets."""
+    x, other, weight, bias, mean, var = _tensors(4, 5, 6)
+
+    def norms(x: Tensor, other: Tensor, *statistics: Tensor) -> tuple[Tensor, ...]:
+        results: list[Tensor] = []
+        for values in (x, other):
+            running = [value.clone() for value in (statistics or (mean, var))]
+            results += [functional.batch_norm(values, *running, weight, bias, True, 0.2), *running]
+        return tuple(results)
+
+    operator = aten._native_batch_norm_legit_functional.default
+    model = check_emission(operator, norms, x, other, fixed=(mean, var) if given else (), tolerance=TOLERANCE)
+    written = [name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]]
+    assert len(written) == len(set(written)) == 4
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_without_statistics(affine: bool) -> None:
     x, _, weight, bias, *_ = _tensors(4, 5, 6)
