@@ -53,7 +53,7 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(run: Processes, plan: 
     assert found["live"]["phase"] == "gathering"
     assert found["version"] == 0
     run.running["coordinator"].send_signal(signal.SIGTERM)
-    assert run.running["coordinator"].wait(30) == 0
+    assert run.wait("coordinator") == 0
     assert "stopped by SIGTERM; the newest model is version 0" in run.log("coordinator")
     assert "not running" in command("status", plan).stdout
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dying import Point, die_at
+from dying import Point, signal_at
 from fleetlearn_coordinator import Plan, ServiceSettings, serve
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.conversation import uploads
@@ -69,7 +69,7 @@ POINTS = {
     "an update is half summed": Point(exact_mean, "_round", True),
     "an update is summed": Point(run.Run, "_add", True),
     "a small update is summed but not acknowledged": Point(run.Run, "do_steps", True),
-    "a small sum is being written": Point(os, "pwrite", True),
+    "a small sum is being written": Point(os, "pwrite", True, is_sum),
     "a small sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is to be written": Point(FileBlobs, "save_aggregator", False),
     "a sum is being written": Point(os, "pwrite", True, is_sum),
@@ -93,5 +93,5 @@ if __name__ == "__main__":
     store.SPOOL_FILES_HELD = 2  # so that sums are written in a small fleet too, and before its last report
     if sys.argv[1] not in SMALL:
         server.LARGE_MODEL = 0
-    die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
+    signal_at(POINTS[sys.argv[1]], int(sys.argv[2]))
     serve(Plan.load(sys.argv[3]), service=ServiceSettings.load(sys.argv[5]))

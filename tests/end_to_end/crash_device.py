@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from dying import Point, die_at
+from dying import Point, signal_at
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.storage.outbox import Outbox
 
@@ -20,5 +20,5 @@ POINTS = {
 }
 
 if __name__ == "__main__":
-    die_at(POINTS[sys.argv[1]], int(sys.argv[2]))
+    signal_at(POINTS[sys.argv[1]], int(sys.argv[2]))
     sys.exit(main(sys.argv[3:]))

@@ -1,4 +1,4 @@
-"""A process that kills itself with SIGKILL at a function of its own, the N-th time that it comes by."""
+"""A process that sends itself a signal at a function of its own, the N-th time that it comes by."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Point(NamedTuple):
     """Whether a call with these arguments counts."""
 
 
-def die_at(point: Point, turn: int) -> None:
-    """Replace the point's function by one that kills the process in its ``turn``-th call that counts."""
+def signal_at(point: Point, turn: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Replace the point's function by one that sends the process a signal in its ``turn``-th call that counts."""
     original: Callable[..., Any] = getattr(point.owner, point.function)
     calls = 0
 
@@ -31,10 +31,10 @@ def die_at(point: Point, turn: int) -> None:
         counts = point.counts(*arguments)
         calls += counts
         if counts and calls == turn and not point.after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         result = original(*arguments, **named)
         if counts and calls == turn and point.after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return result
 
     setattr(point.owner, point.function, replacement)

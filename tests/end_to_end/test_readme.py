@@ -84,4 +84,4 @@ def finish(run: Processes, folder: Path, port: int) -> None:
     words[words.index("device.state")] = "other.state"
     run.start("device-command", sys.executable, "-m", "fleetlearn_device", *words[1:], cwd=folder)
     assert run.running["coordinator"].wait(120) == 0, run.log("coordinator")
-    assert run.running["device-python"].wait(30) == 0, run.log("device-python")
+    assert run.wait("device-python") == 0, run.log("device-python")

@@ -56,6 +56,13 @@ class Processes:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
+    def wait(self, name: str, seconds: float = PATIENCE) -> int:
+        """Wait until a process ends. Returns its exit status. Fails with its output if that takes too long."""
+        try:
+            return self.running[name].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} did not end within {seconds:.0f} s: {self.log(name)}") from None
+
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
