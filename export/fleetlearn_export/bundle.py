@@ -35,11 +35,7 @@ from torch import Tensor, nn
 from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graphs.conversion import (
-    IR_VERSION,
-    OPSET,
-    parameter_offsets,
-)
+from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget

@@ -8,14 +8,7 @@ from typing import NamedTuple
 
 import onnx
 import torch
-from fleetlearn_protocol.manifest import (
-    EVAL,
-    INFER,
-    TRAIN,
-    TRAIN_MANY,
-    Input,
-    TrainMany,
-)
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, TrainMany
 from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
@@ -25,21 +18,14 @@ from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
-from fleetlearn_export.graphs.conversion import (
-    serialised,
-    to_onnx,
-    with_parameters,
-)
+from fleetlearn_export.graphs.conversion import serialised, to_onnx, with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import (
-    IndexRange,
-    UserModel,
-)
+from fleetlearn_export.model.user_model import IndexRange, UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
 from fleetlearn_export.tracing.trace import (

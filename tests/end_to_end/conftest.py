@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,37 +17,31 @@ from processes import DIGITS, Processes, processes
 from torch import nn
 
 
-@pytest.fixture(scope="session")
-def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_bundle(folder: Path, name: str, make: Callable[[], nn.Module], **options: Any) -> Path:
+    """Export a model of the flat digits, made with a fixed seed, with ``options`` of export_bundle."""
     x, y = DIGITS["data"]()[:2]
-    path = tmp_path_factory.mktemp("bundle") / "softmax.bundle"
+    example = torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = torch.nn.Linear(64, 10)
-    cached_export(
-        model,
-        DIGITS["loss"],
-        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
-        path,
-        step=LocalStep("sgd", proximal=True),
-        metrics={"accuracy": DIGITS["accuracy"]},
-    )
+        model = make()
+    path = folder / f"{name}.bundle"
+    cached_export(model, DIGITS["loss"], example, path, **options)
     return path
+
+
+@pytest.fixture(scope="session")
+def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = {"step": LocalStep("sgd", proximal=True), "metrics": {"accuracy": DIGITS["accuracy"]}}
+    return digits_bundle(tmp_path_factory.mktemp("bundle"), "softmax", lambda: nn.Linear(64, 10), **options)
 
 
 @pytest.fixture(scope="session")
 def large_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """9 MB, so that a coordinator does its steps in another thread."""
-    x, y = DIGITS["data"]()[:2]
-    path = tmp_path_factory.mktemp("bundle") / "large.bundle"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = nn.Sequential(nn.Linear(64, 30_000), nn.ReLU(), nn.Linear(30_000, 10))
-    cached_export(
-        model,
-        DIGITS["loss"],
-        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
-        path,
+    path = digits_bundle(
+        tmp_path_factory.mktemp("bundle"),
+        "large",
+        lambda: nn.Sequential(nn.Linear(64, 30_000), nn.ReLU(), nn.Linear(30_000, 10)),
         step=LocalStep("sgd", proximal=True),
     )
     assert 4 * open_bundle(path).manifest.size >= LARGE_MODEL
@@ -56,21 +51,14 @@ def large_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def own_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A device has something of its own here: a personal head, and the previous model of MOON's term. And dropout."""
-    x, y = DIGITS["data"]()[:2]
-    path = tmp_path_factory.mktemp("bundle") / "own.bundle"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10))
-    cached_export(
-        model,
-        DIGITS["loss"],
-        (torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])),
-        path,
+    return digits_bundle(
+        tmp_path_factory.mktemp("bundle"),
+        "own",
+        lambda: nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10)),
         step=LocalStep("adam", contrastive=True),
         personal=["3.*"],
         features=lambda outputs: outputs,
     )
-    return path
 
 
 @pytest.fixture(scope="session")

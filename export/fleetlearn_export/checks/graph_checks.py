@@ -41,9 +41,8 @@ def check_train(user: UserModel, step: TrainStep, content: bytes, features: Func
 
 def check_eval(user: UserModel, content: bytes, values: Tensors) -> float:
     """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError."""
-    names = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
-    return _check_outputs(user, EvalModule(user), list(user.batch), content, values, feed, "batch.", names)
+    return _check_outputs(user, EvalModule(user), list(user.batch), content, values, feed, "batch.", user.sum_names())
 
 
 def check_infer(user: UserModel, content: bytes, values: Tensors) -> float:

@@ -48,15 +48,15 @@ class Precision(NamedTuple):
     floor: float
     """and, added to it, relative to the model's: a bias before a normalisation has a gradient of rounding errors
     alone."""
-    own_way: bool = False
-    """Whether each step of the graph goes on from the graph's own results; else from PyTorch's, because what rounding
-    changed grows from step to step: some 100 times in a deep network with BatchNorm."""
+    on_own_results: bool = False
+    """Whether each step of the graph starts from the graph's own results. In a deep network with BatchNorm an error of
+    rounding grows some 100 times in each step, so there a step starts from PyTorch's results."""
     widened: bool = False
     """Whether ``ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
 
 
-FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, own_way=True)
-WIDENED = FLOAT32._replace(own_way=False, widened=True)
+FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, on_own_results=True)
+WIDENED = FLOAT32._replace(on_own_results=False, widened=True)
 """For deep networks with ReLU or BatchNorm: one sign that flips in float32 changes gradients by percents."""
 FLOAT64 = Precision(torch.float64, 1e-9, 1e-6, 1e-9)
 
@@ -94,10 +94,10 @@ def compare_training(
     reference = PyTorchTraining(user, step, features, precision.dtype)
     precise = [PyTorchTraining(user, step, features, torch.float64) for _ in range(2)] if precision.widened else []
     given = first_inputs(step, hyper, seed)
-    fed, states = dict(given), [dict(given) for _ in precise]
+    fed = dict(given)
     worst, batch_of_one = 0.0, True
     for number, batch in enumerate(batches(user, seed)):
-        for row in (given, fed, *states):
+        for row in (given, fed):
             row |= {f"batch.{name}": value for name, value in batch.items()}
             row |= {"seed": torch.tensor(seed + number)} if step.random else {}
         expected = call_in_pytorch(partial(reference, given), batch)
@@ -105,28 +105,33 @@ def compare_training(
             batch_of_one = False
             continue
         got = run(fed)
-        given = expected.given
-        results_ahead = got if precision.own_way else expected.results
-        fed |= {name.removeprefix("next."): v for name, v in results_ahead.items() if name.startswith("next.")}
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
         others = []
-        for place, (training, state) in enumerate(zip(precise, states, strict=True)):
-            found = training(_nudged(state) if place else state)
+        for training, inputs in zip(precise, _inputs_to_widen(given, precision), strict=True):
+            found = training(inputs)
             others.append({_described(name): value for name, value in found.results.items()})
-            states[place] = state | expected.given
+        given = expected.given
+        if precision.on_own_results:
+            fed |= {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
+        else:
+            fed = dict(given)
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
         worst = max(worst, compare(rows, where, precision.values, others))
         del expected, got, rows, others  # before the next step: each is as large as the model
     return CheckedStep(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
 
 
-def _nudged(given: Tensors) -> Tensors:
-    """Return the inputs with parameters that differ by NUDGE."""
+def _inputs_to_widen(given: Tensors, precision: Precision) -> list[Tensors]:
+    """Return the inputs with which PyTorch in float64 shows the effect of rounding, if the comparison is widened by it:
+    those that are given, and the same with parameters that differ by NUDGE."""
+    if not precision.widened:
+        return []
     random = torch.Generator().manual_seed(0)
-    return {
+    nudged = {
         name: value * (1 + NUDGE * torch.randn(value.shape, generator=random)) if name.startswith("param.") else value
         for name, value in given.items()
     }
+    return [given, nudged]
 
 
 def _described(name: str) -> str:
@@ -155,8 +160,10 @@ def _compare_gradients(
     given |= {f"batch.{name}": value for name, value in next(batches(user, seed)).items()}
     got = run(given)
     gradients = PyTorchTraining(user, step, features, precision.dtype)(given).gradients
-    precise = [given, _nudged(given)] if precision.widened else []
-    others = [PyTorchTraining(user, step, features, torch.float64)(inputs).gradients for inputs in precise]
+    others = [
+        PyTorchTraining(user, step, features, torch.float64)(inputs).gradients
+        for inputs in _inputs_to_widen(given, precision)
+    ]
     sizes = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}
     largest = max(sizes.values())
     differences, allowed = {}, {}

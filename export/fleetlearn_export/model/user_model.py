@@ -43,6 +43,10 @@ class UserModel(NamedTuple):
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
 
+    def sum_names(self) -> list[str]:
+        """Return the names of EvalModule's results, in eval.onnx's order."""
+        return ["loss_sum", *(f"metric_sum.{name}" for name in self.metrics), "examples"]
+
 
 class LossModule(nn.Module):
     """Maps a batch to its mean loss and the mean of each metric, with the user's functions."""

@@ -168,7 +168,7 @@ def trace_evaluation(user: UserModel, values: Tensors, table: Decompositions) ->
     """Trace the sums over a batch. The model is in evaluation mode. Raises ExportError."""
     arguments = {f"param.{name}": value for name, value in values.items()}
     arguments |= {f"batch.{name}": value for name, value in user.batch.items()}
-    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
+    outputs = user.sum_names()
     traced = _trace_module(EvalModule(user), values, arguments, outputs, table)
     _refuse_random_evaluation(user, traced.module.graph)
     return traced
@@ -212,7 +212,7 @@ def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()])
     _refuse_random_evaluation(user, exported.graph)
     inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in user.batch)]
-    outputs = ["loss_sum", *(f"metric_sum.{name}" for name in user.metrics), "examples"]
+    outputs = user.sum_names()
     return Program(exported, inputs, outputs, exported.graph)
 
 
