@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         self.finished = False
         """The peer was told that training is finished."""
         self._drained: asyncio.Future[None] | None = None
-        """Set when the peer has read most of what waits. None if nobody waits for that."""
+        """Set when the peer has read most of what waits. None while nobody waits."""
         self._patience: Bucket | None = None
         """Made when the peer first waits for its budget, which few devices ever do."""
         self._request: bytes | None = b""

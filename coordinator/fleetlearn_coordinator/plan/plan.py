@@ -257,7 +257,7 @@ class Plan(Section, frozen=True, kw_only=True):
         return {key: value for key, value in values.items() if value is not None}
 
     def remarks(self, manifest: Manifest) -> list[str]:
-        """What a bundle that fits has in vain with this plan, for the log."""
+        """Say what the bundle has and this plan does not use, for the log."""
         found = []
         if manifest.step.correction:
             found.append(
@@ -266,8 +266,8 @@ class Plan(Section, frozen=True, kw_only=True):
             )
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
             found.append(
-                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices work it out in vain. "
-                'Set recipe = "moon" and local.mu, or export without it'
+                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices compute it for "
+                'nothing. Set recipe = "moon" and local.mu, or export without it'
             )
         return found
 

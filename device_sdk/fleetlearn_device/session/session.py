@@ -479,7 +479,7 @@ class Session:
     # Shared steps
 
     def _locate(self) -> Commands:
-        """Look up what is lacking, if the task waits for that."""
+        """Look up what is lacking, if that is the task's next step."""
         return [Locate(self.work.assignment.task)] if isinstance(self.work, Locating) else []
 
     def _fetch(self, work: Unfinished, wanted: tuple[Wanted, ...], now: float) -> Commands:

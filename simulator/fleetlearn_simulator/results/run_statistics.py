@@ -109,7 +109,7 @@ class Participation(NamedTuple):
     @property
     def evenness(self) -> float:
         """The tier that is heard least, divided by the tier that is heard most. 1: all tiers are heard equally. 0: one
-        tier is not heard at all. (With four tiers, of which one is not heard, Jain's index would still be 0.75.)"""
+        tier is not heard at all. (Jain's index would still be 0.75 if one of four tiers is not heard.)"""
         return float(self.heard.min() / self.heard.max()) if len(self.heard) else float("nan")
 
 
