@@ -64,7 +64,7 @@ def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
                 if name.startswith("next."):
                     now[name.removeprefix("next.")] = value
                 else:
-                    assert found[name][device, number] == pytest.approx(float(value), abs=1e-6)
+                    assert found[name][device, number] == pytest.approx(float(value), rel=2e-6, abs=1e-6)
         for name, value in found.items():
             if name.startswith("next."):
                 np.testing.assert_allclose(value[device], now[name.removeprefix("next.")], atol=1e-6)
