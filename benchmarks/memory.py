@@ -14,7 +14,7 @@ from typing import Any
 
 import _measure as measure
 import onnx
-from fleetlearn_export.inspection import graph_costs, step_memory
+from fleetlearn_export.inspection import step_memory
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.manifest import TRAIN
 
@@ -32,7 +32,7 @@ def estimate(path: Path, batch: int) -> float:
     """Return the estimated peak in MiB."""
     bundle = open_bundle(path)
     model = onnx.load_model_from_string(bundle.read(TRAIN))
-    return step_memory.estimate(bundle.manifest, model, graph_costs.values(model, batch)).total / step_memory.MIB
+    return step_memory.estimate(bundle.manifest, model, batch).total / step_memory.MIB
 
 
 def compare(name: str, chosen: Any, folder: Path) -> dict[str, dict[str, float]]:

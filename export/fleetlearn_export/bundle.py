@@ -133,7 +133,8 @@ def export_bundle(
     kept: names in ``state`` whose values outlive a task: the device's next task begins with them.
     many: adds train_many.onnx, several steps of a block of devices in one call, for simulating.
     memory: what a device's process may take at the peak of a step with ``batch`` examples, such as ``"200 MiB"``. The
-        backward pass then computes results of the forward pass again, as few as the budget allows.
+        step then takes the batch in micro-batches, or its backward pass computes results of the forward pass again, as
+        little as the budget allows.
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 

@@ -10,12 +10,15 @@ import onnx
 import torch
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, TrainMany
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.emission_check import check_emission
 from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import serialised, to_onnx, with_parameters
@@ -37,6 +40,7 @@ from fleetlearn_export.tracing.trace import (
     trace_evaluation,
     trace_inference,
     trace_step,
+    trace_step_with_means,
     train_program,
 )
 
@@ -71,15 +75,15 @@ def training_graphs(
     program = cache(partial(train_program, step, located))
     graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
-    graph = fold_batch_norms(graph)
+    graph = code_weights(fold_batch_norms(graph), frozen)
     if budget is not None:
         progress("fitting the training step to the memory")
-        graph = within_budget(graph, train_elements(step), budget, progress)
+        graph = within_budget(graph, partial(step_with_means, step, frozen), train_elements(step), budget, progress)
     operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
         operators = check_emission(user, step, written.traced, written.emission, features, located).described()
-    files = {TRAIN: serialised(code_weights(graph, frozen))}
+    files = {TRAIN: serialised(graph)}
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
@@ -90,6 +94,21 @@ def training_graphs(
     files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
     return CheckedGraphs(files, difference, ranges, by_pytorch, operators), checked
+
+
+def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
+    """Return the training step as ``split_batch`` takes it. Raises ExportError if it cannot have micro-batches."""
+    norms = [name for name, module in step.objective.model.named_modules() if isinstance(module, _BatchNorm)]
+    whole = [name for name in norms if step.objective.model.get_submodule(name).training]
+    if whole or step.buffers:
+        raise ExportError(f"{min([*whole, *step.buffers])} takes its statistics of the whole batch")
+    try:
+        model = emitted(partial(trace_step_with_means, step)).model
+    except EmissionError as error:
+        raise ExportError(f"PyTorch's exporter writes the graph ({error})") from None
+    code_weights(fold_batch_norms(model), frozen)
+    check_micro_batches(step, model)
+    return model
 
 
 def evaluation_graphs(

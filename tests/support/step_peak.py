@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import onnx
-from fleetlearn_export.inspection import graph_costs, step_memory
+from fleetlearn_export.inspection import step_memory
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN
 
@@ -33,4 +33,4 @@ def measured(bundle: Bundle, batch: int) -> int:
 
 def estimated(bundle: Bundle, batch: int) -> int:
     model = onnx.load_model_from_string(bundle.read(TRAIN))
-    return step_memory.estimate(bundle.manifest, model, graph_costs.values(model, batch)).total
+    return step_memory.estimate(bundle.manifest, model, batch).total

@@ -10,10 +10,11 @@ import onnx
 from torch import Tensor
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.micro_batches import split_batch
 from fleetlearn_export.graphs.recompute import AGAIN, Sizes, fit
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.graph_costs import Values
-from fleetlearn_export.inspection.step_memory import MIB, estimate_graph
+from fleetlearn_export.inspection.step_memory import MIB, estimate_graph, with_micro_batches
 from fleetlearn_export.model.train_step import TrainStep
 
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -53,29 +54,49 @@ def train_elements(step: TrainStep) -> int:
 
 
 def within_budget(
-    model: onnx.ModelProto, elements: int, budget: Budget, progress: Callable[[str], None]
+    model: onnx.ModelProto,
+    with_means: Callable[[], onnx.ModelProto],
+    elements: int,
+    budget: Budget,
+    progress: Callable[[str], None],
 ) -> onnx.ModelProto:
-    """Return the graph with as little computed twice as the budget allows.
+    """Return the graph as it is if it keeps the budget; else with the largest micro-batches that do; else with the
+    smallest, and with as little computed twice as the budget allows.
 
+    with_means: makes the same step as ``split_batch`` takes it, or raises ExportError if it has no micro-batches.
     elements: of all vectors that the device holds. Raises ExportError, with the least peak, if nothing fits.
     """
-    values = graph_costs.values(model, budget.batch)
+    size, values = budget.batch, graph_costs.values(model, budget.batch)
 
     def peak(graph: onnx.ModelProto, sizes: Sizes) -> int:
-        return estimate_graph(graph, _with_recomputed(graph, values), elements).total
+        found = _with_recomputed(graph, values)
+        return with_micro_batches(estimate_graph(graph, found, elements), graph, found, budget.batch).total
 
+    if peak(model, {}) <= budget.bytes:
+        progress("the step fits as it is")
+        return model
+    reason = ""
+    try:
+        model = with_means()
+        while size > 1:
+            size = -(-size // 2)
+            values = graph_costs.values(model, size)
+            if (needed := peak(model, {})) <= budget.bytes:
+                progress(f"about {_mib(needed)} at the peak, in micro-batches of {size} of {budget.batch} examples")
+                return split_batch(model, size)
+    except ExportError as error:
+        reason = f", and without micro-batches, since {error}"
     found = fit(model, {name: value.bytes for name, value in values.items()}, peak, budget.bytes)
     if found.peak > budget.bytes:
         raise ExportError(
             f"a step with a batch of {budget.batch} does not fit into {_mib(budget.bytes)}: it needs about "
-            f"{_mib(found.peak)} where everything is computed again that cheap operators make. Give more memory or a "
-            "smaller batch"
+            f"{_mib(found.peak)} where everything is computed again that cheap operators make{reason}. Give more "
+            "memory or a smaller batch"
         )
-    progress(
-        f"about {_mib(found.peak)} at the peak with a batch of {budget.batch}; "
-        f"each step computes {_mib(found.again)} of results again"
-    )
-    return found.model
+    divided = f", in micro-batches of {size} of {budget.batch} examples" if size < budget.batch else ""
+    again = found.again * -(-budget.batch // size)
+    progress(f"about {_mib(found.peak)} at the peak{divided}; each step computes {_mib(again)} of results again")
+    return split_batch(found.model, size) if size < budget.batch else found.model
 
 
 def _with_recomputed(graph: onnx.ModelProto, values: Values) -> Values:

@@ -10,9 +10,12 @@ import onnx
 from fleetlearn_protocol import Manifest
 from onnx import NodeProto
 
+from fleetlearn_export.graphs.micro_batches import joined
 from fleetlearn_export.graphs.recompute import in_order_of_execution, words
+from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.arena import arena_bytes, rounded
 from fleetlearn_export.inspection.graph_costs import Values, attribute
+from fleetlearn_export.model.train_step import MEAN
 
 MIB = 2**20
 BASE = 67 * MIB
@@ -48,13 +51,31 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def estimate(manifest: Manifest, model: onnx.ModelProto, values: Values) -> Memory:
+def estimate(manifest: Manifest, model: onnx.ModelProto, batch: int) -> Memory:
     """Estimate the peak of a process that trains the bundle with fleetlearn_device's runtime ``onnx``, one thread.
 
-    ``values`` are those of one batch size.
+    batch: the number of examples in a step. Raises ExportError if the installed ONNX Runtime cannot run the graph.
     """
     elements = 2 * manifest.local_size + len({"anchor", *manifest.references}) * manifest.size + 2 * manifest.state_size
-    return estimate_graph(model, values, elements)
+    divided = joined(model)
+    if divided is None or divided.size >= batch:
+        whole = model if divided is None else divided.model
+        return estimate_graph(whole, graph_costs.values(whole, batch), elements)
+    values = graph_costs.values(divided.model, divided.size)
+    return with_micro_batches(estimate_graph(divided.model, values, elements), divided.model, values, batch)
+
+
+def with_micro_batches(memory: Memory, model: onnx.ModelProto, values: Values, batch: int) -> Memory:
+    """Return the memory of a step with micro-batches. ``memory`` and ``values`` are those of one micro-batch.
+
+    Besides, the device holds the whole batch, and the Loop two sets of sums: it reads one and makes the next.
+    """
+    rows = [values[row.name] for row in model.graph.input if row.name.startswith("batch.")]
+    example = sum(row.bytes // row.shape[0] for row in rows)
+    sums = sum(values[row.name].bytes for row in model.graph.output if row.name.startswith(MEAN))
+    return memory._replace(
+        vectors=memory.vectors + (batch - rows[0].shape[0]) * example, intermediates=memory.intermediates + 2 * sums
+    )
 
 
 def estimate_graph(model: onnx.ModelProto, values: Values, elements: int) -> Memory:

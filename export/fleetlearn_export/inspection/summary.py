@@ -14,6 +14,7 @@ from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, Input, Para
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.frozen_file import with_constants
+from fleetlearn_export.graphs.micro_batches import joined
 from fleetlearn_export.graphs.recompute import AGAIN
 from fleetlearn_export.inspection import graph_costs, step_memory
 from fleetlearn_export.model.source_locations import as_export_error
@@ -131,6 +132,10 @@ def _state(rows: tuple[State, ...]) -> list[str]:
 
 
 def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int) -> list[Line]:
+    whole = graphs[TRAIN]
+    divided = joined(whole)
+    if divided is not None:
+        graphs = graphs | {TRAIN: divided.model}
     train = graphs[TRAIN]
     kinds = Counter(node.op_type for node in train.graph.node)
     operators = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
@@ -140,12 +145,12 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
     ]
     try:
         found = {name: graph_costs.values(graph, batch) for name, graph in graphs.items()}
+        estimate = step_memory.estimate(manifest, whole, batch)
     except ExportError as error:
         return [*lines, Line("costs", f"not measured: {error}")]
     flops = graph_costs.flops(train, found[TRAIN])
     share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
     again = sum(found[TRAIN][name].bytes for node in train.graph.node for name in node.output if name.endswith(AGAIN))
-    estimate = step_memory.estimate(manifest, train, found[TRAIN])
     parts = ("runtime", "vectors and batch", "constants", "intermediates")
     sizes = zip(parts, estimate, strict=True)
     mebibytes = ", ".join(f"{name} {size / step_memory.MIB:.0f}" for name, size in sizes if size >= step_memory.MIB / 2)
@@ -154,11 +159,8 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         Line("ONNX Runtime", _lowest_runtime(graphs, found)),
         Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
         Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
-        *(
-            [Line("to save memory", f"{again / step_memory.MIB:.0f} MiB of results are computed twice")]
-            if again
-            else []
-        ),
+        *_lines_if(divided, "micro-batches", f"{divided.size} examples at a time" if divided else ""),
+        *_lines_if(again, "to save memory", f"{again / step_memory.MIB:.0f} MiB of results are computed twice"),
     ]
 
 

@@ -21,6 +21,7 @@ from fleetlearn_export.model.stateless import functional_call, own_tensors_resto
 from fleetlearn_export.model.steps import (
     OPTIMIZERS,
     REFERENCES,
+    Evaluated,
     Function,
     Objective,
     Tensors,
@@ -32,8 +33,23 @@ from fleetlearn_export.model.steps import (
 )
 from fleetlearn_export.model.user_model import UserModel, check_name
 
+MEAN = "mean."
+"""The beginning of the names of what a step is made from: means over the batch."""
 MAX_LISTED = 12
 """Most names that an error lists. Of more names it lists those that are nearest to the wrong one."""
+
+
+class RecordedObjective(Objective):
+    """An objective that keeps its results."""
+
+    def __init__(self, inner: Objective) -> None:
+        vars(self).update(vars(inner))
+        self.results: list[Evaluated] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Evaluated:
+        found = super().__call__(*args, **kwargs)
+        self.results.append(found._replace(metrics=dict(found.metrics), gradients=dict(found.gradients)))
+        return found
 
 
 class TrainStep(NamedTuple):
@@ -84,6 +100,11 @@ class TrainStep(NamedTuple):
         given |= {"seed": torch.tensor(0)} if self.random else {}
         return {name: value.clone() for name, value in given.items()}
 
+    def means(self) -> list[str]:
+        """Return the names of the means over the batch, as ``run_with_means`` has them."""
+        metrics = [f"metric.{name}" for name in self.objective.metrics]
+        return [MEAN + name for name in (*(f"gradient.{name}" for name in self.objective.trained), *metrics, "loss")]
+
     def outputs(self) -> list[str]:
         """Return the names of the results, in the graph's order."""
         return [
@@ -113,6 +134,20 @@ class TrainStep(NamedTuple):
         with plain_kernels(), seeded, own_tensors_restored(self.objective.model):
             result = self.function(named("param"), named("state"), named("batch"), named("hyper"), **extra)
         return self._checked_outputs(result, dtype), getattr(seeded, "draws", 0)
+
+    def run_with_means(self, given: Tensors) -> Tensors:
+        """Do the step. Returns its outputs and, named ``mean.*``, the means over the batch that it is made from: loss,
+        metrics and gradients, before the step works on them. Raises ExportError if the step asks for them twice.
+        """
+        objective = RecordedObjective(self.objective)
+        outputs = self._replace(objective=objective).run(given)
+        if len(objective.results) != 1:
+            raise ExportError(f"the step asks for gradients {len(objective.results)} times")
+        (found,) = objective.results
+        gradients = {f"gradient.{name}": value for name, value in found.gradients.items()}
+        metrics = {f"metric.{name}": value for name, value in found.metrics.items()}
+        means = gradients | metrics | {"loss": found.loss}
+        return outputs | {MEAN + name: value.detach() for name, value in means.items()}
 
     def _checked_outputs(self, result: Any, dtype: torch.dtype) -> Tensors:
         """Name the step's results as the graph's outputs. Raises ExportError if they are not what is expected."""

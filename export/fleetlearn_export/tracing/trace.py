@@ -164,6 +164,14 @@ def trace_step(step: TrainStep, table: Decompositions) -> Traced:
     return Traced(module, arguments, rows, step.outputs())
 
 
+def trace_step_with_means(step: TrainStep, table: Decompositions) -> Traced:
+    """Trace one local step with its means over the batch as outputs behind its own. Raises ExportError."""
+    arguments = step.arguments()
+    rows = {name: 0 for name in arguments if name.startswith("batch.")}
+    module = trace(step.run_with_means, arguments, rows, table)
+    return Traced(module, arguments, rows, step.outputs() + step.means())
+
+
 def trace_evaluation(user: UserModel, values: Tensors, table: Decompositions) -> Traced:
     """Trace the sums over a batch. The model is in evaluation mode. Raises ExportError."""
     arguments = {f"param.{name}": value for name, value in values.items()}

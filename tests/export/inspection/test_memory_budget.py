@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from fleetlearn_export import ExportError, LocalStep, export_bundle
+from fleetlearn_export import Exported, ExportError, LocalStep, export_bundle
 from fleetlearn_export.inspection.memory_budget import Budget, memory_budget
 from fleetlearn_export.inspection.step_memory import MIB
 from fleetlearn_export.inspection.summary import summary
@@ -38,6 +38,10 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
+def texts(made: Exported) -> list[str]:
+    return [line.text for group in summary(made.bundle, BATCH) for line in group]
+
+
 def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = zoo.classifier(convolutions(), zoo.numbers(3, 32, 32), 10)
@@ -55,7 +59,7 @@ def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path
             progress=stages.append,
         )
         assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
-        lines = [line.text for group in summary(made.bundle, BATCH) for line in group]
+        lines = texts(made)
         assert any("are computed twice" in text for text in lines) == (memory is not None)
         return estimated(made.bundle, BATCH)
 
@@ -65,3 +69,38 @@ def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path
     assert any("of results again" in stage for stage in stages)
     with pytest.raises(ExportError, match=r"does not fit into 20 MiB: it needs about \d+ MiB"):
         export("20 MiB")
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True)
+    return nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(96 * 64, 10)
+    )
+
+
+def test_micro_batches_save_memory_where_no_layer_looks_at_the_whole_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = zoo.classifier(attention(), zoo.numbers(96, 64), 10)
+    stages: list[str] = []
+
+    def export(memory: str | None) -> int:
+        made = export_bundle(
+            case.module,
+            case.loss,
+            case.batch(4),
+            tmp_path / "tight.bundle",
+            step=LocalStep("adam", clip=True),
+            hyper={"max_norm": 1.0},
+            memory=memory,
+            batch=None if memory is None else BATCH,
+            progress=stages.append,
+        )
+        assert made.difference < 1e-3
+        assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
+        assert any("25 examples at a time" in text for text in texts(made)) == (memory is not None)
+        return estimated(made.bundle, BATCH)
+
+    whole = export(None)
+    tight = export("120 MiB")
+    assert tight <= 120 * MIB < whole
+    assert any("in micro-batches of 25 of 100 examples" in stage for stage in stages)

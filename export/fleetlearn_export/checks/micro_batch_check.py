@@ -1,0 +1,74 @@
+"""Comparison of a step that takes its batch in parts with the same step that takes the batch at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import torch
+
+from fleetlearn_export.checks.comparison import Array, Session, first_passing, largest_difference, open_session
+from fleetlearn_export.checks.emission_check import operator_inputs
+from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.conversion import serialised
+from fleetlearn_export.graphs.micro_batches import SEED, SEED_STEP, split_batch
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.train_step import MEAN, TrainStep
+
+TOLERANCE = 1e-3
+"""Allowed difference, relative to a tensor's largest element: the two add up in another order."""
+SMALLEST = 1e-6
+"""A tensor whose elements are all smaller than this counts as that large."""
+
+
+def check_micro_batches(step: TrainStep, model: onnx.ModelProto) -> None:
+    """Compare loss, metrics and gradients of micro-batches with their means over the parts, and over the whole batch.
+
+    model: the step with its means as outputs. With random numbers of its own in each part, a step is compared with the
+    parts alone. Raises ExportError; the text names what is not a mean over the examples.
+    """
+    size = max(1, len(next(iter(step.batch.values()))) // 2)
+    divided = split_batch(model, size)
+    divided.graph.output.extend(row for row in model.graph.output if row.name.startswith(MEAN))
+    whole, looped = open_session(serialised(model)), open_session(serialised(divided))
+
+    def check(seed: int) -> None:
+        given = operator_inputs(step, _with_one_more(step.batch), seed)
+        found, parts = _run(looped, given), _mean_over_parts(whole, given, size)
+        _compare(found, parts, "the sums over the micro-batches differ from those over the parts of the batch")
+        if not step.random:
+            _compare(found, _run(whole, given), "the step is no mean over its examples")
+
+    first_passing(check)
+
+
+def _with_one_more(batch: Tensors) -> Tensors:
+    """Return the batch with its first example again at its end: the last part is then smaller than the others."""
+    return {name: torch.cat([value, value[:1]]) for name, value in batch.items()}
+
+
+def _run(session: Session, given: Tensors) -> dict[str, Array]:
+    return session.run({name: value.numpy() for name, value in given.items()})
+
+
+def _mean_over_parts(whole: Session, given: Tensors, size: int) -> dict[str, Array]:
+    batch = {name: value for name, value in given.items() if name.startswith("batch.")}
+    rows = len(next(iter(batch.values())))
+    found: dict[str, Array] = {}
+    for number, begin in enumerate(range(0, rows, size)):
+        part = given | {name: value[begin : begin + size] for name, value in batch.items()}
+        if SEED in given:
+            part[SEED] = given[SEED] + number * SEED_STEP
+        taken = min(size, rows - begin)
+        for name, value in _run(whole, part).items():
+            if name.startswith(MEAN):
+                found[name] = found.get(name, np.float64(0)) + value * np.float64(taken / rows)
+    return found
+
+
+def _compare(found: dict[str, Array], expected: dict[str, Array], what: str) -> None:
+    for name in (name for name in expected if name.startswith(MEAN)):
+        allowed = TOLERANCE * max(SMALLEST, float(np.abs(expected[name]).max(initial=0.0)))
+        difference = largest_difference(found[name], expected[name])
+        if not difference <= allowed:
+            label = name.removeprefix(MEAN)
+            raise ExportError(f"{what}: {label} differs by {difference:.3g}, where {allowed:.0e} is allowed")
