@@ -121,6 +121,7 @@ class _Rewriting:
         """Return the new value of ``source`` whose view has a new value."""
         whole = source.meta["val"]
         arguments, operator = view.args[1:], view.target
+        offset: Any = view.args[3] if len(view.args) > 3 else None
         if _writes_into_first(view) or operator in (aten.detach.default, aten.alias.default):
             return value
         if operator in (aten.slice.Tensor, aten.select.int):
@@ -133,7 +134,7 @@ class _Rewriting:
             parts = (operator, value, *arguments)
         elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default) or (
             # The gradient of such a write that average pooling makes in channels-last order.
-            operator is aten.as_strided.default and is_reshape(view.meta["val"], whole, (*view.args, None)[3])
+            operator is aten.as_strided.default and is_reshape(view.meta["val"], whole, offset)
         ):
             parts = (aten.reshape_as.default, value, self._present(source))
         else:
