@@ -291,6 +291,12 @@ def same_size(one: Size, other: Size) -> bool:
     return bool(first == second)
 
 
+def is_reshape(view: Tensor, whole: Tensor, offset: int | None) -> bool:
+    """Whether as_strided is a plain reshape: all elements of a contiguous tensor in their order."""
+    every = same_size(view.numel(), whole.numel()) and not offset and whole.storage_offset() == 0
+    return every and view.is_contiguous() and whole.is_contiguous()
+
+
 def fixed_sizes(x: Value | Tensor, axes: Sequence[int] | slice = slice(None)) -> list[int]:
     """Return the sizes of some axes as numbers. Raises EmissionError if one depends on the number of examples."""
     shape = list(x.shape)

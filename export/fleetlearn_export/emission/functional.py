@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.emission.emitter import EmissionError, is_reshape
 
 aten = torch.ops.aten
 FUNCTIONAL_NAMES = {
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten.transpose_.default: aten.transpose.int,
 }
 """Where the functional operator is not the one without the underscore. Its further results are the new values of the
 arguments that it would have written into."""
@@ -44,6 +45,8 @@ class _Rewriting:
         """A tensor that is no view -> its views, and theirs."""
         self._old: set[fx.Node] = set()
         """Views of tensors that were written into since the view was last taken."""
+        self._reshaped: set[fx.Node] = set()
+        """Tensors whose shape an operator changed, before and afterwards."""
 
     def add(self, node: fx.Node) -> None:
         operator = node.target if isinstance(node.target, torch._ops.OpOverload) else None
@@ -78,16 +81,34 @@ class _Rewriting:
         targets: list[Any] = [given[row.name] for row in operator._schema.arguments if row.is_write]
         made = self.graph.node_copy(node, self._present)
         made.target = _functional(operator)
+        # Average pooling in channels-last order uses as_strided_ on a new tensor, and keeps its shape.
+        if torch.Tag.inplace_view in operator.tags and operator is not aten.as_strided_.default:
+            self._reshape(node, targets[0], made)
+            return
+        kept = {name for name, _ in _inputs(made.target)}
+        made.kwargs = {name: value for name, value in made.kwargs.items() if name in kept}
         for target, result in zip(targets, _results(self.graph, made, node, targets), strict=True):
             self._set(target, result)
         self._now[node] = made
         if _writes_into_first(node):
             self._add_view(node, targets[0])
 
+    def _reshape(self, node: fx.Node, target: fx.Node, made: fx.Node) -> None:
+        """Give a tensor another shape, as ``squeeze_`` does. Nobody may write into it later."""
+        root = self._root(target)
+        whole = [root, *self._family.get(root, []), node]
+        if not all(_writes_into_first(row) for row in whole[1:]):
+            raise EmissionError(f"{node.target}, which changes the shape of a view, or of a tensor that has views")
+        self._now |= dict.fromkeys(whole, made)
+        self._old.difference_update(whole)
+        self._reshaped.update(whole)
+
     def _set(self, target: fx.Node, result: fx.Node) -> None:
         """Give a tensor a new value; so do those that it is a view of, and other views of them get old."""
         self._old.update(self._family.get(self._root(target), []))
         while True:
+            if target in self._reshaped:
+                raise EmissionError("a write into a tensor whose shape an operator changed")
             self._old.discard(target)
             self._now[target] = result
             if target not in self._source:
@@ -100,6 +121,7 @@ class _Rewriting:
         """Return the new value of ``source`` whose view has a new value."""
         whole = source.meta["val"]
         arguments, operator = view.args[1:], view.target
+        offset: Any = view.args[3] if len(view.args) > 3 else None
         if _writes_into_first(view) or operator in (aten.detach.default, aten.alias.default):
             return value
         if operator in (aten.slice.Tensor, aten.select.int):
@@ -110,7 +132,10 @@ class _Rewriting:
                 order = [axis % whole.dim() for axis in view.args[1]]  # type: ignore[union-attr]
                 arguments = ([order.index(axis) for axis in range(whole.dim())],)
             parts = (operator, value, *arguments)
-        elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default):
+        elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default) or (
+            # The gradient of such a write that average pooling makes in channels-last order.
+            operator is aten.as_strided.default and is_reshape(view.meta["val"], whole, offset)
+        ):
             parts = (aten.reshape_as.default, value, self._present(source))
         else:
             raise EmissionError(f"a write into a view that {operator} made")
@@ -145,14 +170,20 @@ def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
     if operator in FUNCTIONAL_NAMES:
         return FUNCTIONAL_NAMES[operator]
     name = operator._schema.name.removeprefix("aten::")
-    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    overload = operator._overloadname
-    # Average pooling in channels-last order uses as_strided_ on a new tensor, and keeps its shape.
-    reshapes = torch.Tag.inplace_view in operator.tags and operator is not aten.as_strided_.default
-    if packet is None or overload not in packet.overloads() or reshapes:
-        raise EmissionError(f"{operator}, which writes into a tensor")
-    found: torch._ops.OpOverload = getattr(packet, overload)
-    return found
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if packet is not None and name.endswith("_") and operator._overloadname in packet.overloads():
+        return getattr(packet, operator._overloadname)  # type: ignore[no-any-return]
+    if packet is not None and len(operator._schema.returns) == 1:  # such as div.Tensor for div.out
+        for overload in packet.overloads():
+            found: torch._ops.OpOverload = getattr(packet, overload)
+            if not found._schema.is_mutable and _inputs(found) == _inputs(operator):
+                return found
+    raise EmissionError(f"{operator}, which writes into a tensor")
+
+
+def _inputs(operator: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    """Return name and type of each argument that the operator does not write into."""
+    return [(row.name, str(row.type)) for row in operator._schema.arguments if not row.is_write]
 
 
 def _results(graph: fx.Graph, made: fx.Node, node: fx.Node, targets: list[fx.Node]) -> list[fx.Node]:

@@ -32,8 +32,8 @@ from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
+from fleetlearn_export.tracing.formulas.recording import formulas_recorded
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
-from fleetlearn_export.tracing.resizing import resizing_by_products
 
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
@@ -121,7 +121,7 @@ def trace(
         as_export_error("the training step cannot be traced"),
         silenced_python(),
         user_frames_recorded(),
-        resizing_by_products(),
+        formulas_recorded(),
     ):
         graph: torch.fx.GraphModule = make_fx(
             flat,

@@ -12,6 +12,8 @@ from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
 
+from tests.support.emission_cases import gradient_of
+
 X = torch.arange(72.0).reshape(3, 4, 6) - 30
 
 
@@ -130,8 +132,36 @@ def test_gradients_pass_through_writes() -> None:
     check(function)
 
 
+def test_results_written_into_a_given_tensor() -> None:
+    """As spectral_norm does with its vector."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        torch.div(x, 3, out=y)
+        row = y[:, 1]
+        nn.functional.normalize(x[:, 0], out=row)
+        return y, row, torch.add(x, y, alpha=2, out=torch.empty_like(x))
+
+    check(function)
+
+
+def test_shapes_that_change() -> None:
+    """As quantile does with its result."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2).unsqueeze_(1)
+        z = (x[:, :1] + 1).mul_(3).squeeze_(1)
+        return y + 1, z * y[:, 0, 0]
+
+    check(function)
+
+
 def test_average_pooling_in_channels_last_order() -> None:
-    check(lambda x: nn.functional.adaptive_avg_pool2d(x.view(-1, 4, 2, 3).permute(0, 3, 1, 2), 1) * 2)
+    def average(x: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(x.view(-1, 4, 2, 3).permute(0, 3, 1, 2), 1) * 2
+
+    check(average)
+    check(lambda x: gradient_of(average)(x, average(x)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +169,8 @@ def test_average_pooling_in_channels_last_order() -> None:
     [
         (lambda x: x.split(2, 1)[0].add_(1), "getitem"),
         (lambda x: x.diagonal(0, 1, 2).add_(1), "diagonal"),
-        (lambda x: x.unsqueeze_(1), "unsqueeze_"),
+        (lambda x: x[:, 0].unsqueeze_(1), "unsqueeze_"),
+        (lambda x: x.unsqueeze_(1).add_(1), "whose shape"),
     ],
 )
 def test_other_writes_are_refused(function: Callable[[Tensor], Tensor], reason: str) -> None:

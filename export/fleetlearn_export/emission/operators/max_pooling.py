@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import Array, Emitter, Handler, Source, Value, fixed_sizes
+from fleetlearn_export.emission.emitter import Emitter, Handler, Source, Value, fixed_sizes
 from fleetlearn_export.emission.operators.layout import enlarged, per_axis
 
 aten = torch.ops.aten
@@ -167,7 +167,7 @@ def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
     """
     channels = prod(fixed_sizes(x, slice(1, -len(pool.kernel))))
     rows = pool.windows[0] * channels
-    order = graph.array(_order(pool, channels))
+    order = _order(graph, pool, channels)
     rank = len(pool.kernel) + 2
     image = graph.node("Reshape", x, graph.integers([-1, 1, channels * pool.sizes[0], *pool.sizes[1:]]))
     largest = graph.node("Equal", image, enlarged(graph, _maxima(graph, x, pool, channels), rank, pool.kernel))
@@ -179,14 +179,14 @@ def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
     return graph.reshaped(spread, x.shape)
 
 
-def _order(pool: Pool, channels: int) -> Array:
+def _order(graph: Emitter, pool: Pool, channels: int) -> str:
     """Return for each element of the image, its channels one below the other, its rank in its window: the first has
-    the largest number, none has 0."""
-    order: Array = np.asarray(0)
-    for axis, (size, length) in enumerate(zip(pool.sizes, pool.kernel, strict=True)):
-        within = np.tile(np.arange(size) % length, channels if axis == 0 else 1)
-        order = order[..., None] * length + within
-    return (prod(pool.kernel) - order).astype(np.float32)
+    the largest number, none has 0.
+
+    The graph holds it for one window. ONNX Runtime repeats it once, when it loads the graph.
+    """
+    order = np.arange(prod(pool.kernel), 0, -1, dtype=np.float32).reshape(pool.kernel)
+    return graph.node("Tile", graph.array(order), graph.integers([channels * pool.windows[0], *pool.windows[1:]]))
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Value, axis_of, fixed_size, same_size
+from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Value, axis_of, fixed_size, is_reshape
 
 aten = torch.ops.aten
 
@@ -116,9 +116,8 @@ def windows(graph: Emitter, out: Tensor, x: Value, dimension: int, size: int, st
 def strided(
     graph: Emitter, out: Tensor, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: int | None = None
 ) -> str:
-    """Write as_strided where it is a plain reshape: all elements of a contiguous tensor in their order."""
-    whole = same_size(out.numel(), x.traced.numel()) and not offset and x.traced.storage_offset() == 0
-    if not (whole and out.is_contiguous() and x.traced.is_contiguous()):
+    """Write as_strided where it is a plain reshape."""
+    if not is_reshape(out, x.traced, offset):
         raise EmissionError("other strides than its shape has")
     return graph.reshaped(x, list(out.shape))
 

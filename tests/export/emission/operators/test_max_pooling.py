@@ -60,3 +60,15 @@ def test_indices(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
         lambda x: getattr(functional, f"max_pool{len(sizes)}d")(x, **options, return_indices=True),
         _images(sizes) + torch.arange(24).reshape(3, 2, 4)[..., :1].reshape(3, 2, *[1] * len(sizes)),
     )
+
+
+def test_a_large_image_does_not_make_the_graph_large() -> None:
+    """Windows side by side compare each element with its rank in the window, which the graph holds for one window."""
+
+    def pool(x: Tensor) -> Tensor:
+        return functional.max_pool2d(x, 2)
+
+    model = check_emission(
+        aten.max_pool2d_with_indices_backward.default, gradient_of(pool), _images((64, 64)), torch.randn(3, 2, 32, 32)
+    )
+    assert model.ByteSize() < 8192

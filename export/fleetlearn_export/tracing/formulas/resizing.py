@@ -6,8 +6,7 @@ A resize is linear along each axis: ``matrix @ x``. Its gradient is the product 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -17,8 +16,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
-KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-"""Where PyTorch has its own formulas."""
 
 
 def _resized(
@@ -62,9 +59,13 @@ def _matrix(line: Callable[..., Tensor], length: int, size: int, *options: Any) 
         return line(torch.eye(length).unsqueeze(0), [size], *options)[0].t().contiguous()
 
 
-def _cubic(x: Tensor, size: list[int], align_corners: bool, factor: float | None) -> Tensor:
-    found: Tensor = aten.upsample_bicubic2d.default(x.unsqueeze(2), [1, *size], align_corners, None, factor)
-    return found.squeeze(2)
+def _row(image: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the resize of a line by one of images, for which PyTorch has none of lines."""
+
+    def line(x: Tensor, size: list[int], align_corners: bool, factor: float | None) -> Tensor:
+        return image(x.unsqueeze(2), [1, *size], align_corners, None, factor).squeeze(2)
+
+    return line
 
 
 LINES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -77,23 +78,13 @@ LINES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.upsample_linear1d.vec: aten.upsample_linear1d.default,
     aten.upsample_bilinear2d.vec: aten.upsample_linear1d.default,
     aten.upsample_trilinear3d.vec: aten.upsample_linear1d.default,
-    aten.upsample_bicubic2d.vec: _cubic,
+    aten.upsample_bicubic2d.vec: _row(aten.upsample_bicubic2d.default),
+    aten._upsample_bilinear2d_aa.vec: _row(aten._upsample_bilinear2d_aa.default),
+    aten._upsample_bicubic2d_aa.vec: _row(aten._upsample_bicubic2d_aa.default),
 }
 """Operator -> the one that resizes a line in the same way."""
 
-
-@contextmanager
-def resizing_by_products() -> Iterator[None]:
-    """While active, tracing records a resize as products. PyTorch would use its own formula before a table is asked."""
-    originals = {operator: dict(operator.py_kernels) for operator in LINES}
-    for operator, kernels in originals.items():
-        for key in KEYS:
-            if key in kernels:
-                operator.py_kernels[key] = partial(_resized, kernels[key], LINES[operator])
-        operator._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for operator, kernels in originals.items():
-            operator.py_kernels.update(kernels)
-            operator._dispatch_cache.clear()
+FORMULAS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    operator: partial(_resized, operator.py_kernels[torch._C.DispatchKey.Autograd], line)
+    for operator, line in LINES.items()
+}
