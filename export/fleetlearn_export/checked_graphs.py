@@ -23,7 +23,7 @@ from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import serialised, to_onnx, with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted
-from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done
+from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Function
@@ -89,8 +89,14 @@ def training_graphs(
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators), checked
     progress(f"the same for {many.devices} devices at once")
-    block = many_program(step, program().exported, many, located)
-    graph = to_onnx(block, training_decompositions(block.exported.graph))
+    block = cache(lambda: many_program(step, program().exported, many, located))
+    if written:
+        trace_block = partial(trace_many, step, written.traced, many)
+        graph, _, reason = _written(trace_block, block, training_decompositions)
+        by_pytorch |= {TRAIN_MANY: reason} if reason else {}
+    else:
+        graph = to_onnx(block(), training_decompositions(block().exported.graph))
+        by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
     files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
     return CheckedGraphs(files, difference, ranges, by_pytorch, operators), checked

@@ -124,14 +124,16 @@ def compare_training(
 def _inputs_to_widen(given: Tensors, precision: Precision) -> list[Tensors]:
     """Return the inputs with which PyTorch in float64 shows the effect of rounding, if the comparison is widened by it:
     those that are given, and the same with parameters that differ by NUDGE."""
-    if not precision.widened:
-        return []
+    return [given, nudged(given)] if precision.widened else []
+
+
+def nudged(given: Tensors) -> Tensors:
+    """Return the inputs with parameters that differ by NUDGE."""
     random = torch.Generator().manual_seed(0)
-    nudged = {
+    return {
         name: value * (1 + NUDGE * torch.randn(value.shape, generator=random)) if name.startswith("param.") else value
         for name, value in given.items()
     }
-    return [given, nudged]
 
 
 def _described(name: str) -> str:

@@ -35,13 +35,15 @@ class Emission(NamedTuple):
     """A tensor of the traced graph -> its name in the ONNX graph."""
 
 
-def emit(module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], examples: str) -> Emission:
+def emit(
+    module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], examples: str, axis: int = 0
+) -> Emission:
     """Write the traced graph as an ONNX graph with these names of inputs and outputs.
 
-    module: a graph of ATen operators that write into no tensor. examples: the input whose first axis has the number of
-        examples. Raises EmissionError if an operator is not in the table, or its use is not written.
+    module: a graph of ATen operators that write into no tensor. examples: the input whose ``axis`` has the number of
+        examples, if that is free. Raises EmissionError if an operator is not in the table, or its use is not written.
     """
-    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes))
+    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes), axis)
     values: dict[fx.Node, Any] = {}  # a name, or names where an operator has several results
     calls: list[Call] = []
     given, results = [], []

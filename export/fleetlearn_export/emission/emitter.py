@@ -70,13 +70,13 @@ torch.SymInt. Raises EmissionError for a use that the handler does not write.
 class Emitter:
     """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is used again."""
 
-    def __init__(self, examples: str, backward: bool = True) -> None:
-        """examples: the name of an input whose first axis has the number of examples. backward: whether the graph has a
+    def __init__(self, examples: str, backward: bool = True, axis: int = 0) -> None:
+        """examples: the name of an input whose ``axis`` has the number of examples. backward: whether the graph has a
         backward pass, which uses again what the forward pass computes."""
         self.backward = backward
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
-        self._examples = examples
+        self._examples, self._axis = examples, axis
         self._made: dict[Any, list[str]] = {}
         self._makers: dict[str, onnx.NodeProto] = {}
         self._constant_names: dict[Any, str] = {}
@@ -241,7 +241,7 @@ class Emitter:
         if expression.is_Integer:
             return self.integers([int(expression)])
         if expression.is_Symbol:
-            return self.node("Shape", self._examples, start=0, end=1)
+            return self.node("Shape", self._examples, start=self._axis, end=self._axis + 1)
         kind = type(expression).__name__
         if expression.is_Add or expression.is_Mul:
             return self._folded("Mul" if expression.is_Mul else "Add", [self._size(row) for row in expression.args])

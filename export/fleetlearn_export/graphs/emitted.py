@@ -45,7 +45,8 @@ def emitted(trace: Callable[[Decompositions], Traced]) -> Emitted:
     fuse_operators(traced.module.graph)
     module = without_writes(traced.module)
     module.graph.eliminate_dead_code()
-    emission = emit(module, list(traced.arguments), traced.outputs, next(iter(traced.rows)))
+    examples, axis = next(iter(traced.rows.items()), ("", 0))
+    emission = emit(module, list(traced.arguments), traced.outputs, examples, axis)
     emission.model.ir_version = IR_VERSION
     emission.model.opset_import[0].version = OPSET
     with as_export_error("the emitted graph cannot be cleaned"):

@@ -27,6 +27,8 @@ def rewrite(graph: ir.Graph) -> None:
     for node in graph:
         if node.op_type == "Slice":
             _merge_slices(graph, node)
+        elif node.op_type == "Transpose":
+            _remove_transpose_back(graph, node)
         elif node.op_type == "Sub":
             _update_within_product(graph, node)
     inner: dict[ir.Value, Shape] = {}
@@ -91,6 +93,22 @@ def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
     values = [value.const_value if value is not None else None for value in node.inputs[1:]]
     arrays = [value.numpy().astype(np.int64) for value in values if value is not None]
     return arrays if len(arrays) == 4 and min(arrays[2]) >= 0 else None
+
+
+def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove a transpose that restores the order of axes before another one. PyTorch turns the gradient of a linear
+    layer's weights twice."""
+    first = _producer(node.inputs[0], "Transpose")
+    source = first.inputs[0] if first is not None else None
+    if first is None or source is None or node.outputs[0].is_graph_output():
+        return
+    orders = [row.attributes.get_ints("perm", []) for row in (first, node)]
+    if not orders[0] or [orders[0][place] for place in orders[1]] != sorted(orders[0]):
+        return
+    ir.convenience.replace_all_uses_with(node.outputs[0], source)
+    for row in (node, first):
+        if not row.outputs[0].uses() and not row.outputs[0].is_graph_output():
+            graph.remove(row, safe=True)
 
 
 def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:

@@ -17,14 +17,25 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 aten = torch.ops.aten
 COPIES = {aten.alias.default, aten.clone.default, aten.detach.default}
 VIEWS = {
+    aten._unsafe_view.default,
     aten.clone.default,
     aten.expand.default,
     aten.permute.default,
+    aten.squeeze.dim,
     aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
     aten.unsqueeze.default,
     aten.view.default,
 }
 """Operators that are almost free inside the core. Moved before it, their results would be stored, and may be larger."""
+
+FILLED: dict[Any, float | None] = {
+    aten.full_like.default: None,
+    aten.ones_like.default: 1.0,
+    aten.zeros_like.default: 0.0,
+}
+"""Operators that read only the shape of their input -> the number that all elements get; None: it is an argument."""
 
 
 class Part(NamedTuple):
@@ -46,7 +57,7 @@ class Parts(NamedTuple):
 def remove_copies(module: GraphModule) -> None:
     """Remove copies and assertions from a graph in which nothing is changed in place.
 
-    The 1 with which the backward pass begins is full_like(loss); it becomes a constant, so that it does not depend on
+    The 1 with which the backward pass begins is ones_like(loss); it becomes a constant, so that it does not depend on
     the loss.
     """
     for node in list(module.graph.nodes):
@@ -55,10 +66,10 @@ def remove_copies(module: GraphModule) -> None:
             module.graph.erase_node(node)
         elif node.op == "call_module" and not node.users:
             module.graph.erase_node(node)
-        elif node.target is aten.full_like.default and all(isinstance(size, int) for size in node.meta["val"].shape):
-            value = node.meta["val"]
-            node.target, node.args = aten.full.default, ([*value.shape], node.args[1])
-            node.kwargs = {"dtype": value.dtype}
+        elif node.target in FILLED and all(isinstance(size, int) for size in node.meta["val"].shape):
+            value, number = node.meta["val"], FILLED[node.target]
+            node.args = [*value.shape], (node.args[1] if number is None else number)
+            node.target, node.kwargs = aten.full.default, {"dtype": value.dtype}
 
 
 def result_bytes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
@@ -126,7 +137,7 @@ def split(
 
 def _depends_on_sizes_only(node: Node) -> bool:
     """Whether the node reads only the sizes of its inputs."""
-    return node.target is aten.full_like.default or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
+    return node.target in FILLED or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
 class _ByteBudget:

@@ -9,8 +9,10 @@ import onnx
 import torch
 from fleetlearn_protocol.manifest import TrainMany
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.func import vmap
+from torch.fx import GraphModule
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import check_standard
@@ -21,7 +23,7 @@ from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing import cross_entropy
 from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions, tracing_decompositions
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
-from fleetlearn_export.tracing.trace import Program, export_traced, trace
+from fleetlearn_export.tracing.trace import Program, Traced, export_traced, trace
 
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
@@ -47,14 +49,21 @@ def _indices_along(values: Tensor, axis: int) -> Tensor:
     return torch.arange(values.shape[axis]).reshape(-1, *[1] * (values.dim() - 1 - axis % values.dim()))
 
 
+def addmm(added: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Tensor:
+    """Add a bias to a product: vmap would multiply the bias with 1 first."""
+    return torch.addmm(added, a, b, **factors) if factors else a @ b + added
+
+
 VECTORIZABLE: Decompositions = {
+    **get_decompositions([aten._native_batch_norm_legit_functional]),
+    aten.addmm.default: addmm,
     cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
     aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
     aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
     aten.gather.default: gather,
     aten.scatter.value: scatter_value,
 }
-"""Replacements in which vmap leaves the number of examples free."""
+"""Replacements that are cheaper under vmap, or in which it leaves the number of examples free."""
 
 
 class Vectorizable(torch.fx.Interpreter):
@@ -63,6 +72,8 @@ class Vectorizable(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.sym_size.int:
             return args[0].shape[args[1]]
+        if target in VECTORIZABLE:
+            return VECTORIZABLE[target](*args, **kwargs)
         return super().call_function(target, args, kwargs)
 
 
@@ -72,13 +83,16 @@ def check_many_settings(many: TrainMany | None) -> None:
         raise ExportError(f"many={many!r}; expected TrainMany(devices, steps) of at least 2 devices and 1 step")
 
 
-def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph) -> Program:
-    """Return the program of ``many.steps`` steps of ``many.devices`` devices. Raises ExportError."""
-    single = step.arguments()
+def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Decompositions) -> Traced:
+    """Trace ``many.steps`` steps of ``many.devices`` devices. ``table`` as for ``trace``. Raises ExportError.
+
+    single: a traced step that writes into no tensor. Its operators must run in PyTorch.
+    """
+    given = step.arguments()
     if many.batch is not None:
         # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
         rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
-        single |= {name: value[rows] for name, value in single.items() if name.startswith("batch.")}
+        given |= {name: value[rows] for name, value in given.items() if name.startswith("batch.")}
 
     def spread(name: str, value: Tensor) -> Tensor:
         if name.startswith(SHARED):
@@ -86,18 +100,19 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, lo
         axes = (many.devices, many.steps) if name.startswith("batch.") else (many.devices,)
         return value.expand(*axes, *value.shape).clone()
 
-    arguments = {name: spread(name, value) for name, value in single.items()}
+    arguments = {name: spread(name, value) for name, value in given.items()}
     arguments["steps"] = torch.full((many.devices,), many.steps)
-    fuse_operators(exported.graph)
-    with silenced_python():
-        plain = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
+    free = {} if many.batch is not None else {name: 0 for name in given if name.startswith("batch.")}
+    plain = trace(
+        lambda row: dict(zip(step.outputs(), Vectorizable(single).run(*row.values()), strict=True)), given, free, table
+    )
     remove_copies(plain)
     names = step.outputs()
-    node_names = {name: node.name for name, node in zip(single, plain.graph.find_nodes(op="placeholder"), strict=True)}
+    node_names = {name: node.name for name, node in zip(given, plain.graph.find_nodes(op="placeholder"), strict=True)}
     shared = [node for name, node in node_names.items() if name.startswith(SHARED)]
     batch = [node for name, node in node_names.items() if name.startswith("batch.")]
     carried = {name: node_names[name.removeprefix("next.")] for name in names if name.startswith("next.")}
-    size, room = result_bytes(plain, single.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
+    size, room = result_bytes(plain, given.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
     before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
     kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
 
@@ -138,9 +153,9 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, lo
         last = {name: _version_after(versions[node], steps) if kept else now[node] for name, node in carried.items()}
         return last | dict(zip(names[len(carried) :], values, strict=True))
 
-    free = {name: 2 for name in arguments if name.startswith("batch.") and many.batch is None}
+    free = dict.fromkeys(free, 2)
     try:
-        program = export_traced(trace(function, arguments, free, tracing_decompositions()), arguments, free)
+        return Traced(trace(function, arguments, free, table), arguments, free, names)
     except ExportError as error:
         if many.batch is not None:
             raise
@@ -148,7 +163,19 @@ def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, lo
             f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
             f"TrainMany({many.devices}, {many.steps}, batch=...)"
         ) from error
-    return Program(program, list(arguments), names, located)
+
+
+def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph) -> Program:
+    """Return the same as a program, for PyTorch's ONNX exporter. Raises ExportError.
+
+    exported: the program of one step.
+    """
+    fuse_operators(exported.graph)
+    with silenced_python():
+        single = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
+    traced = trace_many(step, single, many, tracing_decompositions())
+    program = export_traced(traced.module, traced.arguments, traced.rows)
+    return Program(program, list(traced.arguments), traced.outputs, located)
 
 
 def _version_after(versions: list[Tensor], steps: Tensor) -> Tensor:

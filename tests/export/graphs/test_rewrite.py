@@ -56,6 +56,9 @@ def rewritten_graph(body: str, head: str) -> onnx.GraphProto:
     [
         "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)",
         "at = Transpose(a) ct = Transpose(c) g = MatMul(at, ct) s = Mul(g, lr) out = Sub(w, s)",
+        # As PyTorch computes the gradient of a linear layer's weights.
+        "at = Transpose<perm = [1, 0]>(a) g = MatMul(at, b) t = Transpose<perm = [1, 0]>(g) "
+        "u = Transpose<perm = [1, 0]>(t) s = Mul(lr, u) out = Sub(w, s)",
     ],
 )
 def test_an_update_is_one_product(body: str) -> None:
@@ -96,6 +99,14 @@ def test_an_update_of_a_block_scales_the_smaller_factor(body: str, scaled: str) 
 )
 def test_other_updates_stay(body: str) -> None:
     assert "Gemm" not in rewritten(body)
+
+
+def test_transposes_that_are_needed_stay() -> None:
+    turned = "shape = Constant<value_ints: ints = [3, -1]>() p = Transpose<perm = [1, 2, 0]>(x) "
+    assert rewritten(turned + "q = Transpose<perm = [1, 2, 0]>(p) out = Reshape(q, shape)")["Transpose"] == 2
+    assert rewritten(turned + "q = Transpose<perm = [2, 0, 1]>(p) out = Reshape(q, shape)")["Transpose"] == 0
+    both = "q = Transpose<perm = [2, 0, 1]>(p) r = Reshape(p, shape) s = Reshape(q, shape) out = Add(r, s)"
+    assert rewritten(turned + both)["Transpose"] == 1
 
 
 SLICES = "".join(

@@ -25,9 +25,8 @@ def embedding(graph: Emitter, out: Tensor, weight: Value, indices: Value, *_: An
 def index_select(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value) -> str:
     axis = axis_of(dim, x.rank)
     source: Source = x if x.rank else graph.reshaped(x, [1])
-    return graph.reshaped(
-        graph.node("Gather", source, graph.reshaped(index, [index.traced.numel()]), axis=axis), out.shape
-    )
+    found = graph.node("Gather", source, graph.reshaped(index, [index.traced.numel()]), axis=axis)
+    return found if x.rank else graph.reshaped(found, out.shape)
 
 
 def take(graph: Emitter, out: Tensor, x: Value, index: Value) -> str:

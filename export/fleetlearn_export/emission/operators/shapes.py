@@ -43,8 +43,9 @@ def transposed(graph: Emitter, out: Tensor, x: Value, one: int = 0, other: int =
     return graph.transposed(x, order)
 
 
-def converted(graph: Emitter, out: Tensor, x: Value, **_: Any) -> str:
-    return graph.cast(x, out.dtype)
+def converted(graph: Emitter, out: Tensor, x: Value | float, **_: Any) -> str:
+    """Write a change of dtype; vmap changes a number's too."""
+    return graph.operand(x, out.dtype)
 
 
 def joined(graph: Emitter, out: Tensor, tensors: Sequence[Value], dim: int = 0) -> str:
