@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +14,7 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
+from fleetlearn_device.runtimes.cuda_graphs import sums_for_batch_statistics
 from fleetlearn_device.runtimes.import_onnxruntime import (
     RuntimeUnavailableError,
     import_onnxruntime,
@@ -33,6 +34,8 @@ class Provider(NamedTuple):
     options: dict[str, str]
     memory: str | None
     """The memory that it computes in, by ONNX Runtime's name. None: the host's."""
+    rewrite: Callable[[bytes], bytes | None] | None = None
+    """Returns a graph (an encoded ModelProto) without what it cannot run; None where the graph has nothing of that."""
 
     def session_arguments(self) -> dict[str, Any]:
         """Return the arguments of an InferenceSession that choose this provider."""
@@ -56,6 +59,7 @@ PROVIDERS: dict[str, Provider] = {
             "cudnn_conv_algo_search": "HEURISTIC",
         },
         "cuda",
+        sums_for_batch_statistics,
     ),
 }
 

@@ -17,7 +17,7 @@ from fleetlearn_protocol.vector import Vector, views
 
 from fleetlearn_device.runtimes.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, ran_out_of_memory
-from fleetlearn_device.runtimes.providers import PROVIDERS, Tensors, borrow, open_provider, unusable
+from fleetlearn_device.runtimes.providers import PROVIDERS, Provider, Tensors, borrow, open_provider, unusable
 
 if TYPE_CHECKING:
     from fleetlearn_device.runtimes.runtime import Runtime
@@ -178,7 +178,7 @@ class OnnxRuntime:
             # What a session reads in another memory is copied when it is bound: the scalars here, and tensors that an
             # operator without a kernel for the GPU reads on the host. Tensors that are where they are read stay there.
             inputs |= self._fixed | self._now.values
-        run(self._session, self._binding, inputs, TRAIN, arrays, wait=self._copied)
+        run(self._session, self._binding, TRAIN, arrays, inputs, wait=self._copied)
         self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
         self._fetched = not self._copied
@@ -210,7 +210,7 @@ class Evaluator:
         for name in self._outputs:
             binding.bind_output(name)
         inputs = {name: values[name] for name in self._parameters} | _batch_values(self._manifest, arrays)
-        run(self._session, binding, inputs, EVAL, arrays, wait=self._copied)
+        run(self._session, binding, EVAL, arrays, inputs, wait=self._copied)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
         return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
 
@@ -246,7 +246,7 @@ def make_session(
     if FROZEN in bundle.manifest.files:
         _read_frozen_in_place(options, file)
     try:
-        with _graph_source(bundle, file) as source:
+        with _graph_source(bundle, file, chosen) as source:
             session = onnxruntime.InferenceSession(source, options, **chosen.session_arguments())
     except BundleError:
         raise
@@ -285,21 +285,22 @@ def _read_frozen_in_place(options: Any, file: str) -> None:
 
 
 @contextmanager
-def _graph_source(bundle: Bundle, file: str) -> Iterator[str | bytes]:
-    """Yield the graph's path, or its bytes.
+def _graph_source(bundle: Bundle, file: str, provider: Provider) -> Iterator[str | bytes]:
+    """Yield the graph's path, or its bytes; as the provider can run it.
 
     Given a path, ONNX Runtime reads the file itself, so that no copy of it stays in memory. It maps the file of frozen
     constants beside it, so that all sessions, and all processes, have one copy of these.
     """
-    if bundle.path.is_dir():
+    rewritten = provider.rewrite(bundle.read(file)) if provider.rewrite else None
+    if bundle.path.is_dir() and rewritten is None:
         yield str(bundle.path / file)
     elif FROZEN not in bundle.manifest.files:
-        yield bundle.read(file)
+        yield rewritten or bundle.read(file)
     else:
         with TemporaryDirectory(prefix="fleetlearn-", ignore_cleanup_errors=True) as folder:
             paths = [Path(folder, PurePosixPath(name).name) for name in (file, FROZEN)]
             for path, name in zip(paths, (file, FROZEN), strict=True):
-                path.write_bytes(bundle.read(name))
+                path.write_bytes(rewritten if rewritten and name == file else bundle.read(name))
             yield str(paths[0])
 
 
@@ -315,13 +316,15 @@ def session_options(threads: int) -> Any:
     return options
 
 
-def run(session: Any, binding: Any, inputs: Mapping[str, Any], file: str, arrays: Arrays, *, wait: bool) -> None:
-    """Bind what is not bound yet, and run. ``wait``: until the inputs have arrived in another memory.
+def run(
+    session: Any, binding: Any, file: str, arrays: Arrays, inputs: Mapping[str, Any] | None = None, wait: bool = False
+) -> None:
+    """Bind ``inputs`` too, and run. ``wait``: until what was bound has arrived in another memory.
 
     Raises StepError with ONNX Runtime's own words, MemoryError.
     """
     try:
-        for name, value in inputs.items():
+        for name, value in (inputs or {}).items():
             binding.bind_ortvalue_input(name, value)
         if wait:
             binding.synchronize_inputs()
