@@ -6,7 +6,8 @@ that operator is three times as fast as sums, so bundles have it, and it becomes
 
 Devices have no package onnx. The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7;
 GraphProto.node = 1; NodeProto.input = 1, output = 2, op_type = 4, attribute = 5; AttributeProto.name = 1, f = 2, i = 3,
-ints = 8, type = 20 (FLOAT = 1, INT = 2, INTS = 7). How they are encoded: protobuf.dev/programming-guides/encoding.
+g = 6, ints = 8, graphs = 11, type = 20 (FLOAT = 1, INT = 2, INTS = 7). How they are encoded:
+protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ def sums_for_batch_statistics(model: bytes) -> bytes | None:
     """
     if b"training_mode" not in model:
         return None
-    return b"".join(
-        _bytes(7, b"".join(_rewritten(row) for row in _fields(field.value))) if field.number == 7 else field.whole
-        for field in _fields(model)
-    )
+    return b"".join(_graph(field) if field.number == 7 else field.whole for field in _fields(model))
 
 
-def _rewritten(field: Field) -> bytes:
-    """Return a field of the graph, or the nodes in its place."""
-    if field.number != 1 or b"BatchNormalization" not in field.value:
+def _graph(field: Field) -> bytes:
+    """Return a field that is a graph, with other nodes."""
+    return _bytes(field.number, b"".join(_nodes(row) for row in _fields(field.value)))
+
+
+def _nodes(field: Field) -> bytes:
+    """Return a field of a graph, or the nodes in its place."""
+    if field.number != 1 or b"training_mode" not in field.value:
         return field.whole
     node = list(_fields(field.value))
     (operator,) = (row.value for row in node if row.number == 4)
@@ -53,12 +56,19 @@ def _rewritten(field: Field) -> bytes:
     # Numbers that are 0 need not be written. With another momentum the outputs are not the batch's own statistics.
     training = attributes.get(b"training_mode", {}).get(3, b"\0") != b"\0"
     momentum = struct.unpack("<f", attributes.get(b"momentum", {2: struct.pack("<f", 0.9)}).get(2, b"\0\0\0\0"))[0]
-    if operator != b"BatchNormalization" or not training or momentum or len(outputs) != 3:
+    if operator != b"BatchNormalization":
+        return _bytes(1, b"".join(_with_other_graphs(row) if row.number == 5 else row.whole for row in node))
+    if not training or momentum or len(outputs) != 3:
         return field.whole
     epsilon: float = struct.unpack("<f", attributes.get(b"epsilon", {2: struct.pack("<f", 1e-5)})[2])[0]
     x, scale, shift = inputs[:3]
     result, mean, variance = outputs
     return b"".join(_sums(x, scale, shift, result, mean, variance, epsilon))
+
+
+def _with_other_graphs(attribute: Field) -> bytes:
+    """Return an attribute of an If or a Loop with other nodes in its graphs."""
+    return _bytes(5, b"".join(_graph(row) if row.number in (6, 11) else row.whole for row in _fields(attribute.value)))
 
 
 def _sums(x: str, scale: str, shift: str, result: str, mean: str, variance: str, epsilon: float) -> Iterator[bytes]:

@@ -98,6 +98,32 @@ def test_defaults_are_those_of_onnx() -> None:
     assert sums_for_batch_statistics(model.SerializeToString()) == model.SerializeToString()
 
 
+def test_graphs_inside_of_a_graph_are_rewritten_too() -> None:
+    """As the steps of train_many.onnx, which some devices do not do any more."""
+    inner = norm_graph(4)
+    del inner.graph.input[:]
+    other = helper.make_graph(
+        [helper.make_node("Identity", [source], [f"same.{number}"]) for number, source in enumerate("xmvx")],
+        "other",
+        [],
+        [helper.make_tensor_value_info(f"same.{number}", TensorProto.FLOAT, None) for number in range(4)],
+    )
+    names = ["y1", "mean1", "var1", "negative1"]
+    outer = norm_graph(4)
+    del outer.graph.node[:], outer.graph.output[:]
+    outer.graph.node.append(helper.make_node("If", ["flag"], names, then_branch=inner.graph, else_branch=other))
+    outer.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    outer.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    model = outer.SerializeToString()
+    rewritten = sums_for_batch_statistics(model)
+    assert rewritten is not None
+    assert b"training_mode" not in rewritten
+    for flag in (True, False):
+        given = inputs_of(4) | {"flag": np.array(flag)}
+        for found, expected in zip(results(rewritten, given), results(model, given), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
 def test_a_graph_without_it_is_not_even_read() -> None:
     assert sums_for_batch_statistics(b"no graph at all") is None
     with pytest.raises(ValueError, match="no encoded message"):
