@@ -10,14 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 import zoo
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.cuda_graphs import sums_for_batch_statistics
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_protocol import open_bundle, pack_bundle
-from fleetlearn_protocol.manifest import TRAIN
+from fleetlearn_protocol.manifest import FROZEN, TRAIN
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 
 def norm_graph(rank: int, **attributes: float) -> onnx.ModelProto:
@@ -146,18 +148,29 @@ def test_all_else_of_a_model_stays_as_it_is() -> None:
     assert found == model
 
 
+def small() -> zoo.Case:
+    """Two layers with batch normalisation between."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)))
+    return zoo.classifier(model, zoo.numbers(64))
+
+
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
 def test_steps_of_a_network_with_batch_normalisation(
-    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen: bool, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU with the rewritten graph, in the GPU's place."""
     monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu", sums_for_batch_statistics))
-    case = zoo.make("resnet8-batchnorm")
-    path = tmp_path / "resnet8.bundle"
-    cached_export(case.module, case.loss, case.batch(4), path, metrics=case.metrics, targets=case.targets)
+    case = small()
+    path = tmp_path / "small.bundle"
+    chosen = {"train": "1.*"} if frozen else {}
+    cached_export(case.module, case.loss, case.batch(4), path, metrics=case.metrics, targets=case.targets, **chosen)
+    assert (FROZEN in open_bundle(path).manifest.files) == frozen
     assert sums_for_batch_statistics(open_bundle(path).read(TRAIN)) is not None
     if packed:
-        bundle = pack_bundle(path, tmp_path / "resnet8.zip")
+        bundle = pack_bundle(path, tmp_path / "small.zip")
         shutil.rmtree(path)
         path = Path(bundle)
     expected, found = (open_runtime(path, provider=name) for name in ("cpu", "cuda"))
