@@ -25,8 +25,8 @@ def make(name: str) -> zoo.Case:
     return table.make(name) if name in PUBLIC else zoo.make(name)
 
 
-def write_batches(name: str, file: Path) -> None:
-    """Random ones: one array for each of the batch's, with the batches on the first axis."""
+def write_batches(name: str, file: Path, size: int = BATCH) -> None:
+    """Random ones of ``size``: one array for each of the batch's, with the batches on the first axis."""
     case = make(name)
-    drawn = [case.batch(BATCH, seed) for seed in range(BATCHES)]
+    drawn = [case.batch(size, seed) for seed in range(BATCHES)]
     np.savez(file, *(np.stack([value.numpy() for value in values]) for values in zip(*drawn, strict=True)))

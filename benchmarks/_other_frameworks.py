@@ -2,7 +2,8 @@
 
 They need PyTorch and what is compared, and nothing of this project. ``settings``: ``data``, a file with all devices' x
 and y; ``batch`` and ``lr`` of the local steps, one epoch of them; ``cohort``, the devices of a round; ``rounds``, of
-which those after the first ``warm`` count; ``turn``, which seeds the choice of devices.
+which those after the first ``warm`` count; ``turn``, which seeds the choice of devices; ``provider``, where the loop in
+PyTorch trains (the others train on the CPU).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ Figures = dict[str, float]
 
 
 @cache
-def devices(file: str) -> list[tuple[Any, Any]]:
-    """Return each device's x and y as tensors."""
+def devices(file: str, provider: str = "cpu") -> list[tuple[Any, Any]]:
+    """Return each device's x and y as tensors, on the CPU or on a GPU (``cuda``)."""
     import torch
 
     with np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"]
-    return list(zip(torch.from_numpy(x), torch.from_numpy(y), strict=True))
+    return list(zip(torch.from_numpy(x).to(provider), torch.from_numpy(y).to(provider), strict=True))
 
 
 def softmax() -> Any:
@@ -44,7 +45,7 @@ def train(model: Any, x: Any, y: Any, batch: int, lr: float) -> None:
     from torch.nn import functional
 
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for rows in torch.split(torch.randperm(len(y)), batch):
+    for rows in torch.split(torch.randperm(len(y), device=y.device), batch):
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(x[rows]), y[rows])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -66,8 +67,9 @@ def pytorch(settings: Settings, launched: float) -> Figures:
     import torch
 
     torch.set_num_threads(1)
-    data, count = devices(settings["data"]), settings["cohort"]
-    model = _models.make("mcmahan").module if settings["model"] == "mcmahan" else softmax()
+    torch.backends.cudnn.allow_tf32 = False  # float32, as the bundle
+    data, count = devices(settings["data"], settings["provider"]), settings["cohort"]
+    model = (_models.make("mcmahan").module if settings["model"] == "mcmahan" else softmax()).to(settings["provider"])
     chosen, rounds, warm = np.random.default_rng(settings["turn"]), settings["rounds"], settings["warm"]
     server = {name: value.detach().clone() for name, value in model.state_dict().items()}
     begin, begin_cpu = 0.0, 0.0

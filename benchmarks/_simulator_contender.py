@@ -39,7 +39,7 @@ def simulator(settings: Settings, launched: float) -> Figures:
         if len(marks) == settings["warm"] or last:
             used.append(usage_of_all(os.getpid()))
 
-    options = Options(backend=settings["backend"], workers=settings["workers"])
+    options = Options(backend=settings["backend"], workers=settings["workers"], provider=settings["provider"])
     done = simulate(run, base / "run", options, progress=progress)
     assert done is not None
     if len(used) != 2:
@@ -65,10 +65,12 @@ def kernel(settings: Settings, launched: float) -> Figures:
     """train_many.onnx and nothing around it: the same block of devices again and again."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
+    from fleetlearn_device.runtimes.providers import open_provider
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(settings["graph"], options, providers=["CPUExecutionProvider"])
+    provider = open_provider(settings["provider"])
+    session = onnxruntime.InferenceSession(settings["graph"], options, **provider.session_arguments())
     random = np.random.default_rng(0)
     feed: dict[str, Any] = {}
     for row in session.get_inputs():

@@ -1,8 +1,9 @@
 """One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
 
-    _step_contender.py eager|compile MODEL BATCHES.npz STEPS LR
-    _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR
+    _step_contender.py eager|compile MODEL BATCHES.npz STEPS LR [PROVIDER]
+    _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR [PROVIDER]
 
+``PROVIDER``: cpu, or cuda for a GPU. Each step ends with its loss on the host, so a GPU has done its work by then.
 It begins with what the measurement of imports must not include.
 """
 
@@ -32,14 +33,17 @@ def cost(name: str) -> Iterator[None]:
     costs[f"{name}_cpu"], costs[f"{name}_clock"] = time.process_time() - cpu, time.perf_counter() - clock
 
 
-def pytorch(kind: str, name: str, lr: float) -> tuple[Step, str]:
-    """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward, are compiled."""
+def pytorch(kind: str, name: str, lr: float, provider: str) -> tuple[Step, str]:
+    """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward, are compiled. On a
+    GPU in float32, as the bundle."""
     with cost("import"):
         import _models
         import torch
     with cost("load"):
         torch.set_num_threads(1)
+        torch.backends.cudnn.allow_tf32 = False
         case = _models.make(name)
+        case.module.to(provider)
         optimizer = torch.optim.SGD(case.module.parameters(), lr=lr)
 
     def objective(*batch: Any) -> Any:
@@ -49,7 +53,7 @@ def pytorch(kind: str, name: str, lr: float) -> tuple[Step, str]:
 
     def step(*batch: Any) -> float:
         optimizer.zero_grad()
-        loss = forward(*map(torch.from_numpy, batch))
+        loss = forward(*(torch.from_numpy(array).to(provider) for array in batch))
         loss.backward()
         optimizer.step()
         value: float = loss.item()
@@ -58,19 +62,19 @@ def pytorch(kind: str, name: str, lr: float) -> tuple[Step, str]:
     return step, f"torch {torch.__version__}" + (", compiled" if kind == "compile" else "")
 
 
-def bundle(kind: Any, path: str, lr: float) -> tuple[Step, str]:
+def bundle(kind: Any, path: str, lr: float, provider: Any) -> tuple[Step, str]:
     """The bundle on a device's runtime."""
     with cost("import"):
         from fleetlearn_device.runtimes.runtime import open_runtime
     with cost("load"):
-        runtime = open_runtime(path, kind=kind, threads=1)
+        runtime = open_runtime(path, kind=kind, threads=1, provider=provider)
     return lambda *batch: runtime.step(batch, lr=lr), f"onnxruntime {runtime.version}"
 
 
 def main() -> None:
-    kind, what, arrays, steps, lr = sys.argv[1:]
+    kind, what, arrays, steps, lr, provider = [*sys.argv[1:], "cpu"][:6]
     made = pytorch if kind in ("eager", "compile") else bundle
-    step, version = made(kind, what, float(lr))
+    step, version = made(kind, what, float(lr), provider)
     import numpy as np
 
     with np.load(arrays) as file:

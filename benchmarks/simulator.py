@@ -9,7 +9,8 @@ the process that keeps the books, while others train.
 curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
 
 All contenders of a part run once before any runs again, each in processes of its own. The simulator trains on the ONNX
-Runtime of --python; --peers names an environment that has pfl-research, Flower or both.
+Runtime of --python; --peers names an environment that has pfl-research, Flower or both. With --provider cuda, for small
+and cnn, the simulator, train_many.onnx and the loop in PyTorch train on a GPU.
 """
 
 from __future__ import annotations
@@ -96,10 +97,11 @@ def data_of(tables: Settings, folder: Path) -> Settings:
 
 
 class Contest:
-    """Runs contenders as processes. ``folder`` is where they work; ``python`` and ``peers`` are interpreters."""
+    """Runs contenders as processes. ``folder`` is where they work; ``python`` and ``peers`` are interpreters;
+    ``provider`` is where they train."""
 
-    def __init__(self, folder: Path, python: str, peers: str) -> None:
-        self.folder, self.number = folder, 0
+    def __init__(self, folder: Path, python: str, peers: str, provider: str) -> None:
+        self.folder, self.number, self.provider = folder, 0, provider
         self.pythons = {"simulator": python, "kernel": python, "pytorch": sys.executable, "pfl": peers, "flower": peers}
 
     def version(self, kind: str, *modules: str) -> str:
@@ -117,7 +119,7 @@ class Contest:
             folder = self.folder / f"run-{self.number}"
             folder.mkdir()
             file = folder / "settings.json"
-            file.write_text(json.dumps({**settings, "folder": str(folder), "turn": turn}))
+            file.write_text(json.dumps({"provider": self.provider, **settings, "folder": str(folder), "turn": turn}))
             program = str(HERE / "_simulator_contender.py")
             command = [self.pythons[kind], program, kind, str(file), str(time.monotonic())]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -275,9 +277,12 @@ def main() -> None:
     options.add_argument(
         "--peers", default=sys.executable, help="the one of pfl-research and Flower (default: this one)"
     )
+    options.add_argument("--provider", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     chosen = options.parse_args()
+    if chosen.provider != "cpu" and {*chosen.parts} - {"small", "cnn"}:
+        options.error(f"--provider {chosen.provider} is for --parts small cnn")
     with measure.scratch() as folder:
-        contest, results = Contest(folder, chosen.python, chosen.peers), {}
+        contest, results = Contest(folder, chosen.python, chosen.peers, chosen.provider), {}
         runtime = contest.version("simulator", "onnxruntime")
         for part in chosen.parts:
             bundle = folder / ("cnn.bundle" if part == "cnn" else "softmax.bundle")
@@ -291,8 +296,8 @@ def main() -> None:
             cells = [measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()]
             rows.append((part, name, *cells))
     print(measure.table(rows))
-    print(f"\nThe simulator trained on ONNX Runtime {runtime}.")
-    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "onnxruntime": runtime}
+    print(f"\nThe simulator trained on ONNX Runtime {runtime}, provider {chosen.provider}.")
+    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "onnxruntime": runtime, "provider": chosen.provider}
     measure.write_json(chosen.json, settings, results)
 
 

@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
     run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
+    run.add_argument("--provider", default="cpu", choices=("cpu", "cuda"), help="where onnx computes; default: cpu")
     run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
@@ -92,6 +93,7 @@ def _run(options: argparse.Namespace) -> int:
             state_dir=options.state,
             runtime=options.runtime,
             threads=options.threads,
+            provider=options.provider,
             name=options.name,
             until_finished=options.until_finished,
         )

@@ -15,7 +15,8 @@ from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
-from fleetlearn_device.runtimes.runtime import KINDS, Kind
+from fleetlearn_device.runtimes.providers import ProviderName, open_provider
+from fleetlearn_device.runtimes.runtime import Kind, check_choices
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import Data, as_data, load_npz
@@ -34,12 +35,13 @@ class Device:
         state_dir: Directory for what outlives the process. One device, one directory.
         runtime: ``onnx``, ``ort-training`` or ``auto`` (``onnx``).
         threads: Threads inside an operator.
+        provider: Where ``onnx`` computes: ``cpu``, or ``cuda`` (an NVIDIA GPU, with onnxruntime-gpu).
         examples: How many examples one pass over an iterable of batches yields.
         name: The device's name at its first start. None: a random name.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, runtime or number of threads that is not allowed.
+    Raises DataError, and ValueError on a url, runtime, number of threads or provider that is not allowed.
     """
 
     def __init__(
@@ -50,19 +52,18 @@ class Device:
         *,
         runtime: Kind = "auto",
         threads: int = 1,
+        provider: ProviderName = "cpu",
         examples: int | None = None,
         name: str | None = None,
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
         check_url(url)
-        if runtime not in KINDS:
-            raise ValueError(f"runtime {runtime!r}; expected one of {', '.join(KINDS)}")
-        if threads < 1:
-            raise ValueError(f"{threads} threads; expected at least 1")
+        check_choices(runtime, threads, provider)
         self.url, self.state_dir, self.name = url, state_dir, name
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
+        self.provider: ProviderName = provider
         self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
@@ -93,17 +94,19 @@ class Device:
     async def _serve(self) -> None:
         module = import_training_api() if self.runtime == "ort-training" else import_onnxruntime()
         runtime_version = getattr(module, "__version__", None) or import_onnxruntime().__version__
+        open_provider(self.provider)  # fails here rather than in each task
+        where = "" if self.provider == "cpu" else f" on {self.provider}"
         directory = StateDirectory(self.state_dir, self.name)
         try:
             session = Session(
                 directory.device,
                 self.data.examples,
-                runtime=f"{self.runtime} {runtime_version}",
+                runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {version('fleetlearn')}",
                 held=directory.outbox.load(),
                 until_finished=self.until_finished,
             )
-            trainer = Trainer(directory, self.data, self.runtime, self.threads)
+            trainer = Trainer(directory, self.data, self.runtime, self.threads, self.provider)
             driver = Driver(self.url, self.timing, directory, trainer, session)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)

@@ -15,6 +15,7 @@ from fleetlearn_protocol.command_line import needs
 
 with needs("fleetlearn-simulate", "simulator"):
     import typer
+    from fleetlearn_device.runtimes.providers import ProviderName
     from fleetlearn_protocol.errors import FleetError
     from fleetlearn_protocol.typer_app import command_app, fail
     from rich.console import Console
@@ -44,6 +45,10 @@ BackendOption = Annotated[
     typer.Option(
         "--backend", help="auto, bundle (trains device after device) or vectorized (trains many devices in one call)."
     ),
+]
+ProviderOption = Annotated[
+    str,
+    typer.Option("--provider", help="Where devices are trained: cpu or cuda (an NVIDIA GPU, with onnxruntime-gpu)."),
 ]
 Workers = Annotated[
     int,
@@ -89,6 +94,7 @@ def run(
     test_every: Annotated[int, typer.Option(help="Rounds between tests on the test data; 0: never.", min=0)] = 1,
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
+    provider: ProviderOption = "cpu",
 ) -> None:
     """Run a scenario, or all runs of its sweep. Ctrl-C stops it cleanly; `resume` continues."""
     with _errors():
@@ -97,7 +103,12 @@ def run(
         if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(folder.glob(f"*/{SCENARIO}")):
             _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
         options = Options(
-            _kind(backend), workers or None, events=events, test=test_every, **_training_place(engine, ray_address)
+            _kind(backend),
+            workers or None,
+            events=events,
+            test=test_every,
+            provider=_provider(provider),
+            **_training_place(engine, ray_address),
         )
         if len(runs) == 1:
             _one(runs[0], folder, options, resume=False)
@@ -283,6 +294,14 @@ def _kind(name: str) -> BackendChoice:
         case "auto" | "bundle" | "vectorized":
             return name
     _fail(f"--backend {name}: expected auto, bundle or vectorized")
+    raise AssertionError
+
+
+def _provider(name: str) -> ProviderName:
+    match name:
+        case "cpu" | "cuda":
+            return name
+    _fail(f"--provider {name}: expected cpu or cuda")
     raise AssertionError
 
 

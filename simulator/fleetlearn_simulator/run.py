@@ -12,6 +12,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
@@ -40,6 +41,7 @@ from fleetlearn_simulator.training.backend import PerDevice, local_settings, mea
 from fleetlearn_simulator.training.choice import (
     BackendChoice,
     EngineChoice,
+    check_provider,
     choose_backend,
     start_backend,
     with_measured_step,
@@ -50,11 +52,12 @@ GC_THRESHOLD = 20_000
 
 
 class Options(NamedTuple):
-    """How a run is carried out. Only the back end changes results, in their last bits."""
+    """How a run is carried out. Only the back end and the provider change results, in their last bits."""
 
     backend: BackendChoice = "auto"
     workers: int | None = None
-    """Processes that train. Default: one for each core; or none but this one, if one call trains a whole round."""
+    """Processes that train. Default: one for each core; or none but this one, if one call trains a whole round, or on a
+    GPU."""
     events: bool = True
     """Whether the event log is written."""
     checkpoint: int = 10
@@ -67,9 +70,11 @@ class Options(NamedTuple):
     for each of its CPUs."""
     ray_address: str | None = None
     """See ``RayPool``."""
+    provider: ProviderName = "cpu"
+    """Where ONNX Runtime trains and tests: on the CPU or on a GPU (``cuda``). Not on Ray."""
 
 
-OPTIONS_KEPT_ON_RESUME = ("backend", "events", "test")
+OPTIONS_KEPT_ON_RESUME = ("backend", "events", "test", "provider")
 """Options that a resumed run takes from its folder: its files depend on them."""
 DEFAULT_OPTIONS = Options()
 
@@ -125,14 +130,19 @@ def simulate(
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
+    check_provider(options.provider, options.engine)
     with ExitStack() as held:
         held.enter_context(rare_garbage_collection())
         held.enter_context(threadpool_limits(1))  # undoes what ``make_backend`` does when the run ends
         kind, why = (
-            (found[1]["backend"], found[1]["why"]) if found else choose_backend(scenario, bundle, options.backend)
+            (found[1]["backend"], found[1]["why"])
+            if found
+            else choose_backend(scenario, bundle, options.backend, options.provider)
         )
         scenario = with_measured_step(scenario, bundle)
-        backend = start_backend(scenario, bundle, source, kind, options.workers, options.engine, options.ray_address)
+        backend = start_backend(
+            scenario, bundle, source, kind, options.workers, options.engine, options.ray_address, options.provider
+        )
         held.callback(backend.close)
         prepare(scenario, folder, options)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
@@ -157,7 +167,7 @@ def simulate(
                 not_before = end + 100 * (end - now)
 
         test = source.test()
-        runtime = None if test is None else PerDevice(bundle, local, source).runtime
+        runtime = None if test is None else PerDevice(bundle, local, source, options.provider).runtime
         fleet.round_ended, fleet.before_commit = round_ended, before_commit
         if found:
             fleet.history.extend(read_rows(folder, ROUNDS))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from fleetlearn_simulator.population.traits import tiers_of
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -90,6 +91,22 @@ def test_step(tmp_path: Path) -> None:
     training = (ROOT / ".venv" / "ort-training" / "bin" / "python").exists()
     assert any(name.startswith("ort-training ") for name in contenders) == training
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
+
+
+def test_gpu_on_the_cpu(tmp_path: Path) -> None:
+    small = ("--models", "softmax", "--repeats", "1", "--steps", "5", "--batch", "8", "--no-compile")
+    results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small)
+    assert set(results["softmax"]) == {"eager", "onnx"}
+    assert all(row["clock_ms_per_step"]["median"] > 0 for row in results["softmax"].values())
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there may be a GPU")
+def test_a_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    # A loop in PyTorch would fail before: without a GPU, or in its CPU build.
+    shown = run(tmp_path, "simulator.py", "--provider", "cuda", "--parts", "small", "--repeats", "1", status=1).stderr
+    assert "the provider 'cuda' is ONNX Runtime's CUDAExecutionProvider, which is not in" in shown
+    shown = run(tmp_path, "simulator.py", "--provider", "cuda", "--parts", "large", status=2).stderr
+    assert "--provider cuda is for --parts small cnn" in shown
 
 
 def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Path) -> None:

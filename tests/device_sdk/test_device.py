@@ -23,6 +23,8 @@ import pytest
 from fleetlearn_device import Device, open_runtime
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import DataError
+from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
+from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.outbox import Outbox
@@ -280,6 +282,36 @@ def test_the_other_runtime_fetches_its_own_files(served: Served, data: Any, tmp_
             np.testing.assert_allclose(update, expected.update, atol=1e-6)
 
     asyncio.run(test())
+
+
+def test_a_task_with_parameters_in_another_memory(
+    served: Served, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, with the CPU and memory of its own in the GPU's place."""
+    monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
+
+    async def test() -> None:
+        async with pair(served, data, tmp_path, provider="cuda") as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).runtime.endswith(" on cuda")
+            for name in ("t1", "t2"):
+                await line.say(served.task(name, evaluate=True))
+                update = await line.accept(await line.answer_fetches(Report))
+                runtime = open_runtime(served.bundle)
+                runtime.load(served.model)
+                expected = train(runtime, data, hyper=HYPER, epochs=2, batch_size=8, seed=5)
+                assert update == expected.update.tobytes()
+
+    asyncio.run(test())
+
+
+def test_a_gpu_that_cannot_be_used_ends_the_device_at_its_start(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROVIDERS, "cuda", Provider("NoSuchExecutionProvider", {}, "cuda"))
+    with pytest.raises(RuntimeUnavailableError, match="is ONNX Runtime's NoSuchExecutionProvider, which is not in"):
+        Device("ws://127.0.0.1:9", data, tmp_path / "state", provider="cuda").run()
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_state_directory_that_fails_ends_the_device(served: Served, data: Any, tmp_path: Path) -> None:
@@ -649,6 +681,8 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
         ({"url": "127.0.0.1:1"}, "expected ws://HOST:PORT or wss://HOST:PORT"),
         ({"runtime": "tensorflow"}, "expected one of auto, onnx, ort-training"),
         ({"threads": 0}, "expected at least 1"),
+        ({"provider": "tpu"}, "provider 'tpu'; expected one of cpu, cuda"),
+        ({"runtime": "ort-training", "provider": "cuda"}, "'ort-training' computes on the CPU"),
         ({"data": "/nowhere/data.npz"}, "does not exist"),
         ({"data": [1, 2], "examples": None}, "without examples="),
     ],

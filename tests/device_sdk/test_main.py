@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
+from fleetlearn_device.runtimes.providers import PROVIDERS, Provider
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_protocol.messages import Part, Report
 
@@ -84,7 +85,16 @@ def test_the_package_is_imported_in_no_time() -> None:
 def test_help_shows_the_options_and_the_exit_statuses() -> None:
     shown = run("run", "--help")
     assert shown.returncode == 0
-    for option in ("--coordinator", "--data", "--state", "--runtime", "--threads", "--name", "--until-finished"):
+    for option in (
+        "--coordinator",
+        "--data",
+        "--state",
+        "--runtime",
+        "--threads",
+        "--provider",
+        "--name",
+        "--until-finished",
+    ):
         assert option in shown.stdout
     assert "exit status" in shown.stdout
 
@@ -98,6 +108,7 @@ def test_help_shows_the_options_and_the_exit_statuses() -> None:
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "0"), "from 1 to 1024"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "two"), "from 1 to 1024"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--runtime", "tf"), "invalid choice"),
+        (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--provider", "tpu"), "invalid choice"),
         (("run", "--coord", NOWHERE, "--data", "d", "--state", "s"), "--coordinator"),
     ],
 )
@@ -132,6 +143,16 @@ def test_data_of_unequal_lengths_end_with_2(tmp_path: Path, capsys: pytest.Captu
         == 2
     )
     assert "'x': 4, 'y': 5" in capsys.readouterr().err
+
+
+def test_a_gpu_that_cannot_be_used_ends_with_1(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PROVIDERS, "cuda", Provider("NoSuchExecutionProvider", {}, "cuda"))
+    arguments = ["run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state")]
+    assert main([*arguments, "--provider", "cuda"]) == 1
+    assert "fleetlearn-device: the provider 'cuda' is ONNX Runtime's NoSuchExec" in capsys.readouterr().err
+    assert main([*arguments, "--provider", "cuda", "--runtime", "ort-training"]) == 2
 
 
 def test_a_directory_in_use_ends_with_1(data: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from weakref import ref
 
 import pytest
 import virtual
+from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
@@ -33,12 +34,14 @@ from fleetlearn_simulator.results.run_folder import (
     SCENARIO,
     SUMMARY,
     read_checkpoint,
+    read_json,
     read_rows,
+    write_json,
 )
-from fleetlearn_simulator.run import check_supported
+from fleetlearn_simulator.run import check_supported, prepare
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training import choice
-from fleetlearn_simulator.training.choice import choose_backend
+from fleetlearn_simulator.training.choice import BackendChoice, choose_backend
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from line_bundle import write_line_bundle
 from threadpoolctl import threadpool_info
@@ -405,6 +408,54 @@ def test_many_devices_in_a_call_on_two_processes(softmax: Path, tmp_path: Path) 
     assert events_but_change(one.folder) == events_but_change(per_device.folder), "whatever trains"
     assert abs(one.model - per_device.model).max() < 1e-6
     assert one.summary["test"]["accuracy"] == pytest.approx(per_device.summary["test"]["accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("backend", ["bundle", "vectorized", "auto"])
+def test_a_run_with_parameters_in_another_memory(
+    softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendChoice
+) -> None:
+    """As on a GPU, with the CPU and memory of its own in the GPU's place. One process trains, as one GPU."""
+    monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
+    monkeypatch.setattr(choice, "ProcessPool", None)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
+    options = Options(backend, provider="cuda", checkpoint=1)
+    found = done(simulate(scenario, tmp_path / "cuda", options))
+    kind = found.summary["backend"]
+    expected = done(simulate(scenario, tmp_path / "cpu", Options(kind, workers=1, checkpoint=1)))
+    assert found.model.tobytes() == expected.model.tobytes()
+    assert found.summary["test"] == expected.summary["test"]
+    # A run that is resumed goes on where it was; this one finds that the GPU is gone.
+    monkeypatch.setitem(PROVIDERS, "cuda", Provider("NoSuchExecutionProvider", {}, "cuda"))
+    before = contents(found.folder)
+    with pytest.raises(SimulatorError, match="the provider 'cuda' is ONNX Runtime's NoSuchExecutionProvider, which is"):
+        simulate(scenario, found.folder, resume=True)
+    assert contents(found.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (Options(provider="cuda", engine="ray"), "workers on Ray train on the CPU"),
+        (Options(provider="tpu"), "provider 'tpu'; expected one of cpu, cuda"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_provider_that_cannot_be_used_is_refused_before_anything_is_written(
+    line: Path, tmp_path: Path, options: Options, text: str
+) -> None:
+    with pytest.raises(SimulatorError, match=text):
+        simulate(make_scenario(tmp_path, line, 6), tmp_path / "run", options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_began_before_there_were_providers_is_resumed_on_the_cpu(line: Path, tmp_path: Path) -> None:
+    scenario = make_scenario(tmp_path, line, 6)
+    whole = done(simulate(scenario, tmp_path / "whole", ONE))
+    prepare(scenario, tmp_path / "run", ONE)
+    kept = read_json(tmp_path / "run" / OPTIONS)
+    assert kept.pop("provider") == "cpu"
+    write_json(tmp_path / "run" / OPTIONS, kept)
+    assert done(simulate(scenario, tmp_path / "run", ONE, resume=True)).model.tobytes() == whole.model.tobytes()
 
 
 def test_auto_says_what_it_took_and_why(softmax: Path, tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnx
 
 _TRAINING = "onnxruntime.training"
 _NO_MEMORY = re.compile(
-    r"bad_alloc|bad allocation|failed to allocate|cannot allocate memory|memory resources|pthread_create failed", re.I
+    r"bad_alloc|bad allocation|failed to allocate|cannot allocate memory|memory resources|pthread_create failed"
+    r"|out of memory|_ALLOC_FAILED",  # CUDA; cuBLAS and cuDNN
+    re.I,
 )
 """What ONNX Runtime's errors say when memory ran out. They have the same types as all other failures."""
 

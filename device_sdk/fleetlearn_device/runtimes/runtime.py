@@ -11,6 +11,7 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.checks import Batch
+from fleetlearn_device.runtimes.providers import ProviderName, check_provider_name
 
 Kind = Literal["auto", "onnx", "ort-training"]
 KINDS = ("auto", "onnx", "ort-training")
@@ -89,7 +90,12 @@ class Runtime(Protocol):
 
 
 def open_runtime(
-    bundle: str | os.PathLike[str] | Bundle, kind: Kind = "auto", threads: int = 1, *, model: Vector | None = None
+    bundle: str | os.PathLike[str] | Bundle,
+    kind: Kind = "auto",
+    threads: int = 1,
+    *,
+    provider: ProviderName = "cpu",
+    model: Vector | None = None,
 ) -> Runtime:
     """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
 
@@ -97,16 +103,16 @@ def open_runtime(
     onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
     measures metrics in the step itself, and gives the same numbers.
 
+    ``provider`` is where ``onnx`` computes: ``cpu``, or ``cuda`` with onnxruntime-gpu and an NVIDIA GPU, the first one
+    that CUDA_VISIBLE_DEVICES names. ``ort-training`` computes on the CPU.
+
     ``model`` (float32, shape (P,) or (local_size,)) is loaded instead of the bundle's initial parameters. These are
     then read only for personal parameters that ``model`` lacks, and may be missing otherwise.
 
-    Raises ValueError (kind, threads, model), BundleError (damaged, or without ort_training/), RuntimeUnavailableError,
-    MemoryError.
+    Raises ValueError (kind, threads, provider, model), BundleError (damaged, or without ort_training/),
+    RuntimeUnavailableError, MemoryError.
     """
-    if kind not in KINDS:
-        raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")
-    if threads < 1:
-        raise ValueError(f"{threads} threads; expected at least 1")
+    check_choices(kind, threads, provider)
     own = [PARAMETERS] if model is None else []
     # Each kind has a module, so that opening one imports nothing of the other.
     if kind == "ort-training":
@@ -119,7 +125,18 @@ def open_runtime(
 
     if not isinstance(bundle, Bundle):
         bundle = _open(bundle, [TRAIN, EVAL, *own])
-    return OnnxRuntime(bundle, threads, model)
+    return OnnxRuntime(bundle, threads, model, provider)
+
+
+def check_choices(kind: str, threads: int, provider: str) -> None:
+    """Raise ValueError unless ``open_runtime`` allows these together."""
+    if kind not in KINDS:
+        raise ValueError(f"runtime kind {kind!r}; expected one of {', '.join(KINDS)}")
+    if threads < 1:
+        raise ValueError(f"{threads} threads; expected at least 1")
+    check_provider_name(provider)
+    if kind == "ort-training" and provider != "cpu":
+        raise ValueError(f"provider {provider!r}; the runtime 'ort-training' computes on the CPU. Use 'onnx'")
 
 
 def _open(path: str | os.PathLike[str], files: list[str]) -> Bundle:

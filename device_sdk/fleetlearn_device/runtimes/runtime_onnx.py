@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, TRAIN_MANY, Reference
+from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, TRAIN_MANY, Manifest, Reference
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
-from numpy.typing import NDArray
 
 from fleetlearn_device.runtimes.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, ran_out_of_memory
+from fleetlearn_device.runtimes.providers import PROVIDERS, Provider, Tensors, borrow, open_provider, unusable
 
 if TYPE_CHECKING:
     from fleetlearn_device.runtimes.runtime import Runtime
@@ -30,52 +30,56 @@ class StepError(RuntimeError):
 class OnnxRuntime:
     """Two flat buffers of parameters and state. A step reads one and writes the other, and they change places after it.
 
-    ONNX Runtime reads and writes the buffers' own memory: an OrtValue made from a numpy array on the CPU borrows it,
-    so a tensor is a view into the vector. The arrays must outlive the bindings; they are attributes for that reason.
+    On the CPU, ONNX Runtime reads and writes the buffers' own memory: a tensor is a view into the vector. On a GPU the
+    buffers' tensors stay there. A step sends the batch and brings back the loss and the metrics; ``load`` sends
+    parameters, and what reads them after steps fetches them once.
     """
 
     kind = "onnx"
 
-    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None, provider: str = "cpu") -> None:
         manifest = self.manifest = bundle.manifest
         self.version: str = import_onnxruntime().__version__
-        self._bundle, self._threads = bundle, threads
+        self._bundle, self._threads, self._provider = bundle, threads, provider
+        memory = open_provider(provider).memory
+        self._copied = memory is not None
+        """Whether tensors are in another memory than the host's."""
         self._evaluator: Evaluator | None = None
-        self._now, self._next = (np.zeros(manifest.local_size + manifest.state_size, np.float32) for _ in range(2))
+        first = np.zeros(manifest.local_size + manifest.state_size, np.float32)
+        second = np.zeros_like(first) if memory is None else first  # the host needs no copy of what is on a GPU
+        self._now, self._next = (Tensors(vector, self._views(vector), memory) for vector in (first, second))
+        self._fetched = True
+        """Whether ``_now.vector`` has the tensors' values."""
         names: tuple[Reference, ...] = ("anchor", *(name for name in manifest.references if name != "anchor"))
-        self._references = {name: np.zeros(manifest.size, np.float32) for name in names}
+        self._references = {name: self._reference(name, memory) for name in names}
         self._initial = bundle.state() if STATE in manifest.files else None
-        self._now[manifest.local_size :] = 0 if self._initial is None else self._initial
+        self._now.vector[manifest.local_size :] = 0 if self._initial is None else self._initial
         load_first(self, bundle, model)
         # Scalars are views into one array too: bound once, their values are set before each step.
         self._hyper = np.zeros(len(manifest.hyper), np.float32)
         self._seed = np.zeros((), np.int64)
         self._results = np.zeros(1 + len(manifest.metrics), np.float32)
 
-        fixed: dict[str, NDArray[Any]] = {
-            f"{reference}.{name}": array
-            for reference in manifest.references
-            for name, array in views(self._references[reference], manifest.travelling).items()
-        }
-        fixed |= {f"hyper.{row.name}": _scalar(self._hyper, i) for i, row in enumerate(manifest.hyper)}
+        self._fixed = {name: value for part in self._references.values() for name, value in part.values.items()}
+        self._fixed |= {f"hyper.{row.name}": borrow(_scalar(self._hyper, i)) for i, row in enumerate(manifest.hyper)}
         if manifest.random:
-            fixed["seed"] = self._seed
+            self._fixed["seed"] = borrow(self._seed)
         outputs = ["loss", *(f"metric.{name}" for name in manifest.metrics)]
-        results = {name: _scalar(self._results, i) for i, name in enumerate(outputs)}
-        carried = list(self._tensors(self._now))
+        results = {name: borrow(_scalar(self._results, i)) for i, name in enumerate(outputs)}
+        carried = list(self._now.values)
         self._session = make_session(
             bundle,
             TRAIN,
             threads,
-            [*carried, *fixed, *(f"batch.{row.name}" for row in manifest.batch)],
+            [*carried, *self._fixed, *(f"batch.{row.name}" for row in manifest.batch)],
             [*(f"next.{name}" for name in carried), *results],
+            provider,
         )
         self._binding, self._next_binding = (
-            self._bind(read, write, fixed, results)
-            for read, write in ((self._now, self._next), (self._next, self._now))
+            self._bind(read, write, results) for read, write in ((self._now, self._next), (self._next, self._now))
         )
 
-    def _tensors(self, buffer: Vector) -> dict[str, Vector]:
+    def _views(self, buffer: Vector) -> dict[str, Vector]:
         """Return the parameters and the state in one of the buffers, by the graph's names."""
         table = views(buffer, self.manifest.parameters)
         state = views(buffer[self.manifest.local_size :], self.manifest.state)
@@ -83,34 +87,46 @@ class OnnxRuntime:
             f"state.{name}": array for name, array in state.items()
         }
 
-    def _bind(
-        self, read: Vector, write: Vector, fixed: dict[str, NDArray[Any]], results: dict[str, NDArray[Any]]
-    ) -> Any:
+    def _reference(self, reference: Reference, memory: str | None) -> Tensors:
+        """Return zeros for a reference, whose tensors are by the graph's names; none where the graph reads none."""
+        vector = np.zeros(self.manifest.size, np.float32)
+        read = views(vector, self.manifest.travelling) if reference in self.manifest.references else {}
+        return Tensors(vector, {f"{reference}.{name}": array for name, array in read.items()}, memory)
+
+    def _bind(self, read: Tensors, write: Tensors, results: Mapping[str, Any]) -> Any:
         """Bind the step from one buffer to the other: everything except the batch."""
         binding = self._session.io_binding()
-        inputs = fixed | self._tensors(read)
-        outputs = results | {f"next.{name}": array for name, array in self._tensors(write).items()}
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, borrow(array))
-        for name, array in outputs.items():
-            binding.bind_ortvalue_output(name, borrow(array))
+        outputs = {**results, **{f"next.{name}": value for name, value in write.values.items()}}
+        for name, value in (self._fixed | read.values).items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
         return binding
+
+    def _fetch(self) -> None:
+        """Bring the present buffer's vector up to date with its tensors."""
+        if not self._fetched:
+            self._now.fetch()
+            self._fetched = True
 
     @property
     def parameters(self) -> Vector:
-        return read_only(self._now[: self.manifest.size])
+        self._fetch()
+        return read_only(self._now.vector[: self.manifest.size])
 
     @property
     def local(self) -> Vector:
-        return read_only(self._now[: self.manifest.local_size])
+        self._fetch()
+        return read_only(self._now.vector[: self.manifest.local_size])
 
     @property
     def state(self) -> Vector:
-        return read_only(self._now[self.manifest.local_size :])
+        self._fetch()
+        return read_only(self._now.vector[self.manifest.local_size :])
 
     @property
     def anchor(self) -> Vector:
-        return read_only(self._references["anchor"])
+        return read_only(self._references["anchor"].vector)
 
     def load(
         self,
@@ -128,24 +144,28 @@ class OnnxRuntime:
             anchor = vector[: manifest.size]
         if previous is None:
             previous = anchor
-        pairs = [(vector, self._now[: vector.size]), (anchor, self._references["anchor"])]
+        self._fetch()  # what is not given stays as it is
+        now, references = self._now.vector, {name: tensors.vector for name, tensors in self._references.items()}
+        pairs = [(vector, now[: vector.size]), (anchor, references["anchor"])]
         if correction is not None:
-            pairs.append((correction, self._references["correction"]))
-        if "previous" in self._references:
-            pairs.append((previous, self._references["previous"]))
+            pairs.append((correction, references["correction"]))
+        if "previous" in references:
+            pairs.append((previous, references["previous"]))
         if state is not None:
-            pairs.append((state, self._now[manifest.local_size :]))
+            pairs.append((state, now[manifest.local_size :]))
         copy_all(pairs)
-        if correction is None and "correction" in self._references:
-            self._references["correction"][:] = 0
+        if correction is None and "correction" in references:
+            references["correction"][:] = 0
         if state is None:
             self._reset_state()
+        for tensors in (self._now, *self._references.values()):
+            tensors.send()
         self.metrics: dict[str, float] = {}
 
     def _reset_state(self) -> None:
         begun = [row for row in self.manifest.state if not row.kept]
         initial = {} if self._initial is None else views(self._initial, begun)
-        for name, array in views(self._now[self.manifest.local_size :], begun).items():
+        for name, array in views(self._now.vector[self.manifest.local_size :], begun).items():
             array[...] = initial.get(name, 0)
 
     def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
@@ -153,42 +173,44 @@ class OnnxRuntime:
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
         self._seed[...] = check_seed(seed)
         # The binding only borrows these arrays. The next run of this binding is given other arrays first.
-        for row, array in zip(self.manifest.batch, arrays, strict=True):
-            self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
-        run(self._session, self._binding, TRAIN, arrays)
+        inputs = _batch_values(self.manifest, arrays)
+        if self._copied:
+            # What a session reads in another memory is copied when it is bound: the scalars here, and tensors that an
+            # operator without a kernel for the GPU reads on the host. Tensors that are where they are read stay there.
+            inputs |= self._fixed | self._now.values
+        run(self._session, self._binding, TRAIN, arrays, inputs, wait=self._copied)
         self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
+        self._fetched = not self._copied
         loss, *metrics = self._results.tolist()
         self.metrics = dict(zip(self.manifest.metrics, metrics, strict=True))
         return float(loss)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._bundle, self._threads)
-        return self._evaluator.evaluate(self.local, batch)
+            self._evaluator = Evaluator(self._bundle, self._threads, self._provider)
+        return self._evaluator.evaluate(self._now.values, batch)
 
 
 class Evaluator:
     """Runs graphs/eval.onnx, which sums over a batch. Both runtimes use it."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        self._manifest = bundle.manifest
+    def __init__(self, bundle: Bundle, threads: int, provider: str = "cpu") -> None:
+        self._manifest, self._copied = bundle.manifest, PROVIDERS[provider].memory is not None
         self._outputs = ["examples", "loss_sum", *(f"metric_sum.{name}" for name in self._manifest.metrics)]
-        parameters = [f"param.{row.name}" for row in self._manifest.parameters]
+        self._parameters = [f"param.{row.name}" for row in self._manifest.parameters]
         batch = [f"batch.{row.name}" for row in self._manifest.batch]
-        self._session = make_session(bundle, EVAL, threads, [*parameters, *batch], self._outputs)
+        inputs = [*self._parameters, *batch]
+        self._session = make_session(bundle, EVAL, threads, inputs, self._outputs, provider)
 
-    def evaluate(self, vector: Vector, batch: Batch) -> Evaluation:
-        """Return the sums for the model ``vector`` (float32, shape (local_size,)). Raises DataError, StepError."""
+    def evaluate(self, values: Mapping[str, Any], batch: Batch) -> Evaluation:
+        """Return the sums for a model, given as OrtValues by the graph's names. Raises DataError, StepError."""
         arrays = check_batch(batch, self._manifest.batch)
         binding = self._session.io_binding()
-        for name, array in views(vector, self._manifest.parameters).items():
-            binding.bind_ortvalue_input(f"param.{name}", borrow(array))
-        for row, array in zip(self._manifest.batch, arrays, strict=True):
-            binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
         for name in self._outputs:
             binding.bind_output(name)
-        run(self._session, binding, EVAL, arrays)
+        inputs = {name: values[name] for name in self._parameters} | _batch_values(self._manifest, arrays)
+        run(self._session, binding, EVAL, arrays, inputs, wait=self._copied)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
         return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
 
@@ -202,13 +224,18 @@ def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
         runtime.load(model)
 
 
-def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str]) -> Any:
+def make_session(
+    bundle: Bundle, file: str, threads: int, inputs: Iterable[str], outputs: Iterable[str], provider: str = "cpu"
+) -> Any:
     """Return an InferenceSession for a graph of the bundle.
 
-    Raises BundleError: it cannot be loaded, or has other names; MemoryError.
+    Raises BundleError: it cannot be loaded, or has other names; RuntimeUnavailableError, MemoryError.
     """
+    chosen = open_provider(provider)
     onnxruntime = import_onnxruntime()
     options = session_options(threads)
+    # Sums that many threads of a GPU make together are then added in the same order each time.
+    options.use_deterministic_compute = chosen.memory is not None
     if file != TRAIN_MANY:
         # A memory pattern is one block for all results, beside the arena that the first step filled. Reuse keeps the
         # memory of a dead result until another of the same shape needs it. Without both, a result's memory is free
@@ -219,8 +246,8 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
     if FROZEN in bundle.manifest.files:
         _read_frozen_in_place(options, file)
     try:
-        with _graph_source(bundle, file) as source:
-            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        with _graph_source(bundle, file, chosen) as source:
+            session = onnxruntime.InferenceSession(source, options, **chosen.session_arguments())
     except BundleError:
         raise
     except Exception as error:
@@ -230,6 +257,8 @@ def make_session(bundle: Bundle, file: str, threads: int, inputs: Iterable[str],
         raise BundleError(
             Code.BAD_MESSAGE, f"{bundle.path}: ONNX Runtime {onnxruntime.__version__} cannot load {file}: {error}"
         ) from error
+    if session.get_providers()[0] != chosen.name:
+        raise unusable(provider, f"ONNX Runtime gave a session on {session.get_providers()[0]}")
     for what, found, expected in (
         ("inputs", session.get_inputs(), inputs),
         ("outputs", session.get_outputs(), outputs),
@@ -256,21 +285,22 @@ def _read_frozen_in_place(options: Any, file: str) -> None:
 
 
 @contextmanager
-def _graph_source(bundle: Bundle, file: str) -> Iterator[str | bytes]:
-    """Yield the graph's path, or its bytes.
+def _graph_source(bundle: Bundle, file: str, provider: Provider) -> Iterator[str | bytes]:
+    """Yield the graph's path, or its bytes; as the provider can run it.
 
     Given a path, ONNX Runtime reads the file itself, so that no copy of it stays in memory. It maps the file of frozen
     constants beside it, so that all sessions, and all processes, have one copy of these.
     """
-    if bundle.path.is_dir():
+    rewritten = provider.rewrite(bundle.read(file)) if provider.rewrite else None
+    if bundle.path.is_dir() and rewritten is None:
         yield str(bundle.path / file)
     elif FROZEN not in bundle.manifest.files:
-        yield bundle.read(file)
+        yield rewritten or bundle.read(file)
     else:
         with TemporaryDirectory(prefix="fleetlearn-", ignore_cleanup_errors=True) as folder:
             paths = [Path(folder, PurePosixPath(name).name) for name in (file, FROZEN)]
             for path, name in zip(paths, (file, FROZEN), strict=True):
-                path.write_bytes(bundle.read(name))
+                path.write_bytes(rewritten if rewritten and name == file else bundle.read(name))
             yield str(paths[0])
 
 
@@ -286,9 +316,18 @@ def session_options(threads: int) -> Any:
     return options
 
 
-def run(session: Any, binding: Any, file: str, arrays: Arrays) -> None:
-    """Run a bound graph. Raises StepError with ONNX Runtime's own words, MemoryError."""
+def run(
+    session: Any, binding: Any, file: str, arrays: Arrays, inputs: Mapping[str, Any] | None = None, wait: bool = False
+) -> None:
+    """Bind ``inputs`` too, and run. ``wait``: until what was bound has arrived in another memory.
+
+    Raises StepError with ONNX Runtime's own words, MemoryError.
+    """
     try:
+        for name, value in (inputs or {}).items():
+            binding.bind_ortvalue_input(name, value)
+        if wait:
+            binding.synchronize_inputs()
         session.run_with_iobinding(binding)
     except Exception as error:
         shapes = [array.shape for array in arrays]
@@ -298,9 +337,9 @@ def run(session: Any, binding: Any, file: str, arrays: Arrays) -> None:
         raise StepError(f"ONNX Runtime could not run {file} on a batch of shapes {shapes}: {error}") from error
 
 
-def borrow(array: NDArray[Any]) -> Any:
-    """Return an OrtValue in the array's own memory. It does not keep the array alive: the caller must."""
-    return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
+def _batch_values(manifest: Manifest, arrays: Arrays) -> dict[str, Any]:
+    """Return the batch as OrtValues in the arrays' own memory, by the graph's names."""
+    return {f"batch.{row.name}": borrow(array) for row, array in zip(manifest.batch, arrays, strict=True)}
 
 
 def read_only(vector: Vector) -> Vector:

@@ -12,11 +12,12 @@ from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import ORT_TRAINING
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, views
 
 from fleetlearn_device.runtimes.checks import Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api, ran_out_of_memory
-from fleetlearn_device.runtimes.runtime_onnx import Evaluator, StepError, borrow, load_first, read_only, session_options
+from fleetlearn_device.runtimes.providers import borrow
+from fleetlearn_device.runtimes.runtime_onnx import Evaluator, StepError, load_first, read_only, session_options
 
 
 class OrtTrainingRuntime:
@@ -206,4 +207,7 @@ class OrtTrainingRuntime:
         if self._evaluator is None:
             self._evaluator = Evaluator(self._bundle, self._threads)
         self._read()
-        return self._evaluator.evaluate(self._vector, batch)
+        values = {
+            f"param.{name}": borrow(array) for name, array in views(self._vector, self.manifest.parameters).items()
+        }
+        return self._evaluator.evaluate(values, batch)

@@ -13,6 +13,7 @@ from fleetlearn_protocol.messages import MODEL, UPDATE, Report, Task, encode
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
+from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import Data
@@ -42,7 +43,9 @@ class FinishedUpdate(NamedTuple):
 class Trainer:
     """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another thread."""
 
-    def __init__(self, directory: StateDirectory, data: Data, kind: Kind, threads: int) -> None:
+    def __init__(
+        self, directory: StateDirectory, data: Data, kind: Kind, threads: int, provider: ProviderName = "cpu"
+    ) -> None:
         self.kind: Kind = kind
         self.steps = 0
         """Optimizer steps of the task that are done."""
@@ -53,6 +56,7 @@ class Trainer:
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._starts = directory.kept_states, directory.training_starts
         self._data, self._threads = data, threads
+        self._provider: ProviderName = provider
         self._opened: tuple[Bundle, Runtime] | None = None
 
     def train(self, task: Task, seconds: float) -> FinishedUpdate:
@@ -129,7 +133,7 @@ class Trainer:
             if self._opened is None or self._opened[0].sha256 != task.bundle:
                 self._opened = None  # two models at a time may be more than the memory holds
                 path = self._contents.bundle_path(task.bundle)
-                runtime = open_runtime(path, self.kind, self._threads, model=model)
+                runtime = open_runtime(path, self.kind, self._threads, provider=self._provider, model=model)
                 bundle = open_bundle(path, files=())
                 self._opened = bundle, runtime
                 if not kept_state_size(bundle.manifest):

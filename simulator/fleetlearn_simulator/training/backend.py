@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, evaluate_data, train
@@ -89,9 +90,9 @@ def steps_of(task: LocalSettings, examples: NDArray[np.int64]) -> NDArray[np.int
 class PerDevice:
     """The back end ``bundle``: the device's own runtime and training loop on graphs/train.onnx, device after device."""
 
-    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source) -> None:
+    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source, provider: ProviderName = "cpu") -> None:
         self.task, self.source, self.manifest = task, source, bundle.manifest
-        self.runtime = open_runtime(bundle, kind="onnx")
+        self.runtime = open_runtime(bundle, kind="onnx", provider=provider)
 
     def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
         return from_rows([self._train(model, job) for job in jobs], len(model), self.manifest.metrics)

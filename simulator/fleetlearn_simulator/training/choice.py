@@ -11,11 +11,14 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
+from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_protocol import Bundle, open_bundle
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, local_settings
 from fleetlearn_simulator.training.process_pool import ProcessPool
@@ -38,18 +41,28 @@ TRIAL_SECONDS = 0.3
 """Seconds for which ``auto`` tries each back end."""
 
 
-def make_backend(scenario: Scenario, kind: BackendName) -> Backend:
+def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
+    """Raise SimulatorError if devices cannot be trained there."""
+    if provider != "cpu" and engine == "ray":
+        raise SimulatorError(f"provider {provider!r}: workers on Ray train on the CPU; use engine 'processes'")
+    try:
+        open_provider(provider)
+    except (ValueError, RuntimeUnavailableError, MemoryError) as error:
+        raise SimulatorError(str(error)) from error
+
+
+def make_backend(scenario: Scenario, kind: BackendName, provider: ProviderName = "cpu") -> Backend:
     """Make a back end with its own copy of the data, for this process alone. Sets the number of threads of the numeric
     libraries to 1: the last bits of a product depend on that number, which would not be the same in each process."""
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
-    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle))
+    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider)
     threadpool_limits(1)  # now that all libraries are loaded, also those of the user's module
     return backend
 
 
 def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
-    """Return the scenario with the measured seconds of a step on this machine, if it asks for that."""
+    """Return the scenario with the measured seconds of a step on this machine's CPU, if it asks for that."""
     if scenario.compute.step_seconds != "measure":
         return scenario
     backend = make_backend(scenario, "bundle")
@@ -59,7 +72,9 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
 
 
-def choose_backend(scenario: Scenario, bundle: Bundle, wanted: BackendChoice) -> tuple[BackendName, str]:
+def choose_backend(
+    scenario: Scenario, bundle: Bundle, wanted: BackendChoice, provider: ProviderName = "cpu"
+) -> tuple[BackendName, str]:
     """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
     if wanted == "vectorized":
         check_many(bundle, scenario.plan.local.batch_size)
@@ -70,16 +85,19 @@ def choose_backend(scenario: Scenario, bundle: Bundle, wanted: BackendChoice) ->
     assert bundle.manifest.many is not None
     jobs = [Job(number % scenario.population.size, number, None) for number in range(bundle.manifest.many.devices)]
     costs: dict[BackendName, float] = {
-        "bundle": _seconds(scenario, bundle, "bundle", [[job] for job in jobs]),
-        "vectorized": _seconds(scenario, bundle, "vectorized", [jobs]),
+        "bundle": _seconds(scenario, bundle, "bundle", provider, [[job] for job in jobs]),
+        "vectorized": _seconds(scenario, bundle, "vectorized", provider, [jobs]),
     }
     best = min(costs, key=lambda kind: costs[kind])
     return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
 
 
-def _seconds(scenario: Scenario, bundle: Bundle, kind: BackendName, parts: list[list[Job]]) -> float:
+def _seconds(
+    scenario: Scenario, bundle: Bundle, kind: BackendName, provider: ProviderName, parts: list[list[Job]]
+) -> float:
     """Return the seconds that a job takes. ``parts`` are trained one after the other, again and again."""
-    backend, model, turns = make_backend(scenario, kind), bundle.parameters()[: bundle.manifest.size], cycle(parts)
+    backend, turns = make_backend(scenario, kind, provider), cycle(parts)
+    model = bundle.parameters()[: bundle.manifest.size]
     backend.train(model, parts[0])  # the first steps allocate memory
     taken = _timed(lambda: len(backend.train(model, next(turns))))
     backend.close()
@@ -103,16 +121,18 @@ def start_backend(
     workers: int | None,
     engine: EngineChoice,
     ray_address: str | None,
+    provider: ProviderName = "cpu",
 ) -> Backend:
     """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples. The
     other arguments are those of ``fleetlearn_simulator.Options``."""
-    make, divide = partial(make_backend, scenario, kind), _divider(scenario, bundle, source, kind)
+    make, divide = partial(make_backend, scenario, kind, provider), _divider(scenario, bundle, source, kind)
     if engine == "ray":
         from fleetlearn_simulator.training.ray_pool import RayPool
 
         return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address)
-    # If a round is one block, one process trains it: to hand it to another would only cost time.
-    alone = kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source)
+    # If a round is one block, one process trains it: to hand it to another would only cost time. Processes share a GPU
+    # by turns, and each takes memory of it for CUDA itself.
+    alone = provider != "cpu" or (kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source))
     count = workers or (1 if alone else os.cpu_count()) or 1
     return make() if count == 1 else ProcessPool(make, count, divide)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_device.runtimes.checks import check_hyper
+from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime_onnx import make_session
 from fleetlearn_device.training.shuffling import permutations
 from fleetlearn_device.training.train import LARGEST, SEEDS
@@ -67,8 +68,8 @@ class Vectorized(PerDevice):
     equally many examples and are more than a call has steps.
     """
 
-    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source) -> None:
-        super().__init__(bundle, task, source)
+    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source, provider: ProviderName = "cpu") -> None:
+        super().__init__(bundle, task, source, provider)
         check_many(bundle, task.batch_size)
         many = bundle.manifest.many
         assert many is not None
@@ -84,8 +85,8 @@ class Vectorized(PerDevice):
         self.fixed += [f"hyper.{row.name}" for row in self.manifest.hyper]
         inputs = [*self.carried, *self.fixed, *(f"batch.{row.name}" for row in self.manifest.batch)]
         inputs += ["seed"] if self.manifest.random else []
-        self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names)
-        self.single = make_session(bundle, TRAIN, 1, inputs, self.names)
+        self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names, provider)
+        self.single = make_session(bundle, TRAIN, 1, inputs, self.names, provider)
         self.state = bundle.state()
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_device.runtimes.providers import borrow
 from fleetlearn_device.runtimes.runtime import open_runtime
-from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime, StepError, borrow
+from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime, StepError
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, read_manifest, write_manifest
 from fleetlearn_protocol.manifest import EVAL, TRAIN, File, Reference
 from fleetlearn_protocol.vector import digest, views
@@ -42,7 +43,7 @@ def test_steps_write_into_the_flat_buffers_themselves(cases: Cases) -> None:
     runtime = opened(case)
     buffers = {address(runtime.parameters)}
     for step in range(4):
-        binding, target = runtime._binding, runtime._next
+        binding, target = runtime._binding, runtime._next.vector
         expected = {f"next.param.{name}": address(a) for name, a in views(target, runtime.manifest.parameters).items()}
         runtime.step((case.x[:20], case.y[:20]), lr=0.1)
         written = dict(zip(_bound(runtime), binding.get_outputs(), strict=True))
@@ -279,7 +280,7 @@ def test_parameters_and_state_are_written_into_the_flat_buffers(full: Bundle, li
     runtime = line_runtime(full)
     buffers = set()
     for batch in (line_batches * 2)[:4]:
-        target = runtime._next
+        target = runtime._next.vector
         runtime.step(batch, lr=0.1)
         assert address(runtime.parameters) == address(runtime.local) == address(target)
         assert address(runtime.state) == address(target) + 5 * 4

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import train
@@ -24,6 +26,10 @@ from numpy.typing import NDArray
 from torch import nn
 from virtual import bits, one_by_one
 
+needs_cuda = pytest.mark.skipif(
+    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="needs onnxruntime-gpu and a GPU; ONNX Runtime here has no CUDAExecutionProvider",
+)
 SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 """Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
 
@@ -92,6 +98,23 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
     assert np.abs(first.updates).max() > 0.1
     assert len({*first.steps.tolist()}) > (1 if batch_size == 0 else 5)
     check_alike(first, second, 2e-6)
+
+
+@pytest.mark.parametrize(("place", "tolerance"), [("stand-in", 2e-6), pytest.param("cuda", 1e-4, marks=needs_cuda)])
+def test_both_back_ends_on_a_gpu_agree_with_the_cpu(
+    softmax: Path, place: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in is the CPU with memory of its own."""
+    if place == "stand-in":
+        monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
+    source, task, bundle = Own(SIZES, 60), LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), open_bundle(softmax)
+    model, jobs = bundle.parameters(), some_jobs(SIZES)
+    expected = PerDevice(bundle, task, source).train(model, jobs)
+    for kind in (PerDevice, Vectorized):
+        found = kind(bundle, task, source, "cuda").train(model, jobs)
+        np.testing.assert_allclose(found.updates, expected.updates, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
+        assert found.steps.tolist() == expected.steps.tolist()
 
 
 def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
