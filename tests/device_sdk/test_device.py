@@ -649,6 +649,7 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
         ({"url": "127.0.0.1:1"}, "expected ws://HOST:PORT or wss://HOST:PORT"),
         ({"runtime": "tensorflow"}, "expected one of auto, onnx, ort-training"),
         ({"threads": 0}, "expected at least 1"),
+        ({"feature_cache": -1}, "expected MiB, or 0 to keep no features"),
         ({"data": "/nowhere/data.npz"}, "does not exist"),
         ({"data": [1, 2], "examples": None}, "without examples="),
     ],

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, TRAIN_MANY, Reference
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    EVAL_FROM_FEATURES,
+    FROZEN,
+    STATE,
+    TRAIN,
+    TRAIN_FROM_FEATURES,
+    TRAIN_MANY,
+    Reference,
+)
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
@@ -36,7 +45,14 @@ class OnnxRuntime:
 
     kind = "onnx"
 
-    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, model: Vector | None = None, from_features: bool = False
+    ) -> None:
+        """from_features: the batch has what features.onnx computes, as ``open_runtime`` says."""
+        self._train, self._eval = TRAIN, EVAL
+        if from_features:
+            self._train, self._eval = TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES
+            bundle = bundle._replace(manifest=bundle.manifest.with_features_as_batch())
         manifest = self.manifest = bundle.manifest
         self.version: str = import_onnxruntime().__version__
         self._bundle, self._threads = bundle, threads
@@ -65,7 +81,7 @@ class OnnxRuntime:
         carried = list(self._tensors(self._now))
         self._session = make_session(
             bundle,
-            TRAIN,
+            self._train,
             threads,
             [*carried, *fixed, *(f"batch.{row.name}" for row in manifest.batch)],
             [*(f"next.{name}" for name in carried), *results],
@@ -155,7 +171,7 @@ class OnnxRuntime:
         # The binding only borrows these arrays. The next run of this binding is given other arrays first.
         for row, array in zip(self.manifest.batch, arrays, strict=True):
             self._binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
-        run(self._session, self._binding, TRAIN, arrays)
+        run(self._session, self._binding, self._train, arrays)
         self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
         loss, *metrics = self._results.tolist()
@@ -164,19 +180,19 @@ class OnnxRuntime:
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._bundle, self._threads)
+            self._evaluator = Evaluator(self._bundle, self._threads, self._eval)
         return self._evaluator.evaluate(self.local, batch)
 
 
 class Evaluator:
-    """Runs graphs/eval.onnx, which sums over a batch. Both runtimes use it."""
+    """Runs graphs/eval.onnx, which sums over a batch, or eval_from_features.onnx. Both runtimes use it."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        self._manifest = bundle.manifest
+    def __init__(self, bundle: Bundle, threads: int, file: str = EVAL) -> None:
+        self._manifest, self._file = bundle.manifest, file
         self._outputs = ["examples", "loss_sum", *(f"metric_sum.{name}" for name in self._manifest.metrics)]
         parameters = [f"param.{row.name}" for row in self._manifest.parameters]
         batch = [f"batch.{row.name}" for row in self._manifest.batch]
-        self._session = make_session(bundle, EVAL, threads, [*parameters, *batch], self._outputs)
+        self._session = make_session(bundle, file, threads, [*parameters, *batch], self._outputs)
 
     def evaluate(self, vector: Vector, batch: Batch) -> Evaluation:
         """Return the sums for the model ``vector`` (float32, shape (local_size,)). Raises DataError, StepError."""
@@ -188,7 +204,7 @@ class Evaluator:
             binding.bind_ortvalue_input(f"batch.{row.name}", borrow(array))
         for name in self._outputs:
             binding.bind_output(name)
-        run(self._session, binding, EVAL, arrays)
+        run(self._session, binding, self._file, arrays)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
         return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
 
@@ -251,7 +267,7 @@ def _read_frozen_in_place(options: Any, file: str) -> None:
     rearrange their weights either.
     """
     options.add_session_config_entry("session.disable_prepacking", "1")
-    if file == EVAL:
+    if file in (EVAL, EVAL_FROM_FEATURES):
         options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
 
