@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
     run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
     run.add_argument("--provider", default="cpu", choices=("cpu", "cuda"), help="where onnx computes; default: cpu")
+    run.add_argument(
+        "--feature-cache", type=_mebibytes, metavar="MIB", help="memory for a frozen model's features; default: 128"
+    )
     run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
@@ -75,12 +78,18 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _mebibytes(text: str) -> int:
+    if not text.isdecimal() or int(text) > 2**20:
+        raise argparse.ArgumentTypeError(f"{text!r} was given; expected a whole number of MiB, or 0 to keep none")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> int:
     from fleetlearn_protocol.command_line import needs
     from fleetlearn_protocol.errors import Code, FleetError
 
     with needs("fleetlearn-device", "device"):
-        from fleetlearn_device.device import Device
+        from fleetlearn_device.device import FEATURE_CACHE, Device
     from fleetlearn_device.runtimes.checks import DataError
     from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
@@ -95,6 +104,7 @@ def _run(options: argparse.Namespace) -> int:
             threads=options.threads,
             provider=options.provider,
             name=options.name,
+            feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
             until_finished=options.until_finished,
         )
     except (DataError, ValueError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
 from fleetlearn_protocol.manifest import (
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.feature_graphs import feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings
@@ -45,7 +47,6 @@ from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import (
-    IndexRange,
     UserModel,
     array_row,
     evaluation_mode,
@@ -93,6 +94,7 @@ def export_bundle(
     features: Function | None = None,
     train: Trained | None = None,
     frozen: Stored = "float32",
+    cache_features: bool = False,
     personal: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
@@ -127,6 +129,9 @@ def export_bundle(
     frozen: the dtype in which the bundle stores frozen weights. "float16" is half the download, "int8" a quarter, with
         a scale for each output channel; small tensors, such as biases and norms, stay float32. Devices decode a weight
         when they need it. ``effect_of_rounding`` of the result says what the rounding changes.
+    cache_features: adds graphs with which a device computes what lies before the first trained layer once for each of
+        its examples, keeps the results, and trains and evaluates from them, in all epochs and rounds. For this the
+        frozen part must do the same with an example each time: no dropout, no statistics of a batch.
     personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
         FedBN's norms): names, names with wildcards, or modules' names.
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
@@ -146,6 +151,11 @@ def export_bundle(
     target = _checked_target(path)
     check_many_settings(many)
     budget = memory_budget(memory, batch)
+    if cache_features and train is None:
+        raise ExportError(
+            "cache_features needs train=, which keeps frozen modules in evaluation mode. To train what has "
+            "requires_grad, give train=lambda name, value: value.requires_grad"
+        )
     with fine_tuning(model, train), rounded(model, frozen) as unrounded:
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
         with evaluation_mode(model):
@@ -156,20 +166,30 @@ def export_bundle(
             train_step = make_train_step(
                 user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
             )
-            training, checked = training_graphs(user, train_step, features, frozen, many, budget, progress)
+            training, checked = training_graphs(
+                user, train_step, features, frozen, many, budget, cache_features, progress
+            )
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
-            evaluation = evaluation_graphs(user, train_step, outputs, frozen, progress)
+            evaluation = evaluation_graphs(user, train_step, outputs, frozen, cache_features, progress)
+        rows = zip(user.batch.items(), training.ranges, strict=True)
+        table = tuple(array_row(row, value, found) for (row, value), found in rows)
+        cached = None
+        if training.found is not None and evaluation.evaluation is not None:
+            whole = evaluation.evaluation
+            cached = feature_graphs(user, train_step, training.found, whole, table, features, frozen, progress)
 
-        files = {**training.files, **evaluation.files, **artifacts.files}
+        files = {**training.files, **evaluation.files, **artifacts.files, **(cached.files if cached else {})}
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
         if elements:
             files = move_constants(files, names_of_constants(model, frozen))
-        manifest = _manifest(name or target.stem, user, train_step, training.ranges, outputs, many, files)
+        manifest = _manifest(name or target.stem, user, train_step, table, outputs, many, files)
+        if cached:
+            manifest = msgspec.structs.replace(manifest, features=cached.table)
         temporary = _name_beside(target, "part")
         try:
             bundle = open_bundle(write_bundle(temporary, manifest, files))
@@ -181,7 +201,7 @@ def export_bundle(
             raise ExportError(f"the bundle does not fit its own format: {error}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        difference = max(difference, training.difference, evaluation.difference)
+        difference = max(difference, training.difference, evaluation.difference, cached.difference if cached else 0.0)
         effect = effect_of_rounding(user, unrounded)
         by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
         bundle = bundle._replace(path=target)
@@ -201,7 +221,7 @@ def _manifest(
     name: str,
     user: UserModel,
     step: TrainStep,
-    ranges: Sequence[IndexRange | None],
+    batch: tuple[Input, ...],
     outputs: Sequence[Input],
     many: TrainMany | None,
     files: Mapping[str, bytes],
@@ -211,9 +231,7 @@ def _manifest(
         version=FROZEN_VERSION if FROZEN in files else FORMAT_VERSION,
         name=name,
         parameters=_parameter_table(step, parameter_offsets(files[INFER], step.values)),
-        batch=tuple(
-            array_row(row, value, found) for (row, value), found in zip(user.batch.items(), ranges, strict=True)
-        ),
+        batch=batch,
         outputs=tuple(outputs),
         hyper=tuple(Hyper(row, value) for row, value in step.hyper.items()),
         step=step.rule,

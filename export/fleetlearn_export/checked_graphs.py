@@ -19,9 +19,10 @@ from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
-from fleetlearn_export.graphs.conversion import serialised, to_onnx, with_parameters
+from fleetlearn_export.graphs.conversion import copied, serialised, to_onnx, with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
@@ -57,6 +58,10 @@ class CheckedGraphs(NamedTuple):
     """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
     operators: str | None = None
     """What the comparison of train.onnx's operators found."""
+    found: FoundFeatures | None = None
+    """Of the training graphs: the features that a device may keep, if they are asked for."""
+    evaluation: onnx.ModelProto | None = None
+    """Of the evaluation graphs: eval.onnx before its weights were coded, if features are asked for."""
 
 
 def training_graphs(
@@ -66,6 +71,7 @@ def training_graphs(
     frozen: Stored,
     many: TrainMany | None,
     budget: Budget | None,
+    cache_features: bool,
     progress: Callable[[str], None],
 ) -> tuple[CheckedGraphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
@@ -75,7 +81,12 @@ def training_graphs(
     program = cache(partial(train_program, step, located))
     graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
     by_pytorch = {TRAIN: reason} if reason else {}
-    graph = code_weights(fold_batch_norms(graph), frozen)
+    graph = fold_batch_norms(graph)
+    found = None
+    if cache_features:
+        progress("looking for what a device can compute once")
+        found = find_features(user, copied(graph), written.emission if written else None)
+    graph = code_weights(graph, frozen)
     if budget is not None:
         progress("fitting the training step to the memory")
         graph = within_budget(graph, partial(step_with_means, step, frozen), train_elements(step), budget, progress)
@@ -87,7 +98,7 @@ def training_graphs(
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
-        return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators), checked
+        return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
     progress(f"the same for {many.devices} devices at once")
     block = cache(lambda: many_program(step, program().exported, many, located))
     if written:
@@ -99,7 +110,7 @@ def training_graphs(
         by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
     files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
-    return CheckedGraphs(files, difference, ranges, by_pytorch, operators), checked
+    return CheckedGraphs(files, difference, ranges, by_pytorch, operators, found), checked
 
 
 def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
@@ -118,7 +129,12 @@ def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
 
 
 def evaluation_graphs(
-    user: UserModel, step: TrainStep, outputs: Sequence[Input], frozen: Stored, progress: Callable[[str], None]
+    user: UserModel,
+    step: TrainStep,
+    outputs: Sequence[Input],
+    frozen: Stored,
+    cache_features: bool,
+    progress: Callable[[str], None],
 ) -> CheckedGraphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
@@ -140,12 +156,14 @@ def evaluation_graphs(
         graphs.append(graph)
         by_pytorch |= {name: reason} if reason else {}
     evaluation, infer = graphs
-    code_weights(fold_batch_norms(evaluation), frozen)
+    fold_batch_norms(evaluation)
+    uncoded = copied(evaluation) if cache_features else None
+    code_weights(evaluation, frozen)
     code_weights(fold_batch_norms(infer), frozen, for_people=True)
     files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
     progress("evaluating against PyTorch")
     difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
-    return CheckedGraphs(files, difference, (), by_pytorch)
+    return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded)
 
 
 def _written(

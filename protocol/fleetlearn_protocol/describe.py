@@ -106,6 +106,8 @@ def _struct(kind: type[msgspec.Struct], heading: str, name: str | None = None) -
 def _default(field: types.Field) -> str:
     if field.required:
         return "required"
+    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
+        return "left out"
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return f"`{msgspec.json.encode(default).decode()}`"
 

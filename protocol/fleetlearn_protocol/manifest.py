@@ -10,9 +10,13 @@ train_many.onnx  the same names, with a leading axis of devices, and one of step
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
+features.onnx  inputs  ``batch.NAME``
+             outputs ``batch.NAME`` of the manifest's ``features`` that are not arrays of the batch
+train_from_features.onnx, eval_from_features.onnx  the same as train.onnx and eval.onnx, with the manifest's
+                     ``features`` as their batch
 
-Large constants of train.onnx, train_many.onnx and eval.onnx, such as frozen parameters, may be in
-graphs/frozen.safetensors, to which the graphs refer as ONNX's external data. infer.onnx holds all of its own.
+Large constants of all graphs except infer.onnx, such as frozen parameters, may be in graphs/frozen.safetensors, to
+which the graphs refer as ONNX's external data. infer.onnx holds all of its own.
 
 ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called ``next.``.
 """
@@ -42,6 +46,10 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 MANIFEST = "manifest.json"
 TRAIN, EVAL, INFER = "graphs/train.onnx", "graphs/eval.onnx", "graphs/infer.onnx"
 TRAIN_MANY = "graphs/train_many.onnx"
+FEATURES = "graphs/features.onnx"
+TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES = "graphs/train_from_features.onnx", "graphs/eval_from_features.onnx"
+OF_FEATURES = (FEATURES, TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES)
+"""The files of a bundle whose features a device may compute once for each example, and keep."""
 FROZEN = "graphs/frozen.safetensors"
 """The graphs' large constants. Bundles of the same frozen model have the same file: a device fetches it once."""
 PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
@@ -201,6 +209,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for each step."""
     many: TrainMany | None = None
     """What graphs/train_many.onnx takes, where the bundle has one."""
+    features: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)] | msgspec.UnsetType = msgspec.UNSET
+    """The batch of train_from_features.onnx and eval_from_features.onnx, where the bundle has them: what features.onnx
+    computes of each example alone, always the same, and arrays of the batch, which keep their names."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -227,6 +238,21 @@ class Manifest(msgspec.Struct, frozen=True):
     def travelling(self) -> tuple[Parameter, ...]:
         """The table's rows that travel."""
         return tuple(row for row in self.parameters if not row.personal)
+
+    @property
+    def computed_features(self) -> tuple[Input, ...]:
+        """The outputs of features.onnx; empty if the bundle has none."""
+        names = {row.name for row in self.batch}
+        return () if self.features is msgspec.UNSET else tuple(row for row in self.features if row.name not in names)
+
+    def with_features_as_batch(self) -> Manifest:
+        """Return the manifest as train_from_features.onnx and eval_from_features.onnx have it.
+
+        Raises BundleError if the bundle has no features.
+        """
+        if self.features is msgspec.UNSET:
+            raise BundleError(Code.UNKNOWN_CONTENT, f"bundle {self.name} has no features, so nothing trains from them")
+        return msgspec.structs.replace(self, batch=self.features)
 
     @property
     def has_ort_training(self) -> bool:
@@ -285,6 +311,7 @@ def _contradiction(manifest: Manifest) -> str | None:
     for what, names in (
         ("parameter", [row.name for row in manifest.parameters]),
         ("batch array", [row.name for row in manifest.batch]),
+        ("feature", [] if manifest.features is msgspec.UNSET else [row.name for row in manifest.features]),
         ("output", [row.name for row in manifest.outputs]),
         ("hyper-parameter", [row.name for row in manifest.hyper]),
         ("metric", list(manifest.metrics)),
@@ -312,6 +339,16 @@ def _contradiction(manifest: Manifest) -> str | None:
         return f"{FROZEN} is in a bundle of version {manifest.version}; it needs version {FROZEN_VERSION}"
     if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
         return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
+    if manifest.features is not msgspec.UNSET:
+        wanted += OF_FEATURES
+        of_batch = {row.name: row for row in manifest.batch}
+        for row in manifest.features:
+            if of_batch.get(row.name, row) != row:
+                return f"feature {row.name} is an array of the batch, and not the same there"
+        if not manifest.computed_features:
+            return "all features are arrays of the batch: none is computed"
+    elif any(path in manifest.files for path in OF_FEATURES):
+        return f"{', '.join(OF_FEATURES)} and the entry `features` belong together; the entry is missing"
     for path in wanted:
         if path not in manifest.files:
             return f"{path} is missing"

@@ -156,7 +156,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     task: Identifier | None = None
     """The task being trained, if any."""
     steps: Count = 0
-    """Evaluated batches plus optimizer steps of the task so far."""
+    """Batches of the task that were evaluated or whose features were computed, plus optimizer steps, so far."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):

@@ -53,6 +53,7 @@ def manifest() -> dict[str, Any]:
     full: dict[str, Any] = msgspec.to_builtins(example)
     rows, paths = full["parameters"], full["files"]
     file = paths[bundle.EVAL]
+    feature = {"name": "features", "dtype": "float32", "shape": [8]}
 
     def table(*changes: dict[str, Any]) -> dict[str, Any]:
         return {"parameters": [row | change for row, change in zip(rows, changes, strict=False)]}
@@ -93,6 +94,16 @@ def manifest() -> dict[str, Any]:
         ("many without its graph", {"many": {"devices": 8, "steps": 2}}, "bad-message"),
         ("a frozen part in version 1", added(bundle.FROZEN), "bad-message"),
         ("the graph of many alone", added(bundle.TRAIN_MANY), "bad-message"),
+        ("features without their graphs", {"features": [feature]}, "bad-message"),
+        ("the graphs of features alone", added(*bundle.OF_FEATURES), "bad-message"),
+        ("no features", added(*bundle.OF_FEATURES) | {"features": []}, "bad-message"),
+        ("a feature twice", added(*bundle.OF_FEATURES) | {"features": [feature] * 2}, "bad-message"),
+        ("features of which none is computed", added(*bundle.OF_FEATURES) | {"features": full["batch"]}, "bad-message"),
+        (
+            "a feature that is another array of the batch",
+            added(*bundle.OF_FEATURES) | {"features": [feature, full["batch"][0] | {"shape": [5]}]},
+            "bad-message",
+        ),
         ("a batch array twice", {"batch": [full["batch"][0]] * 2}, "bad-message"),
         ("an output twice", {"outputs": full["outputs"] * 2}, "bad-message"),
         ("an optimizer of another time", {"step": {"optimizer": "lion"}}, "bad-message"),

@@ -234,8 +234,10 @@ def test_simulator(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fine_tuning(tmp_path: Path) -> None:
     sizes = ("--width", "8", "--pretraining", "1", "--epochs", "1", "--seeds", "1", "--repeats", "1")
-    results = figures(tmp_path, "fine_tuning.py", *sizes)
+    results = figures(tmp_path, "fine_tuning.py", *sizes, "--digits-only")
     assert results["head, float32"]["gflops_per_step"] < results["all"]["gflops_per_step"] / 2.5
     fetched = [results[f"head, {stored}"]["once_kib"] for stored in ("float32", "float16", "int8")]
     assert fetched == sorted(fetched, reverse=True)
+    assert results["head, features"]["gflops_per_step"] < results["head, float32"]["gflops_per_step"] / 100
+    assert results["head, features"]["kept_bytes"] == 4 * 16 * 8
     assert all(result["cpu_ms_per_step"]["median"] > 0 for result in results.values())

@@ -683,6 +683,7 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
         ({"threads": 0}, "expected at least 1"),
         ({"provider": "tpu"}, "provider 'tpu'; expected one of cpu, cuda"),
         ({"runtime": "ort-training", "provider": "cuda"}, "'ort-training' computes on the CPU"),
+        ({"feature_cache": -1}, "expected MiB, or 0 to keep no features"),
         ({"data": "/nowhere/data.npz"}, "does not exist"),
         ({"data": [1, 2], "examples": None}, "without examples="),
     ],

@@ -85,16 +85,8 @@ def test_the_package_is_imported_in_no_time() -> None:
 def test_help_shows_the_options_and_the_exit_statuses() -> None:
     shown = run("run", "--help")
     assert shown.returncode == 0
-    for option in (
-        "--coordinator",
-        "--data",
-        "--state",
-        "--runtime",
-        "--threads",
-        "--provider",
-        "--name",
-        "--until-finished",
-    ):
+    options = ("--coordinator", "--data", "--state", "--runtime", "--threads", "--provider", "--feature-cache")
+    for option in (*options, "--name", "--until-finished"):
         assert option in shown.stdout
     assert "exit status" in shown.stdout
 
@@ -107,6 +99,7 @@ def test_help_shows_the_options_and_the_exit_statuses() -> None:
         (("run",), "--coordinator"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "0"), "from 1 to 1024"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--threads", "two"), "from 1 to 1024"),
+        (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--feature-cache", "1 GB"), "number of MiB"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--runtime", "tf"), "invalid choice"),
         (("run", "--coordinator", NOWHERE, "--data", "d", "--state", "s", "--provider", "tpu"), "invalid choice"),
         (("run", "--coord", NOWHERE, "--data", "d", "--state", "s"), "--coordinator"),

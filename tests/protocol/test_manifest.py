@@ -11,6 +11,7 @@ from fleetlearn_protocol.manifest import (
     EVAL,
     INFER,
     MAX_MANIFEST_BYTES,
+    OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
     TRAIN,
@@ -81,6 +82,15 @@ def test_the_state_is_a_table_of_its_own() -> None:
 def test_a_step_for_many_devices() -> None:
     manifest = replace(MANIFEST, many=TrainMany(128, 5), files=FILES | {TRAIN_MANY: FILES[TRAIN]})
     assert read_manifest(write_manifest(manifest)) == manifest
+
+
+def test_features_are_left_out_where_a_bundle_has_none() -> None:
+    """A bundle without features has the bytes that it had before there were any."""
+    assert b"features" not in write_manifest(MANIFEST)
+    features = (Input("features", "float32", (8,)), MANIFEST.batch[0])
+    manifest = replace(MANIFEST, features=features, files=FILES | dict.fromkeys(OF_FEATURES, FILES[TRAIN]))
+    assert read_manifest(write_manifest(manifest)) == manifest
+    assert (manifest.computed_features, MANIFEST.computed_features) == (features[:1], ())
 
 
 @pytest.mark.parametrize(

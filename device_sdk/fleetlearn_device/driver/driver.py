@@ -177,7 +177,8 @@ class Driver:
     async def _locate(self, task: Task) -> None:
         try:
             async with self._cache_lock:
-                lacking = await asyncio.to_thread(self._contents.lacking, task, self._trainer.kind)
+                trainer, look = self._trainer, self._contents.lacking
+                lacking = await asyncio.to_thread(look, task, trainer.kind, trainer.from_features)
         except StateError as error:
             self._abandon(error)
         except (BundleError, MemoryError) as error:
@@ -214,13 +215,14 @@ class Driver:
         else:
             report = finished.report
             log.info(
-                "task %s: trained %d steps, %.4g epochs%s, loss %.6g, in %.2f s",
+                "task %s: trained %d steps, %.4g epochs%s, loss %.6g, in %.2f s%s",
                 report.task,
                 report.steps,
                 report.epochs,
                 "" if report.complete else " (partial: the time is over)",
                 report.loss,
                 report.seconds,
+                f"; {self._trainer.features}" if self._trainer.features else "",
             )
             self._finished = finished
             self.post(lambda: session.trained(report))

@@ -6,7 +6,7 @@ import os
 from typing import Literal, Protocol
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.manifest import EVAL, FROZEN, PARAMETERS, TRAIN, Manifest
+from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, TRAIN, Manifest
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
@@ -96,6 +96,7 @@ def open_runtime(
     *,
     provider: ProviderName = "cpu",
     model: Vector | None = None,
+    from_features: bool = False,
 ) -> Runtime:
     """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
 
@@ -109,10 +110,15 @@ def open_runtime(
     ``model`` (float32, shape (P,) or (local_size,)) is loaded instead of the bundle's initial parameters. These are
     then read only for personal parameters that ``model`` lacks, and may be missing otherwise.
 
-    Raises ValueError (kind, threads, provider, model), BundleError (damaged, or without ort_training/),
-    RuntimeUnavailableError, MemoryError.
+    With ``from_features`` the runtime's batch, and its manifest's, are the manifest's features
+    (``training.features.FeatureCache`` computes them). ``ort-training`` cannot do that.
+
+    Raises ValueError (kind, threads, provider, model, from_features), BundleError (damaged, or without ort_training/ or
+    features), RuntimeUnavailableError, MemoryError.
     """
     check_choices(kind, threads, provider)
+    if from_features and kind == "ort-training":
+        raise ValueError("the runtime ort-training trains whole models; only the runtime onnx trains from features")
     own = [PARAMETERS] if model is None else []
     # Each kind has a module, so that opening one imports nothing of the other.
     if kind == "ort-training":
@@ -124,8 +130,8 @@ def open_runtime(
     from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 
     if not isinstance(bundle, Bundle):
-        bundle = _open(bundle, [TRAIN, EVAL, *own])
-    return OnnxRuntime(bundle, threads, model, provider)
+        bundle = _open(bundle, [*(OF_FEATURES if from_features else (TRAIN, EVAL)), *own])
+    return OnnxRuntime(bundle, threads, model, provider, from_features)
 
 
 def check_choices(kind: str, threads: int, provider: str) -> None:

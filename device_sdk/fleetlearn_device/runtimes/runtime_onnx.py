@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.manifest import EVAL, FROZEN, STATE, TRAIN, TRAIN_MANY, Manifest, Reference
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    EVAL_FROM_FEATURES,
+    FROZEN,
+    STATE,
+    TRAIN,
+    TRAIN_FROM_FEATURES,
+    TRAIN_MANY,
+    Manifest,
+    Reference,
+)
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 
@@ -37,7 +47,19 @@ class OnnxRuntime:
 
     kind = "onnx"
 
-    def __init__(self, bundle: Bundle, threads: int = 1, model: Vector | None = None, provider: str = "cpu") -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        model: Vector | None = None,
+        provider: str = "cpu",
+        from_features: bool = False,
+    ) -> None:
+        """from_features: the batch has what features.onnx computes, as ``open_runtime`` says."""
+        self._train, self._eval = TRAIN, EVAL
+        if from_features:
+            self._train, self._eval = TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES
+            bundle = bundle._replace(manifest=bundle.manifest.with_features_as_batch())
         manifest = self.manifest = bundle.manifest
         self.version: str = import_onnxruntime().__version__
         self._bundle, self._threads, self._provider = bundle, threads, provider
@@ -69,7 +91,7 @@ class OnnxRuntime:
         carried = list(self._now.values)
         self._session = make_session(
             bundle,
-            TRAIN,
+            self._train,
             threads,
             [*carried, *self._fixed, *(f"batch.{row.name}" for row in manifest.batch)],
             [*(f"next.{name}" for name in carried), *results],
@@ -178,7 +200,7 @@ class OnnxRuntime:
             # What a session reads in another memory is copied when it is bound: the scalars here, and tensors that an
             # operator without a kernel for the GPU reads on the host. Tensors that are where they are read stay there.
             inputs |= self._fixed | self._now.values
-        run(self._session, self._binding, TRAIN, arrays, inputs, wait=self._copied)
+        run(self._session, self._binding, self._train, arrays, inputs, wait=self._copied)
         self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
         self._fetched = not self._copied
@@ -188,20 +210,20 @@ class OnnxRuntime:
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._bundle, self._threads, self._provider)
+            self._evaluator = Evaluator(self._bundle, self._threads, self._provider, self._eval)
         return self._evaluator.evaluate(self._now.values, batch)
 
 
 class Evaluator:
-    """Runs graphs/eval.onnx, which sums over a batch. Both runtimes use it."""
+    """Runs graphs/eval.onnx, which sums over a batch, or eval_from_features.onnx. Both runtimes use it."""
 
-    def __init__(self, bundle: Bundle, threads: int, provider: str = "cpu") -> None:
-        self._manifest, self._copied = bundle.manifest, PROVIDERS[provider].memory is not None
+    def __init__(self, bundle: Bundle, threads: int, provider: str = "cpu", file: str = EVAL) -> None:
+        self._manifest, self._file, self._copied = bundle.manifest, file, PROVIDERS[provider].memory is not None
         self._outputs = ["examples", "loss_sum", *(f"metric_sum.{name}" for name in self._manifest.metrics)]
         self._parameters = [f"param.{row.name}" for row in self._manifest.parameters]
         batch = [f"batch.{row.name}" for row in self._manifest.batch]
         inputs = [*self._parameters, *batch]
-        self._session = make_session(bundle, EVAL, threads, inputs, self._outputs, provider)
+        self._session = make_session(bundle, file, threads, inputs, self._outputs, provider)
 
     def evaluate(self, values: Mapping[str, Any], batch: Batch) -> Evaluation:
         """Return the sums for a model, given as OrtValues by the graph's names. Raises DataError, StepError."""
@@ -210,7 +232,7 @@ class Evaluator:
         for name in self._outputs:
             binding.bind_output(name)
         inputs = {name: values[name] for name in self._parameters} | _batch_values(self._manifest, arrays)
-        run(self._session, binding, EVAL, arrays, inputs, wait=self._copied)
+        run(self._session, binding, self._file, arrays, inputs, wait=self._copied)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
         return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
 
@@ -280,7 +302,7 @@ def _read_frozen_in_place(options: Any, file: str) -> None:
     rearrange their weights either.
     """
     options.add_session_config_entry("session.disable_prepacking", "1")
-    if file == EVAL:
+    if file in (EVAL, EVAL_FROM_FEATURES):
         options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
 

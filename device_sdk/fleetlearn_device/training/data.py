@@ -45,6 +45,8 @@ class ArrayData:
                 "all with the same number of examples along their first axes, at least 1"
             )
         self._arrays: Batch = columns if named else tuple(columns.values())
+        self.columns: Arrays = tuple(columns.values())
+        """The arrays, in the order in which they were given."""
         self.examples: int = next(iter(columns.values())).shape[0]
 
     def fit(self, inputs: Sequence[Input]) -> ArrayData:
@@ -52,14 +54,18 @@ class ArrayData:
         check_ranges(arrays, inputs)
         return ArrayData(arrays)
 
-    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size 0: one batch."""
+    def rows(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[slice | NDArray[np.int64]]:
+        """Yield which examples are in each batch of a pass. The arguments are those of ``batches``."""
         if batch_size < 0:
             raise ValueError(f"batch_size is {batch_size}; expected at least 1, or 0 for all examples in one batch")
         size = batch_size or self.examples
         order = None if seed is None else permutation(self.examples, seed, epoch)
         for start in range(0, self.examples, size):
-            part = slice(start, start + size) if order is None else order[start : start + size]
+            yield slice(start, start + size) if order is None else order[start : start + size]
+
+    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
+        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size 0: one batch."""
+        for part in self.rows(batch_size, seed, epoch):
             if isinstance(self._arrays, Mapping):
                 yield {name: np.asarray(array)[part] for name, array in self._arrays.items()}
             else:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data, as_data
+from fleetlearn_device.training.features import FeatureData
 from fleetlearn_device.training.kept_state import collect_kept_state
 
 SEEDS = 2**53
@@ -89,7 +90,8 @@ def train(
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
     Args:
-        data: Arrays, or Data (see ``as_data``).
+        data: Arrays, or Data (see ``as_data``). FeatureData for a runtime that trains from features: as many of them
+            as can be kept are computed first, in at most half of the time.
         hyper: Values by name, such as lr and mu. Others have the manifest's defaults.
         batch_size: Examples in a step; 0: all examples in one step. The user's own batches keep their sizes.
         seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
@@ -99,7 +101,7 @@ def train(
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
-        on_evaluated: Called after each batch of the evaluation.
+        on_evaluated: Called after each batch of the evaluation, or of features that are computed first.
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
@@ -116,9 +118,13 @@ def train(
     data = as_data(data).fit(manifest.batch)
 
     def diverged(text: str) -> DivergedError:
-        found = _first_nonfinite(data, manifest, should_stop)
+        of_data = (data.source, data.source_inputs) if isinstance(data, FeatureData) else (data, manifest.batch)
+        found = _first_nonfinite(*of_data, should_stop)
         return DivergedError(text) if found is None else BadValuesError(f"{found}. With it, {text}")
 
+    if isinstance(data, FeatureData):
+        half = None if time_budget is None else start + time_budget / 2
+        data.compute(batch_size, lambda: should_stop() or (half is not None and clock() > half), on_evaluated)
     evaluation = None
     if evaluate:
         try:
@@ -203,14 +209,14 @@ def evaluate_data(
     return Evaluation(examples, loss_sum, _measured(metric_sums))
 
 
-def _first_nonfinite(data: Data, manifest: Manifest, should_stop: Callable[[], bool]) -> str | None:
+def _first_nonfinite(data: Data, inputs: Sequence[Input], should_stop: Callable[[], bool]) -> str | None:
     """Return what to say of the first value that is not finite; None if all are finite, or the pass was stopped."""
     seen = 0
     for batch in data.batches(EVALUATION_BATCH, None):
         if should_stop():
             return None
-        arrays = check_batch(batch, manifest.batch)
-        found = find_nonfinite(arrays, manifest.batch, seen)
+        arrays = check_batch(batch, inputs)
+        found = find_nonfinite(arrays, inputs, seen)
         if found is not None:
             return found
         seen += len(arrays[0])

@@ -16,7 +16,8 @@ from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
 from fleetlearn_device.storage.state_directory import StateDirectory
-from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.data import ArrayData, Data
+from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import TrainingError, train
 
@@ -44,13 +45,26 @@ class Trainer:
     """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another thread."""
 
     def __init__(
-        self, directory: StateDirectory, data: Data, kind: Kind, threads: int, provider: ProviderName = "cpu"
+        self,
+        directory: StateDirectory,
+        data: Data,
+        kind: Kind,
+        threads: int,
+        provider: ProviderName = "cpu",
+        feature_cache: int = 0,
     ) -> None:
+        """feature_cache: most bytes of features that are kept; 0: whole models are trained."""
         self.kind: Kind = kind
+        self.from_features = feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
+        """Whether training is from features if the bundle has any. Batches that the user makes may be others each time:
+        their features are not kept."""
+        self.features: FeatureCache | None = None
+        """The features of the last task's bundle, if training was from features."""
+        self._feature_cache = feature_cache
         self.steps = 0
         """Optimizer steps of the task that are done."""
         self.batches = 0
-        """Batches that are done: the evaluation's, and one for each step."""
+        """Batches that are done: those of features, the evaluation's, and one for each step."""
         self.halt = threading.Event()
         """While it is set, training ends before its next step."""
         self._contents, self._outbox = directory.contents, directory.outbox
@@ -83,7 +97,7 @@ class Trainer:
             self._outbox.release()
             if not ran_out_of_memory(error):
                 raise
-            self._opened = None  # what it holds may be what others lack
+            self._opened = self.features = None  # what they hold may be what others lack
             if isinstance(error, MemoryError):
                 raise
             raise MemoryError(str(error)) from error
@@ -99,7 +113,7 @@ class Trainer:
         self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
         result = train(
             runtime,
-            self._data,
+            self._data_to_train_on(),
             hyper=task.hyper,
             epochs=task.epochs,
             batch_size=task.batch_size,
@@ -133,8 +147,16 @@ class Trainer:
             if self._opened is None or self._opened[0].sha256 != task.bundle:
                 self._opened = None  # two models at a time may be more than the memory holds
                 path = self._contents.bundle_path(task.bundle)
-                runtime = open_runtime(path, self.kind, self._threads, provider=self._provider, model=model)
                 bundle = open_bundle(path, files=())
+                self._open_features(bundle)
+                runtime = open_runtime(
+                    path,
+                    self.kind,
+                    self._threads,
+                    provider=self._provider,
+                    model=model,
+                    from_features=self.features is not None,
+                )
                 self._opened = bundle, runtime
                 if not kept_state_size(bundle.manifest):
                     return runtime
@@ -146,6 +168,21 @@ class Trainer:
             self._contents.recheck_bundle(task.bundle)
             raise
         return runtime
+
+    def _open_features(self, bundle: Bundle) -> None:
+        """Set ``features`` for this bundle. Those of another bundle are kept if they are the same."""
+        if not (self.from_features and bundle.manifest.computed_features):
+            self.features = None
+        elif self.features is not None and graphs_of(self.features.bundle) == graphs_of(bundle):
+            self.features.bundle = bundle
+        else:
+            self.features = FeatureCache(bundle, self._threads, self._feature_cache, self._provider)
+
+    def _data_to_train_on(self) -> Data:
+        if self.features is None:
+            return self._data
+        assert isinstance(self._data, ArrayData)
+        return self.features.of(self._data)
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps

@@ -41,14 +41,19 @@ class Session(NamedTuple):
     inner: Any
     inputs: list[str]
     outputs: list[str]
+    before: Session | None = None
+    """A graph that runs first, and computes inputs of this one."""
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
+        if self.before is not None:
+            feed = {**feed, **self.before.run(feed)}
         given = {name: np.asarray(feed[name]) for name in self.inputs}
         with as_export_error("ONNX Runtime cannot run the exported graph"):
             return dict(zip(self.outputs, self.inner.run(self.outputs, given), strict=True))
 
 
-def open_session(content: bytes, *, optimized: bool = True) -> Session:
+def open_session(content: bytes, *, optimized: bool = True, before: bytes | None = None) -> Session:
+    """Open a graph. ``before``: a graph that computes inputs of this one."""
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -56,7 +61,8 @@ def open_session(content: bytes, *, optimized: bool = True) -> Session:
     options.log_severity_level = 4  # an error is raised, so the log need not say it too
     with as_export_error("ONNX Runtime cannot load the exported graph"):
         inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()])
+    first = None if before is None else open_session(before)
+    return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first)
 
 
 def batches(user: UserModel, seed: int) -> Iterator[Tensors]:

@@ -9,7 +9,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from fleetlearn_export.checks.comparison import Array, batches, call_in_pytorch, compare, first_passing, open_session
+from fleetlearn_export.checks.comparison import (
+    Array,
+    Session,
+    batches,
+    call_in_pytorch,
+    compare,
+    first_passing,
+    open_session,
+)
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, CheckedStep, compare_training
 from fleetlearn_export.errors import ExportError
@@ -19,12 +27,20 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import EvalModule, InferModule, UserModel
 
 
-def check_train(user: UserModel, step: TrainStep, content: bytes, features: Function | None = None) -> CheckedStep:
+def check_train(
+    user: UserModel,
+    step: TrainStep,
+    content: bytes,
+    features: Function | None = None,
+    *,
+    before: bytes | None = None,
+) -> CheckedStep:
     """Compare gradients and a few steps with PyTorch. The model is in training mode.
 
-    Raises ExportError; the text names the tensor with the largest difference.
+    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. Raises ExportError; the
+    text names the tensor with the largest difference.
     """
-    session = open_session(content)
+    session = open_session(content, before=before)
 
     def run(given: Tensors) -> Tensors:
         found = session.run({name: value.numpy() for name, value in given.items()})
@@ -39,10 +55,14 @@ def check_train(user: UserModel, step: TrainStep, content: bytes, features: Func
     return first_passing(check)
 
 
-def check_eval(user: UserModel, content: bytes, values: Tensors) -> float:
-    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError."""
+def check_eval(user: UserModel, content: bytes, values: Tensors, *, before: bytes | None = None) -> float:
+    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
+
+    before: as for ``check_train``.
+    """
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
-    return _check_outputs(user, EvalModule(user), list(user.batch), content, values, feed, "batch.", user.sum_names())
+    session, names = open_session(content, before=before), user.sum_names()
+    return _check_outputs(user, EvalModule(user), list(user.batch), session, values, feed, "batch.", names)
 
 
 def check_infer(user: UserModel, content: bytes, values: Tensors) -> float:
@@ -51,20 +71,19 @@ def check_infer(user: UserModel, content: bytes, values: Tensors) -> float:
     values: the parameters that ``content`` holds.
     """
     inputs = list(user.inputs())
-    return _check_outputs(user, InferModule(user), inputs, content, values, {}, "", None)
+    return _check_outputs(user, InferModule(user), inputs, open_session(content), values, {}, "", None)
 
 
 def _check_outputs(
     user: UserModel,
     module: nn.Module,
     inputs: list[str],
-    content: bytes,
+    session: Session,
     values: Tensors,
     feed: Mapping[str, Array],
     prefix: str,
     names: list[str] | None,
 ) -> float:
-    session = open_session(content)
     given = {f"model.{name}": value for name, value in values.items()}
     what = f"the exported {'evaluation' if names else 'model'}"
 

@@ -122,6 +122,12 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(inner)
 
 
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
 def serialised(model: onnx.ModelProto) -> bytes:
     """Serialise the graph: the same graph gives the same bytes. Raises ExportError above protobuf's limit."""
     if model.ByteSize() > MAX_BYTES:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import onnx
-from fleetlearn_protocol.manifest import EVAL, FROZEN, TRAIN, TRAIN_MANY
+from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, TRAIN, TRAIN_MANY
 from fleetlearn_protocol.vector import digest
 from onnx import TensorProto
 
@@ -49,7 +49,8 @@ def move_constants(files: Mapping[str, bytes], known: Mapping[bytes, str]) -> di
     known: a tensor's bytes -> its name in the file. Other tensors are named after their bytes, and none after the graph
         that it is from: different graphs with the same constants have the same file.
     """
-    graphs = {path: onnx.load_model_from_string(files[path]) for path in (EVAL, TRAIN, TRAIN_MANY) if path in files}
+    paths = [path for path in (EVAL, TRAIN, TRAIN_MANY, *OF_FEATURES) if path in files]
+    graphs = {path: onnx.load_model_from_string(files[path]) for path in paths}
     names = {_tensor(row): _name(_tensor(row), known) for model in graphs.values() for row in _large(model)}
     if not names:
         return dict(files)

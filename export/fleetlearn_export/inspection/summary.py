@@ -8,9 +8,10 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 from fleetlearn_protocol import Bundle, Manifest
-from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, Input, Parameter, State
+from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, TRAIN_FROM_FEATURES, Input, Parameter, State
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.frozen_file import with_constants
@@ -56,7 +57,7 @@ def summary(
         _files(bundle, without_ort_training),
         _model(bundle.manifest, graphs[TRAIN], frozen),
         _step(bundle.manifest),
-        _running(bundle.manifest, graphs, batch),
+        _running(bundle, graphs, batch),
     ]
 
 
@@ -131,8 +132,8 @@ def _state(rows: tuple[State, ...]) -> list[str]:
     return lines or ["none"]
 
 
-def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int) -> list[Line]:
-    whole = graphs[TRAIN]
+def _running(bundle: Bundle, graphs: dict[str, onnx.ModelProto], batch: int) -> list[Line]:
+    manifest, whole = bundle.manifest, graphs[TRAIN]
     divided = joined(whole)
     if divided is not None:
         graphs = graphs | {TRAIN: divided.model}
@@ -159,8 +160,23 @@ def _running(manifest: Manifest, graphs: dict[str, onnx.ModelProto], batch: int)
         Line("ONNX Runtime", _lowest_runtime(graphs, found)),
         Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
         Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
+        *_features(bundle, flops.total, batch),
         *_lines_if(divided, "micro-batches", f"{divided.size} examples at a time" if divided else ""),
         *_lines_if(again, "to save memory", f"{again / step_memory.MIB:.0f} MiB of results are computed twice"),
+    ]
+
+
+def _features(bundle: Bundle, step: int, batch: int) -> list[Line]:
+    """Return what a device keeps of each example, and what a step from that costs. ``step``: FLOPs of a whole step."""
+    rows = bundle.manifest.computed_features
+    if not rows:
+        return []
+    size = sum(prod(row.shape) * np.dtype(row.dtype).itemsize for row in rows)
+    rest = _graph(bundle, TRAIN_FROM_FEATURES)
+    flops = graph_costs.flops(rest, graph_costs.values(rest, batch)).total
+    return [
+        Line("features", f"{'; '.join(map(_array, rows))}; {size:,} bytes for each example, which a device may keep"),
+        Line("", f"a step from them costs {_with_unit(flops)} FLOPs, {100 * flops / step:.2g} % of a whole step"),
     ]
 
 

@@ -48,9 +48,13 @@ def location_of_error(error: BaseException) -> str:
 def location_of_node(node: torch.fx.Node) -> str:
     """Return where the user's code called an exported operator: the module's path in the model, and the line."""
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
-    # Frames before the exporter's are the call of the exporter; the model's come after them.
+    # Frames before the exporter's are the call of the exporter; the model's come after them. Behind the model's there
+    # are frames of the exporter again where it replaces random operators.
     own = [number for number, frame in enumerate(frames) if frame[0].startswith(_PACKAGE)]
-    location = _location(frames[own[-1] + 1 :] if own else frames)
+    end = len(frames)
+    while own and own[-1] == end - 1:
+        end = own.pop()
+    location = _location(frames[own[-1] + 1 : end] if own else frames[:end] if end == len(frames) else [])
     module = ""
     for path, kind in (node.meta.get("nn_module_stack") or {}).values():
         if path.startswith("model."):

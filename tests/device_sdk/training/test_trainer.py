@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from features import examples, features_bundle
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import as_data
@@ -19,7 +20,7 @@ from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.manifest import EVAL, PARAMETERS, STATE, TRAIN
+from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.vector import digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
@@ -310,3 +311,88 @@ def test_a_training_that_fails_holds_no_room(state: StateDirectory, full: Bundle
     with pytest.raises(StoppedError):
         do(trainer, state, full, 0)
     assert not list((state.path / "pending").iterdir())
+
+
+@pytest.fixture(scope="module")
+def with_features(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return features_bundle(tmp_path_factory.mktemp("features") / "features.bundle").bundle
+
+
+def features_task(bundle: Bundle, number: int) -> tuple[Task, dict[str, bytes]]:
+    """A task of a round with another model, and the contents that it names."""
+    model = bundle.parameters() + np.float32(0.1 * number)
+    contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
+    contents |= {bundle.sha256: bundle.read("manifest.json"), digest(model): model.tobytes()}
+    vectors = (FLOAT32.reference("model", model),)
+    return Task(
+        f"t{number}",
+        bundle=bundle.sha256,
+        vectors=vectors,
+        round=number,
+        parts={"update": "float32"},
+        hyper={"lr": 0.1},
+        epochs=2,
+        batch_size=8,
+        seed=number,
+        deadline=100.0,
+    ), contents
+
+
+def rounds(trainer: Trainer, state: StateDirectory, bundle: Bundle, *numbers: int) -> tuple[list[bytes], set[str]]:
+    """Train tasks after each other. Returns the updates, and the names of what was fetched."""
+    updates, names = [], set()
+    for number in numbers:
+        given, contents = features_task(bundle, number)
+        while lacking := state.contents.lacking(given, trainer.kind, trainer.from_features):
+            for wanted in lacking:
+                names.add(wanted.name)
+                state.contents.append(wanted, 0, contents[wanted.sha256])
+                assert state.contents.finish(wanted)
+        updates.append(trainer.train(given, 100.0).content.tobytes())
+        state.outbox.drop(given.task)
+    return updates, names
+
+
+def test_features_are_kept_from_round_to_round(tmp_path: Path, with_features: Bundle) -> None:
+    x, y = examples(50)
+    data = as_data((x.numpy(), y.numpy()))
+    found = {}
+    for limit in (2**20, 0):
+        state = StateDirectory(tmp_path / f"{limit}")
+        trainer = Trainer(state, data, "onnx", 1, feature_cache=limit)
+        updates, names = rounds(trainer, state, with_features, 1, 2, 3)
+        assert {*(OF_FEATURES if limit else (TRAIN, EVAL)), FROZEN} == {name for name in names if "graphs" in name}
+        assert str(trainer.features).startswith("features of 50 of 50" if limit else "None")
+        if limit:  # a process that begins again computes them again, and the third task gives the same
+            again, _ = rounds(Trainer(state, data, "onnx", 1, feature_cache=limit), state, with_features, 3)
+            assert again == updates[2:]
+        found[limit] = [FLOAT32.decode(memoryview(update)) for update in updates]
+        state.close()
+    np.testing.assert_allclose(found[2**20], found[0], atol=1e-6)
+
+
+def test_another_bundle_of_the_same_frozen_part_takes_the_features_over(
+    state: StateDirectory, with_features: Bundle, full: Bundle, tmp_path: Path
+) -> None:
+    x, y = examples(50)
+    trainer = Trainer(state, as_data((x.numpy(), y.numpy())), "onnx", 1, feature_cache=2**20)
+    rounds(trainer, state, with_features, 1)
+    kept = trainer.features
+    same = features_bundle(tmp_path / "same.bundle", hyper={"lr": 0.3}).bundle
+    rounds(trainer, state, same, 2)
+    assert trainer.features is kept
+    other = features_bundle(tmp_path / "other.bundle", frozen="float16").bundle
+    rounds(trainer, state, other, 3)
+    assert trainer.features is not kept
+    without = features_bundle(tmp_path / "without.bundle", cache_features=False).bundle
+    rounds(trainer, state, without, 4)
+    assert trainer.features is None
+
+
+def test_batches_of_the_users_own_train_whole_models(state: StateDirectory, with_features: Bundle) -> None:
+    """They may be other examples in each pass."""
+    x, y = (value.numpy() for value in examples(16))
+    trainer = Trainer(state, as_data([(x[:8], y[:8]), (x[8:], y[8:])], 16), "onnx", 1, feature_cache=2**20)
+    _, names = rounds(trainer, state, with_features, 1)
+    assert TRAIN in names
+    assert trainer.features is None

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from features import features_bundle
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
@@ -37,8 +38,9 @@ SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 class Own(Source):
     """Each device's own data, of these sizes; device ``wild``'s inputs are ``huge``."""
 
-    def __init__(self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38) -> None:
+    def __init__(self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38, classes: int = 10) -> None:
         self.sizes, self.features, self.wild, self.huge = np.array(sizes, np.int64), features, wild, huge
+        self.classes = classes
         self.asked: list[int] = []
 
     def examples(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -50,7 +52,7 @@ class Own(Source):
         x = rng.normal(device % 3, 1, (self.sizes[device], self.features)).astype(np.float32)
         if device == self.wild:
             x[:] = self.huge
-        return x, rng.integers(10, size=self.sizes[device])
+        return x, rng.integers(self.classes, size=self.sizes[device])
 
     def test(self) -> Arrays | None:
         return None
@@ -341,3 +343,19 @@ def test_jobs_are_made_of_columns() -> None:
     assert jobs_from_columns([], [], []) == []
     with pytest.raises(ValueError, match="zip"):
         jobs_from_columns([1, 2], [1], [None])
+
+
+def test_bundles_with_features_are_simulated_by_whole_models(tmp_path: Path) -> None:
+    """Both back ends run the graphs that the bundle would have without features."""
+    bundle = features_bundle(tmp_path / "features.bundle", many=TrainMany(3, 2, batch=4)).bundle
+    assert bundle.manifest.computed_features
+    source, local = Own([4, 8, 8], 10, classes=3), LocalSettings({"lr": 0.2}, 2, 4)
+    jobs, model = jobs_from_columns([0, 1, 2], [1, 2, 3], [None] * 3), bundle.parameters()
+    for backend in (PerDevice(bundle, local, source), Vectorized(bundle, local, source)):
+        found = backend.train(model, jobs)
+        for row, job in enumerate(jobs):
+            runtime = open_runtime(bundle)
+            runtime.load(model)
+            x, y = source.arrays(job.device)
+            alone = train(runtime, (x, y), hyper=local.hyper, epochs=2, batch_size=4, seed=job.seed)
+            np.testing.assert_allclose(found.updates[row], alone.update, atol=1e-5)
