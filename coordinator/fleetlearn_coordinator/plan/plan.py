@@ -17,6 +17,7 @@ from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -27,6 +28,9 @@ Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Rate = Annotated[float, Meta(gt=0, lt=1e6)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+CONCURRENCY = 10
+"""By default this many times the goal is the most tasks that run at a time, asynchronously; and this many times the
+mean staleness is the largest that counts."""
 
 
 class PlanError(FleetError):
@@ -57,28 +61,65 @@ class Round(Section, frozen=True, kw_only=True):
     """[round]: who takes part, and for how long."""
 
     goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
-    """Reports wanted; the round commits as soon as it has them."""
-    over_selection: Annotated[float, Meta(ge=1, le=100)] = 1.3
-    """Tasks given for each report wanted, since some devices will vanish."""
+    """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer, K."""
+    over_selection: Annotated[float, Meta(ge=1, le=100)] | None = None
+    """Synchronous: tasks given for each report wanted, since some devices will vanish. Default: 1.3."""
     minimum: Annotated[int, Meta(ge=1)] = 1
-    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up."""
+    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
+    at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
     deadline: Duration = 600.0
-    """Seconds from the round's start to its end."""
+    """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has as long from its own
+    start, or from its round's end."""
     grace: Wait = 10.0
     """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
     device makes progress."""
     stall: Duration | None = None
     """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
     upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
-    gather: Wait = 5.0
-    """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
+    gather: Wait | None = None
+    """Synchronous: seconds to wait for ``goal`` devices once ``minimum`` are there. Default: 5."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
     """Most examples that count as an update's weight, whatever a device claims to have."""
+    weighting: Literal["examples", "uniform"]
+    """Whether an update weighs as much as its device has examples, or all weigh the same. Default: the recipe's."""
+    participation: Literal["synchronous", "asynchronous"]
+    """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
+    round ends, so that updates may be stale. Default: the recipe's."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_UPDATES)] | None = None
+    """Asynchronous: most tasks that run at a time. Default: ten times the goal."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Asynchronous: largest share of a goal's updates that one device may have. Default: fast devices are not held
+    back."""
+    late: Literal["discard", "carry"] | None = None
+    """Synchronous: what becomes of an update that comes after its round has ended: it does not count, or it counts in
+    the next round, as a stale one."""
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.participation == "asynchronous"
 
     @property
     def cohort(self) -> int:
-        """Tasks in a round: goal * over_selection, rounded up."""
+        """Tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that run at a time."""
+        if self.asynchronous:
+            return self.concurrency or min(CONCURRENCY * self.goal, MAX_UPDATES)
         return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
+
+
+class Staleness(Section, frozen=True, kw_only=True):
+    """[staleness]: what an update counts whose model is tau versions old, where updates may be stale: asynchronously,
+    or with round.late = "carry"."""
+
+    function: str | None = None
+    """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a (tau - b) + 1).
+    Default: polynomial."""
+    a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Default: polynomial 0.5, hinge 10."""
+    b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Of hinge alone. Default: 4."""
+    max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
+    times the mean that is to be expected, concurrency / goal rounded up; else 1."""
 
 
 class Server(Section, frozen=True, kw_only=True):
@@ -86,7 +127,10 @@ class Server(Section, frozen=True, kw_only=True):
 
     optimizer: str
     lr: Rate | None = None
-    """Learning rate (the papers' eta)."""
+    """Learning rate (the papers' eta; FedAsync's mixing rate alpha)."""
+    mix: bool = False
+    """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
+    asynchronous rounds. Default: the recipe's."""
     momentum: Decay | None = None
     """Of the optimizer momentum."""
     beta1: Decay | None = None
@@ -139,6 +183,7 @@ class Plan(Section, frozen=True, kw_only=True):
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
     local: Local
     round: Round
+    staleness: Staleness
     server: Server
     stop: Stop
     file: str
@@ -208,7 +253,7 @@ class Plan(Section, frozen=True, kw_only=True):
             minimum=self.round.minimum,
             deadline=self.round.deadline,
             grace=self.round.grace,
-            gather=self.round.gather,
+            gather=self.round.gather or 0.0,
             seed=self.seed,
             rounds=self.stop.rounds,
             metric=self.stop.metric,
@@ -216,7 +261,33 @@ class Plan(Section, frozen=True, kw_only=True):
             below=self.stop.direction == "below",
             epsilon=self.stop.epsilon or 0.0,
             stall=self.stall(heartbeat),
+            asynchronous=self.round.asynchronous,
+            carry=self.round.late == "carry",
+            max_staleness=self.staleness.max or 0,
+            max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
         )
+
+    @property
+    def most_updates_of_a_device(self) -> int | None:
+        """How many updates of one device count in a round at most. None: any number."""
+        rule = self.round
+        if not rule.asynchronous:
+            return 1
+        # As written: 100 * 0.29 is 29, not 28.
+        return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))
+
+    @property
+    def largest_weight(self) -> int:
+        """The most that an update weighs in the mean."""
+        return 1 if self.round.weighting == "uniform" else self.round.max_weight
+
+    def staleness_factor(self, staleness: int) -> float:
+        """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
+        rule = self.staleness
+        if rule.function is None:  # no update is stale
+            return 1.0
+        hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
+        return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self) -> aggregators.Aggregator[Any]:
         """Return the aggregator. There is one today."""
@@ -312,6 +383,7 @@ TERMS = ("proximal", "contrastive")
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "round": Round,
+    "staleness": Staleness,
     "server": Server,
     "stop": Stop,
 }
@@ -329,13 +401,15 @@ def _fill(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
         local.setdefault("batch_size", recipe.batch_size)
-    if isinstance(round_, dict) and isinstance(round_.get("goal"), int):
-        round_.setdefault("minimum", max(1, -(-round_["goal"] // 2)))
+    if isinstance(round_, dict):
+        _fill_round(round_, recipe.round)
+    if isinstance(staleness, dict) and isinstance(round_, dict):
+        _fill_staleness(staleness, round_)
     if isinstance(stop, dict):
         stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
     if isinstance(server, dict):
@@ -347,13 +421,68 @@ def _fill(raw: dict[str, Any]) -> None:
         values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
         for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
             raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
-        raw["server"] = values | server
+        more = dict(recipe.server) if chosen == recipe.optimizer else {}
+        raw["server"] = values | more | server
+
+
+SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
+"""Defaults of what only synchronous rounds have."""
+
+
+def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
+    for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
+        if key in round_:
+            own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
+            raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
+    for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
+        round_.setdefault(key, value)
+    if isinstance(goal := round_.get("goal"), int):
+        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
+
+
+def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
+    asynchronous = round_["participation"] == "asynchronous"
+    if not asynchronous and round_.get("late") != "carry":
+        if not staleness:
+            return
+        key, value = next(iter(staleness.items()))
+        raise ValueError(
+            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
+            'round.participation = "asynchronous" or round.late = "carry"'
+        )
+    function = staleness.setdefault("function", "polynomial")
+    if function not in list(staleness_functions.FUNCTIONS):
+        known = staleness_functions.FUNCTIONS
+        raise ValueError(
+            f"staleness.function = {function!r} is not known{near(str(function), known)} Functions: {', '.join(known)}."
+        )
+    takes = staleness_functions.FUNCTIONS[function].defaults
+    for key in {"a", "b"} & set(staleness) - set(takes):
+        raise ValueError(f"staleness.{key} = {staleness[key]!r}: {function} takes {' and '.join(takes) or 'neither'}")
+    for key, value in takes.items():
+        staleness.setdefault(key, value)
+    goal, most = round_.get("goal"), round_.get("concurrency")
+    if asynchronous and isinstance(goal, int) and goal > 0:
+        mean = -(-most // goal) if isinstance(most, int) else CONCURRENCY
+        staleness.setdefault("max", CONCURRENCY * mean)
+    staleness.setdefault("max", 1)
 
 
 def _contradictions(plan: Plan) -> Iterable[str]:
     round_, stop = plan.round, plan.stop
     if round_.minimum > round_.goal:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    if plan.server.mix and (round_.goal != 1 or not round_.asynchronous or plan.server.optimizer != "sgd"):
+        yield (
+            "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
+            f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
+        )
+    if plan.most_updates_of_a_device == 0:
+        yield (
+            f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "
+            f"{1 / round_.goal:.3g} to 1"
+        )
     if round_.cohort > MAX_UPDATES:
         yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:
