@@ -10,7 +10,6 @@ import onnx
 import torch
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, TrainMany
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.emission_check import check_emission
@@ -44,6 +43,8 @@ from fleetlearn_export.tracing.trace import (
     trace_step_with_means,
     train_program,
 )
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 class CheckedGraphs(NamedTuple):
@@ -115,7 +116,7 @@ def training_graphs(
 
 def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
     """Return the training step as ``split_batch`` takes it. Raises ExportError if it cannot have micro-batches."""
-    norms = [name for name, module in step.objective.model.named_modules() if isinstance(module, _BatchNorm)]
+    norms = [name for name, module in step.objective.model.named_modules() if isinstance(module, BATCH_NORMS)]
     whole = [name for name in norms if step.objective.model.get_submodule(name).training]
     if whole or step.buffers:
         raise ExportError(f"{min([*whole, *step.buffers])} takes its statistics of the whole batch")

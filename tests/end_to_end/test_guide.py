@@ -142,7 +142,7 @@ def refused(words: str) -> dict[str, Any]:
     elif words.startswith("the number of examples"):
         given["model"] = Applied(lambda layer, x: layer(x) / len(x))
     elif words.startswith("has no counterpart"):
-        given["model"] = Applied(lambda layer, x: layer(x - x.median(1, keepdim=True).values))
+        given["model"] = Applied(lambda layer, x: layer(x - x.mode(1, keepdim=True).values))
     elif words.startswith("gets no gradient"):
         given["model"] = Applied(lambda layer, x: functional.linear(x, layer.weight))
     elif words.startswith("trained parameters"):
