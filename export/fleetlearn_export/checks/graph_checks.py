@@ -9,7 +9,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from fleetlearn_export.checks.comparison import Array, batches, call_in_pytorch, compare, first_passing, open_session
+from fleetlearn_export.checks.comparison import (
+    Array,
+    batches,
+    call_in_pytorch,
+    compare,
+    effect_of_rounding,
+    first_passing,
+    open_session,
+)
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, CheckedStep, compare_training
 from fleetlearn_export.errors import ExportError
@@ -82,7 +90,8 @@ def _check_outputs(
             except ExportError:  # PyTorch in float64 tells whether float32 can do better
                 with DoublePrecision():
                     found = _in_pytorch(module, as_double(given), as_double(batch), inputs)
-                worst = max(worst, compare(pairs, what, others=[dict(zip(rows, found, strict=True))]))
+                effect = effect_of_rounding(rows, dict(zip(rows, found, strict=True)))
+                worst = max(worst, compare(pairs, what, rounding=effect))
         return worst
 
     return first_passing(check)
