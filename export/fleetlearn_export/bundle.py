@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
+from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
@@ -143,8 +144,8 @@ def export_bundle(
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
-    Before writing, each operator of the training step, the graphs' gradients, a few steps, sums and outputs are
-    compared with PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
+    Before writing, each operator of the graphs, their gradients, a few steps, sums and outputs are compared with
+    PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
 
     Raises ExportError; the text names the operator or parameter, its location in the user's code, and what to do.
     """
@@ -193,6 +194,9 @@ def export_bundle(
         temporary = _name_beside(target, "part")
         try:
             bundle = open_bundle(write_bundle(temporary, manifest, files))
+            del files
+            training, evaluation = training._replace(files={}), evaluation._replace(files={})
+            give_back_freed_memory()
             with evaluation_mode(model):
                 vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
                 difference = check_infer(user, write_inference_model(bundle, vector), checked.values)

@@ -12,8 +12,9 @@ from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, 
 from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
-from fleetlearn_export.checks.emission_check import check_emission
+from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.emitter import EmissionError
@@ -96,14 +97,17 @@ def training_graphs(
         progress("computing each operator of the training step in PyTorch")
         operators = check_emission(user, step, written.traced, written.emission, features, located).described()
     files = {TRAIN: serialised(graph)}
+    traced = written.traced if written and many else None
+    del graph, written  # they hold all frozen weights
+    give_back_freed_memory()
     progress("training some steps against PyTorch")
     checked = check_train(user, step, files[TRAIN], features)
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
     progress(f"the same for {many.devices} devices at once")
     block = cache(lambda: many_program(step, program().exported, many, located))
-    if written:
-        trace_block = partial(trace_many, step, written.traced, many)
+    if traced is not None:
+        trace_block = partial(trace_many, step, traced, many)
         graph, _, reason = _written(trace_block, block, training_decompositions)
         by_pytorch |= {TRAIN_MANY: reason} if reason else {}
     else:
@@ -146,24 +150,30 @@ def evaluation_graphs(
     )
     # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
     recurrent = any(isinstance(module, nn.RNNBase) for module in user.model.modules())
-    graphs: list[onnx.ModelProto] = []
+    files: dict[str, bytes] = {}
     by_pytorch: dict[str, str] = {}
+    uncoded = None
     for name, trace, program in ways:
         if recurrent:
             found = program()
-            graphs.append(to_onnx(found, inference_decompositions(found.located)))
-            continue
-        graph, _, reason = _written(trace, program, inference_decompositions)
-        graphs.append(graph)
-        by_pytorch |= {name: reason} if reason else {}
-    evaluation, infer = graphs
-    fold_batch_norms(evaluation)
-    uncoded = copied(evaluation) if cache_features else None
-    code_weights(evaluation, frozen)
-    code_weights(fold_batch_norms(infer), frozen, for_people=True)
-    files = {EVAL: serialised(evaluation), INFER: with_parameters(infer, step.values)}
+            graph = to_onnx(found, inference_decompositions(found.located))
+        else:
+            graph, written, reason = _written(trace, program, inference_decompositions)
+            by_pytorch |= {name: reason} if reason else {}
+            if written:
+                check_evaluation(user, step.values, written.traced, written.emission)
+            del written  # it holds all frozen weights
+        fold_batch_norms(graph)
+        if name == EVAL and cache_features:
+            uncoded = copied(graph)
+        code_weights(graph, frozen, for_people=name == INFER)
+        files[name] = with_parameters(graph, step.values) if name == INFER else serialised(graph)
+        del graph
+        give_back_freed_memory()
     progress("evaluating against PyTorch")
-    difference = max(check_eval(user, files[EVAL], step.values), check_infer(user, files[INFER], step.values))
+    difference = check_eval(user, files[EVAL], step.values)
+    give_back_freed_memory()
+    difference = max(difference, check_infer(user, files[INFER], step.values))
     return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded)
 
 

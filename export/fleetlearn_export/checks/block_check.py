@@ -11,9 +11,17 @@ import torch
 from fleetlearn_protocol.manifest import TrainMany
 from numpy.typing import NDArray
 
-from fleetlearn_export.checks.comparison import Session, batches, compare, first_inputs, first_passing, open_session
+from fleetlearn_export.checks.comparison import (
+    Session,
+    batches,
+    compare,
+    effect_of_rounding,
+    first_inputs,
+    first_passing,
+    open_session,
+)
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
-from fleetlearn_export.checks.training_comparison import nudged
+from fleetlearn_export.checks.training_comparison import inputs_to_widen, keep_larger
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.train_many import SHARED
 from fleetlearn_export.model.steps import Tensors
@@ -65,9 +73,11 @@ def _check(user: UserModel, step: TrainStep, session: Session, many: TrainMany, 
         try:
             worst = max(worst, compare(pairs, what))
         except ExportError:  # PyTorch in float64 tells whether float32 can do better
-            others = [found(inputs, torch.float64) for inputs in (given, nudged(given))]
-            others = [row | {f"{name} where all do": row[name] for name in last} for row in others]
-            worst = max(worst, compare(pairs, what, others=others))
+            effect: dict[str, float] = {}
+            for inputs in inputs_to_widen(given):
+                keep_larger(effect, effect_of_rounding(expected, found(inputs, torch.float64)))
+            effect |= {f"{name} where all do": effect[name] for name in last}
+            worst = max(worst, compare(pairs, what, rounding=effect))
     return worst
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,11 +22,13 @@ from fleetlearn_export.model.user_model import UserModel
 
 TOLERANCE = 1e-5
 """Largest difference of a tensor's elements that is allowed; relative to its largest element where that is above 1."""
-ROUNDING = 8
+TIMES_ROUNDING = 8
 """Where that is not enough: how many times the effect of rounding in PyTorch itself is allowed besides."""
 NUDGE = 1e-6
-"""Relative change of parameters that shows this effect, besides the difference between float32 and float64: deep
-networks with BatchNorm on a few elements enlarge it a million times."""
+"""Relative noise on a computation's inputs that shows this effect, besides the difference between float32 and float64:
+deep networks with BatchNorm on a few elements enlarge it a million times."""
+BLOCK = 2**16
+"""Number of elements that are compared at a time, so that what is computed of them stays in the processor's cache."""
 SEEDS = (1, 2, 3)
 """Two runtimes may send a tie under a maximum, or a unit at ReLU's corner, different ways. That is rare and happens by
 chance, so only what fails with all seeds is wrong."""
@@ -58,6 +60,7 @@ def open_session(content: bytes, *, optimized: bool = True, before: bytes | None
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # a run gives back the memory that it took
     options.log_severity_level = 4  # an error is raised, so the log need not say it too
     with as_export_error("ONNX Runtime cannot load the exported graph"):
         inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -78,9 +81,12 @@ def batches(user: UserModel, seed: int) -> Iterator[Tensors]:
 
 
 def first_inputs(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tensors:
-    """Return the inputs of a first step but the batch: references near the model, the step's initial state."""
+    """Return the inputs of a first step but the batch: references near the model, the step's initial state.
+
+    Nobody may write into the parameters: they are the step's own.
+    """
     random = torch.Generator().manual_seed(seed)
-    given = step.arguments()
+    given = step.inputs()
     for reference in step.references:
         for name in step.travelling:
             noise = 0.05 * torch.randn(step.values[name].shape, generator=random)
@@ -117,28 +123,26 @@ def compare(
     rows: Mapping[str, tuple[Array, Tensor]],
     what: str,
     tolerance: float = TOLERANCE,
-    others: Sequence[Mapping[str, Tensor]] = (),
+    rounding: Mapping[str, float] | None = None,
 ) -> float:
     """Return the largest difference; where a tensor's largest element is above 1, relative to that element.
 
-    others: further results of PyTorch, such as those in float64, if ``ROUNDING`` times their largest difference from
-        its results in float32 is allowed besides ``tolerance``. Raises ExportError if a difference is larger; the text
-        names the tensor.
+    rounding: tensor -> the effect of rounding on it, of which ``TIMES_ROUNDING`` times are allowed besides
+        ``tolerance``. Raises ExportError if a difference is larger; the text names the tensor.
     """
     found, allowed = {}, {}
-    for name, (got, tensor) in rows.items():
-        expected = tensor.numpy()
+    for name, (got, expected) in rows.items():
         if got.shape != expected.shape:
-            raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {expected.shape}")
-        if np.isnan(expected).any():
+            raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {tuple(expected.shape)}")
+        size = largest(expected)
+        if np.isnan(size):
             raise ExportError(
                 f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the example. "
                 "Give an example with which training gives numbers"
             )
-        finite = np.abs(expected[np.isfinite(expected)])
-        scale = max(1.0, float(finite.max(initial=0)))
-        found[name] = largest_difference(got, expected) / scale
-        allowed[name] = tolerance + ROUNDING * rounding(tensor, [other[name] for other in others]) / scale
+        scale = max(1.0, size if np.isfinite(size) else largest(expected[expected.isfinite()]))
+        found[name] = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
+        allowed[name] = tolerance + TIMES_ROUNDING * (rounding or {}).get(name, 0.0) / scale
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = [name for name, value in found.items() if not value <= allowed[name]]
     if bad:
@@ -150,13 +154,44 @@ def compare(
     return max(found.values())
 
 
-def rounding(tensor: Tensor, others: Sequence[Tensor]) -> float:
-    """Return the largest difference of ``others`` from the tensor, without those that are infinite or NaN."""
-    found = [largest_difference(tensor.numpy(), other.numpy()) for other in others]
-    return max(filter(np.isfinite, found), default=0.0)
+def effect_of_rounding(tensors: Tensors, others: Tensors) -> dict[str, float]:
+    """Return each tensor's largest difference from the other of its name; 0 where that is infinite or NaN."""
+    found = {name: largest_difference(others[name], tensor) for name, tensor in tensors.items()}
+    return {name: value if np.isfinite(value) else 0.0 for name, value in found.items()}
 
 
-def largest_difference(got: Array, expected: Array) -> float:
-    with np.errstate(invalid="ignore"):  # infinity less infinity
-        difference = np.abs(np.subtract(got, expected, dtype=np.float64))
-    return float(np.where(got == expected, 0.0, difference).max(initial=0.0))
+def nudged(value: Tensor, random: torch.Generator) -> Tensor:
+    """Return a floating-point tensor with the relative noise ``NUDGE``."""
+    noise = torch.randn(value.shape, generator=random, dtype=value.dtype)
+    return noise.mul_(NUDGE).add_(1).mul_(value)
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest absolute difference, computed in float64. Infinity is equal to itself; NaN is equal to
+    nothing, and gives NaN."""
+    found = []
+    for first, second in in_blocks(one, other):
+        difference = first.double() - second.double()
+        found.append(largest(difference))
+        if not np.isfinite(found[-1]):
+            found[-1] = largest(difference.masked_fill_(first == second, 0.0))
+    return float(np.max(found, initial=0.0))
+
+
+def largest(values: Tensor) -> float:
+    """Return the largest absolute value; NaN if one is NaN, and 0 if there is none."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values.detach())
+    return float(torch.maximum(-low.double(), high.double()))
+
+
+def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield pieces of tensors of one shape, at the same places of each, of about ``BLOCK`` elements."""
+    shape = tensors[0].shape
+    axis = max(range(len(shape)), key=shape.__getitem__, default=0)
+    if tensors[0].numel() <= BLOCK:
+        yield tensors
+    else:
+        rows = max(1, BLOCK * shape[axis] // tensors[0].numel())
+        yield from zip(*(torch.split(tensor, rows, axis) for tensor in tensors), strict=True)

@@ -1,4 +1,4 @@
-"""The check of a step that was written straight from the traced graph: of its tracing, and of each of its operators."""
+"""The checks of graphs that were written straight from a traced graph: of the tracing, and of each operator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from fleetlearn_export.checks.comparison import batches, first_inputs, first_passing
+from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.operator_check import OperatorsChecked, check_operators
 from fleetlearn_export.checks.tracing_check import check_tracing
 from fleetlearn_export.checks.training_comparison import USUAL
@@ -28,14 +29,37 @@ def check_emission(
     module: the traced graph that was emitted. located: a graph of the user's loss with lines of the user's code. The
     model is in training mode. Raises ExportError; the text names the parameter or the operator.
     """
-    traced = check_tracing(user, step, module, features)
+    trains_on_one = check_tracing(user, step, module, features).batch_of_one
+
+    give_back_freed_memory()
 
     def check(seed: int) -> OperatorsChecked:
-        _, larger, _, one = (operator_inputs(step, batch, seed) for batch in batches(user, seed))
-        found = check_operators(module, emission, larger, located)
-        if traced.batch_of_one:
-            found = max(found, check_operators(module, emission, one, located), key=lambda row: row.worst.excess)
+        _, larger, _, one = batches(user, seed)
+        found = check_operators(module, emission, operator_inputs(step, larger, seed), located)
+        if trains_on_one:
+            again = check_operators(module, emission, operator_inputs(step, one, seed), located)
+            found = max(found, again, key=lambda row: row.worst.excess)
         return found
+
+    return first_passing(check)
+
+
+def check_evaluation(user: UserModel, values: Tensors, module: fx.GraphModule, emission: Emission) -> OperatorsChecked:
+    """Compare each operator of eval.onnx or infer.onnx, as it was emitted, with PyTorch's.
+
+    values: the parameter table's tensors. Raises ExportError; the text names the operator.
+    """
+
+    def check(seed: int) -> OperatorsChecked:
+        _, larger, *_ = batches(user, seed)
+        random = torch.Generator().manual_seed(seed)
+        given = {
+            row.name: _without_zeros(values[row.name.removeprefix("param.")], random)
+            if row.name.startswith("param.")
+            else larger[row.name.removeprefix("batch.")]
+            for row in emission.model.graph.input
+        }
+        return check_operators(module, emission, given)
 
     return first_passing(check)
 
@@ -46,7 +70,12 @@ def operator_inputs(step: TrainStep, batch: Tensors, seed: int) -> Tensors:
     hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
     given = first_inputs(step, hyper, seed) | {f"batch.{name}": value for name, value in batch.items()}
     given |= {"seed": torch.tensor(seed)} if step.random else {}
-    for name, value in given.items():
-        if name.startswith(("param.", "state.")):
-            given[name] = value + 0.01 * torch.rand(value.shape, generator=random)
-    return given
+    return {
+        name: _without_zeros(value, random) if name.startswith(("param.", "state.")) else value
+        for name, value in given.items()
+    }
+
+
+def _without_zeros(value: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """Return a tensor near this one in which hardly any element is 0."""
+    return torch.rand(value.shape, generator=random).mul_(0.01).add_(value)

@@ -1,12 +1,12 @@
 """Comparison of each operator of an emitted graph with PyTorch in float64, on the runtime's own inputs of the operator.
 
-Errors do not add up on the way, so little is allowed, even where a whole gradient is percents off in float32. One run
-of the graph has every traced tensor as a further output; the runtime's own fusions are switched off in it.
+Errors do not add up on the way, so little is allowed, even where a whole gradient is percents off in float32. The
+runtime gives every traced tensor as an output; its own fusions are switched off for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fleetlearn_export.checks.comparison import Array
+from fleetlearn_export.checks.comparison import in_blocks, largest, largest_difference, nudged
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.runtime_values import Numbers, values_by_part
 from fleetlearn_export.emission.emit import Call, Emission
@@ -25,10 +25,9 @@ from fleetlearn_export.model.steps import Tensors
 
 RELATIVE = 1e-4
 """Largest difference that is allowed, relative to the result's largest element,"""
-ROUNDING = 16
-"""and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of NOISE."""
-NOISE = 1e-6
-"""Relative noise on the operator's inputs. It tells how large the error is of a sum that is mathematically 0."""
+TIMES_OWN_ERROR = 16
+"""and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of nudged inputs.
+These tell how large the error is of a sum that is mathematically 0."""
 SMALL = 0.01
 """Below this part of what is allowed for its size a difference is small, and the operator's own error is not asked."""
 HUGE = 1e30
@@ -112,7 +111,7 @@ def compare_operators(
     numbers = Numbers(module, emission, given)
     found: list[Compared] = []
     skipped: dict[str, str] = {}
-    for calls, values in values_by_part(emission, given, numbers):
+    for calls, values in values_by_part(module, emission, given, numbers):
         for call in calls:
             try:
                 found.append(_compared(call, emission, values, numbers))
@@ -125,7 +124,7 @@ class _IncomparableError(Exception):
     """The operator cannot be compared with PyTorch. The text says why."""
 
 
-def _compared(call: Call, emission: Emission, values: Mapping[str, Array], numbers: Numbers) -> Compared:
+def _compared(call: Call, emission: Emission, values: Mapping[str, Tensor], numbers: Numbers) -> Compared:
     """Compare the call's results with PyTorch's. Raises _IncomparableError."""
     node = call.node
     if node.target in UNINITIALISED:
@@ -137,7 +136,7 @@ def _compared(call: Call, emission: Emission, values: Mapping[str, Array], numbe
         traced = row.meta["val"]
         if not isinstance(traced, Tensor):
             return numbers.value(traced)
-        return torch.from_numpy(np.array(values[emission.values[row]]))
+        return values[emission.values[row]]
 
     args, kwargs = pytree.tree_map(argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node))
     if node.target in POOLING:
@@ -150,7 +149,7 @@ def _compared(call: Call, emission: Emission, values: Mapping[str, Array], numbe
     for place, (name, own) in enumerate(zip(call.results, computation.own(), strict=False)):
         if name is None or not isinstance(own, Tensor):
             continue
-        got = torch.from_numpy(np.array(values[name]))
+        got = values[name]
         what = f"result {place} of shape {tuple(own.shape)}"
         if got.shape != own.shape or got.dtype != own.dtype:
             return Compared(call, np.inf, f"{what} and {own.dtype} has shape {tuple(got.shape)} and {got.dtype}")
@@ -192,14 +191,13 @@ class _Computation:
         return self._precise
 
     def noisy(self) -> list[Any]:
-        """Return the results in float64 of inputs with noise."""
+        """Return the results in float64 of nudged inputs."""
         if self._noisy is None:
             random = torch.Generator().manual_seed(0)
 
             def noisy(value: Any) -> Any:
-                if not isinstance(value, Tensor) or not value.is_floating_point():
-                    return value
-                return value * (1 + NOISE * torch.randn(value.shape, generator=random, dtype=torch.float64))
+                floating = isinstance(value, Tensor) and value.is_floating_point()
+                return nudged(value, random) if floating else value
 
             self._noisy = self._in_double(pytree.tree_map(noisy, as_double(self._args)))
         return self._noisy
@@ -219,24 +217,33 @@ class _Computation:
 
 def _excess(got: Tensor, own: Tensor, place: int, computation: _Computation) -> tuple[float, float]:
     """Return the largest difference in units of what is allowed, and the difference."""
-    if not got.numel():
+    if torch.equal(got, own):  # what PyTorch computes itself needs no float64 to be right
         return 0.0, 0.0
     precise = computation.precise()[place]
-    scale, difference = _largest(precise), _largest(precise - got)
+    scale, difference = largest(precise), largest_difference(precise, got)
     if difference <= SMALL * RELATIVE * scale < HUGE:
         return difference / (RELATIVE * scale + 1e-38), difference
-    # Where float32 overflows, infinity is right.
-    precise = torch.where(own.isfinite(), precise, own)
-    size = precise.abs()
-    scale = float(size[size < HUGE].max()) if bool((size < HUGE).any()) else HUGE
-    difference = _difference(got, precise, scale)
-    rounding = (_difference(row, precise, scale) for row in (own, computation.noisy()[place]))
-    allowed = RELATIVE * scale + ROUNDING * max(filter(np.isfinite, rounding), default=0.0) + 1e-38
-    return float(np.nan_to_num(difference / allowed, nan=np.inf)), difference
+    noisy = computation.noisy()[place]
+    scale = _scale(own, precise)
+    differences = [
+        [_difference(row, exact, scale) for row in (first, second, third)]
+        for first, second, third, exact in _with_infinities(got, own, noisy, precise)
+    ]
+    difference, *rounding = np.max(differences, axis=0)
+    allowed = RELATIVE * scale + TIMES_OWN_ERROR * max(filter(np.isfinite, rounding), default=0.0) + 1e-38
+    return float(np.nan_to_num(difference / allowed, nan=np.inf)), float(difference)
 
 
-def _largest(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, torch.inf))
+def _with_infinities(got: Tensor, own: Tensor, noisy: Tensor, precise: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of the tensors. Where float32 overflows, infinity is right."""
+    for first, second, third, exact in in_blocks(got, own, noisy, precise):
+        yield first, second, third, torch.where(second.isfinite(), exact, second)
+
+
+def _scale(own: Tensor, precise: Tensor) -> float:
+    """Return the largest element that is not huge; HUGE if all are."""
+    sizes = (torch.where(one.isfinite(), exact, one).abs() for one, exact in in_blocks(own, precise))
+    return max((float(size[size < HUGE].max()) for size in sizes if bool((size < HUGE).any())), default=HUGE)
 
 
 def _difference(one: Tensor, precise: Tensor, scale: float) -> float:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
 from torch import Tensor, fx
 
-from fleetlearn_export.checks.comparison import Array, open_session
+from fleetlearn_export.checks.comparison import open_session
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import location_of_node
 from fleetlearn_export.model.steps import Tensors
 
-MAX_BYTES = 2**28
-"""How many bytes of values are taken from one run of the graph."""
+MAX_BYTES = 2**26
+"""How many bytes of operators' results are taken from one run of a part of the graph."""
 _NODE = re.compile(r"\bv\d+\b")
 """A node's name in an error of ONNX Runtime."""
 
@@ -53,51 +54,99 @@ class Numbers:
 
 
 def values_by_part(
-    emission: Emission, given: Tensors, numbers: Numbers
-) -> Iterator[tuple[list[Call], Mapping[str, Array]]]:
-    """Yield calls, one after the other, with the values that the runtime has for them."""
+    module: fx.GraphModule, emission: Emission, given: Tensors, numbers: Numbers
+) -> Iterator[tuple[list[Call], Mapping[str, Tensor]]]:
+    """Yield calls, one after the other, with the values that the runtime has for them.
+
+    The graph runs in parts, one after the other. Each gets the values that earlier parts made, as inputs. A value is
+    dropped after the last part that reads it, so that never all of them are in memory.
+    """
     graph = emission.model.graph
-    known = {name: value.numpy() for name, value in given.items()}
-    known |= {row.name: numpy_helper.to_array(row) for row in graph.initializer}
-    part: list[Call] = []
-    names: dict[str, None] = {}
+    parts = list(_parts(emission, numbers))
+    last = {name: place for place, part in enumerate(parts) for name in part.reads(emission)}
+    constants = {row.name: row for row in graph.initializer}
+    known = dict(given)
+    known |= {
+        emission.values[node]: getattr(module, str(node.target)).detach()
+        for node in module.graph.find_nodes(op="get_attr")
+        if emission.values.get(node) in last
+    }
+    known |= {
+        name: torch.from_numpy(np.array(numpy_helper.to_array(row)))
+        for name, row in constants.items()
+        if name in last and name not in known and any(name in part.results for part in parts)
+    }
+    for place, part in enumerate(parts):
+        made = {name for node in part.nodes for name in node.output if last.get(name, -1) >= place}
+        known |= _run(emission, part, sorted(made), known, constants)
+        yield part.calls, known
+        known = {name: value for name, value in known.items() if last.get(name, -1) > place}
+
+
+class _Part(NamedTuple):
+    """Calls that follow each other, and the nodes of the graph that they became."""
+
+    calls: list[Call]
+    nodes: Sequence[onnx.NodeProto]
+
+    @property
+    def results(self) -> set[str]:
+        return {name for call in self.calls for name in call.results if name}
+
+    def reads(self, emission: Emission) -> set[str]:
+        """Return the names of all values that the nodes read, and that the calls are compared by."""
+        arguments = {emission.values.get(node, "") for call in self.calls for node in call.node.all_input_nodes}
+        return self.results | arguments | {name for node in self.nodes for name in node.input}
+
+
+def _parts(emission: Emission, numbers: Numbers) -> Iterator[_Part]:
+    """Cut the graph into parts whose calls make at most MAX_BYTES, or of one call."""
+    nodes = emission.model.graph.node
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    begin = end = 0
+    calls: list[Call] = []
     room = MAX_BYTES
     for call in emission.calls:
-        wanted = {
-            name: node.meta["val"]
-            for node in call.node.all_input_nodes
-            if (name := emission.values.get(node)) is not None and name not in known
-        }
         made = call.node.meta["val"]
         made = made if isinstance(made, list | tuple) else [made]
-        wanted |= {name: row for name, row in zip(call.results, made, strict=False) if name and name not in known}
-        needed = sum(numbers.bytes_of(row) for name, row in wanted.items() if name not in names)
-        if part and needed > room:
-            yield part, {**known, **_run(emission, list(names), given)}
-            part, names, room = [], {}, MAX_BYTES
-            needed = sum(map(numbers.bytes_of, wanted.values()))
-        part.append(call)
-        names |= dict.fromkeys(wanted)
+        needed = sum(numbers.bytes_of(row) for name, row in zip(call.results, made, strict=False) if name)
+        if calls and needed > room:
+            yield _Part(calls, nodes[begin:end])
+            begin, calls, room = end, [], MAX_BYTES
+        calls.append(call)
         room -= needed
-    if part:
-        yield part, {**known, **_run(emission, list(names), given)}
+        end = max([end, *(makers.get(name or "", -1) + 1 for name in call.results)])
+    if calls:
+        yield _Part(calls, nodes[begin:end])
 
 
-def _run(emission: Emission, names: list[str], given: Tensors) -> dict[str, Array]:
-    """Run the graph, as it is written, with these values as its outputs."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(emission.model)
-    del changed.graph.output[:]
-    changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+def _run(
+    emission: Emission, part: _Part, names: list[str], known: Tensors, constants: Mapping[str, onnx.TensorProto]
+) -> Tensors:
+    """Run a part of the graph, as it is written. Returns the values of these names."""
+    if not names:
+        return {}
+    made = {name for node in part.nodes for name in node.output}
+    read = {name for node in part.nodes for name in node.input if name and name not in made}
+    # Large constants are given like inputs: an initializer would be copied several times.
+    feed = {name: known[name].numpy() for name in sorted(read) if name in known}
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feed.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    rows = [constants[name] for name in sorted(read - feed.keys())]
+    changed = onnx.ModelProto(ir_version=emission.model.ir_version, opset_import=emission.model.opset_import)
+    changed.graph.CopyFrom(onnx.helper.make_graph(part.nodes, "part", inputs, outputs, rows))
     try:
-        session = open_session(changed.SerializeToString(), optimized=False)
-        return session.run({name: value.numpy() for name, value in given.items()})
+        found = open_session(changed.SerializeToString(), optimized=False).run(feed)
     except ExportError as error:
         failed = next((call for name in _NODE.findall(str(error)) if (call := _call_of_node(emission, name))), None)
         if failed is None:
             raise
         place = location_of_node(failed.node)
         raise ExportError(f"operator {failed.node.target} ({failed.node.name}){place}: {error}") from error
+    return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 def _call_of_node(emission: Emission, name: str) -> Call | None:

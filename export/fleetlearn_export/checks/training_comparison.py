@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleetlearn_export.checks.comparison import (
-    NUDGE,
-    ROUNDING,
+    TIMES_ROUNDING,
     TOLERANCE,
     batches,
     call_in_pytorch,
     compare,
+    effect_of_rounding,
     first_inputs,
+    in_blocks,
+    largest,
     largest_difference,
-    rounding,
+    nudged,
 )
+from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.pytorch_training import PyTorchTraining
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.steps import Function, Tensors
@@ -52,7 +56,7 @@ class Precision(NamedTuple):
     """Whether each step of the graph starts from the graph's own results. In a deep network with BatchNorm an error of
     rounding grows some 100 times in each step, so there a step starts from PyTorch's results."""
     widened: bool = False
-    """Whether ``ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
+    """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
 
 
 FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, on_own_results=True)
@@ -88,52 +92,55 @@ def compare_training(
     rate = 0.01
     if rule.optimizer != "custom":
         rate = _compare_gradients(user, step, run, features, seed, precision, what)
+        give_back_freed_memory()
     if "lr" in hyper:
         hyper["lr"] = rate
 
     reference = PyTorchTraining(user, step, features, precision.dtype)
     precise = [PyTorchTraining(user, step, features, torch.float64) for _ in range(2)] if precision.widened else []
     given = first_inputs(step, hyper, seed)
-    fed = dict(given)
+    fed = given
     worst, batch_of_one = 0.0, True
     for number, batch in enumerate(batches(user, seed)):
-        for row in (given, fed):
-            row |= {f"batch.{name}": value for name, value in batch.items()}
-            row |= {"seed": torch.tensor(seed + number)} if step.random else {}
-        expected = call_in_pytorch(partial(reference, given), batch)
-        if expected is None:
-            batch_of_one = False
-            continue
+        arrays = {f"batch.{name}": value for name, value in batch.items()}
+        arrays |= {"seed": torch.tensor(seed + number)} if step.random else {}
+        given, fed = given | arrays, fed | arrays
+        if len(next(iter(batch.values()))) == 1:
+            attempt = reference if rule.optimizer == "custom" else reference.gradients
+            if call_in_pytorch(partial(attempt, given), batch) is None:
+                batch_of_one = False
+                continue
         got = run(fed)
+        give_back_freed_memory()
+        # PyTorch's step changes parameters in place. Where they are needed afterwards, it gets copies.
+        expected = reference({name: value.clone() for name, value in given.items()} if precise else given)
+        effect: dict[str, float] = {}
+        for training, inputs in zip(precise, inputs_to_widen(given), strict=False):
+            keep_larger(effect, effect_of_rounding(expected.results, training(inputs).results))
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
-        others = []
-        for training, inputs in zip(precise, _inputs_to_widen(given, precision), strict=True):
-            found = training(inputs)
-            others.append({_described(name): value for name, value in found.results.items()})
+        where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
+        effect = {_described(name): value for name, value in effect.items()}
+        worst = max(worst, compare(rows, where, precision.values, effect))
         given = expected.given
         if precision.on_own_results:
-            fed |= {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
+            fed = fed | {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
         else:
-            fed = dict(given)
-        where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-        worst = max(worst, compare(rows, where, precision.values, others))
-        del expected, got, rows, others  # before the next step: each is as large as the model
+            fed = given
+        del expected, got, rows  # before the next step: each is as large as the model
+        give_back_freed_memory()
     return CheckedStep(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
 
 
-def _inputs_to_widen(given: Tensors, precision: Precision) -> list[Tensors]:
-    """Return the inputs with which PyTorch in float64 shows the effect of rounding, if the comparison is widened by it:
-    those that are given, and the same with parameters that differ by NUDGE."""
-    return [given, nudged(given)] if precision.widened else []
-
-
-def nudged(given: Tensors) -> Tensors:
-    """Return the inputs with parameters that differ by NUDGE."""
+def inputs_to_widen(given: Tensors) -> Iterator[Tensors]:
+    """Yield the inputs with which PyTorch in float64 shows the effect of rounding: those that are given, and the same
+    with nudged parameters."""
+    yield given
     random = torch.Generator().manual_seed(0)
-    return {
-        name: value * (1 + NUDGE * torch.randn(value.shape, generator=random)) if name.startswith("param.") else value
-        for name, value in given.items()
-    }
+    yield {name: nudged(value, random) if name.startswith("param.") else value for name, value in given.items()}
+
+
+def keep_larger(effect: dict[str, float], other: dict[str, float]) -> None:
+    effect |= {name: max(value, effect.get(name, 0.0)) for name, value in other.items()}
 
 
 def _described(name: str) -> str:
@@ -161,20 +168,24 @@ def _compare_gradients(
     given = {name: torch.zeros_like(v) if name.startswith("correction.") else v for name, v in given.items()}
     given |= {f"batch.{name}": value for name, value in next(batches(user, seed)).items()}
     got = run(given)
-    gradients = PyTorchTraining(user, step, features, precision.dtype)(given).gradients
-    others = [
-        PyTorchTraining(user, step, features, torch.float64)(inputs).gradients
-        for inputs in _inputs_to_widen(given, precision)
-    ]
-    sizes = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}
-    largest = max(sizes.values())
+    give_back_freed_memory()
+    gradients, _ = PyTorchTraining(user, step, features, precision.dtype).gradients(given)
+    effect: dict[str, float] = {}
+    for inputs in inputs_to_widen(given) if precision.widened else ():
+        found, _ = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
+        keep_larger(effect, effect_of_rounding(gradients, found))
+    sizes = {name: largest(gradient) for name, gradient in gradients.items()}
+    largest_of_all = max(sizes.values())
     differences, allowed = {}, {}
     for name, gradient in gradients.items():
         slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
-        moved = given[f"param.{name}"].numpy().astype(np.float64) - got[f"next.param.{name}"].numpy()
-        differences[name] = largest_difference(got[slot].numpy() if slot else moved / PROBE, gradient.numpy())
-        effect = rounding(gradient, [other[name] for other in others])
-        allowed[name] = precision.gradients * sizes[name] + precision.floor * largest + ROUNDING * effect + 1e-30
+        differences[name] = (
+            largest_difference(got[slot], gradient)
+            if slot
+            else _difference_of_move(given[f"param.{name}"], got[f"next.param.{name}"], gradient)
+        )
+        allowed[name] = precision.gradients * sizes[name] + precision.floor * largest_of_all + 1e-30
+        allowed[name] += TIMES_ROUNDING * effect.get(name, 0.0)
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = [name for name, value in differences.items() if not value <= allowed[name]]
     if bad:
@@ -184,4 +195,10 @@ def _compare_gradients(
             f"difference of {differences[name]:.3g}, where {allowed[name]:.3g} is allowed and the largest gradient is "
             f"{sizes[name]:.3g}"
         )
-    return min(0.1, 0.1 / max(largest, 1e-30))
+    return min(0.1, 0.1 / max(largest_of_all, 1e-30))
+
+
+def _difference_of_move(before: Tensor, after: Tensor, gradient: Tensor) -> float:
+    """Return the largest difference between the gradient and what a step with the rate PROBE says that it is."""
+    pieces = in_blocks(before, after, gradient)
+    return max(largest_difference((one.double() - other.double()) / PROBE, piece) for one, other, piece in pieces)

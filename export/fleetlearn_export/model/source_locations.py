@@ -96,17 +96,28 @@ def _is_user_code(file: str) -> bool:
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
 
 
-def _frames_of_interest(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
-    return traceback.StackSummary.from_list(
-        [frame for frame in frames if frame.filename.startswith(_PACKAGE) or _is_user_code(frame.filename)]
-    )
-
-
 @contextmanager
 def user_frames_recorded() -> Iterator[None]:
-    """Let tracing record all frames of the user's code with each operator, not only those named forward."""
+    """Let tracing record all frames of the user's code with each operator, not only those named forward.
+
+    An operator of the backward pass gets the frames of the forward pass's operator that it differentiates. Autograd
+    numbers those in the order in which they run, and a node of the backward pass has the same number.
+    """
+    forward: dict[int, traceback.StackSummary] = {}
+
+    def frames_of_interest(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
+        own = traceback.StackSummary.from_list(
+            [frame for frame in frames if frame.filename.startswith(_PACKAGE) or _is_user_code(frame.filename)]
+        )
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return forward.get(node._sequence_nr(), own)
+        # The operator that autograd numbered comes first; others, which have no derivative, may follow it.
+        forward.setdefault(torch.autograd._get_sequence_nr() - 1, own)
+        return own
+
     kept = TracerBase._filter_traceback_frames
-    TracerBase._filter_traceback_frames = _frames_of_interest  # type: ignore[assignment, method-assign]
+    TracerBase._filter_traceback_frames = frames_of_interest  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

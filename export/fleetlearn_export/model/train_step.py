@@ -62,8 +62,9 @@ class TrainStep(NamedTuple):
     rule: LocalStep
     objective: Objective
     values: Tensors
-    """The parameter table's tensors in its order: copies of the trained parameters and of the buffers that training
-    changes; those that travel first, then the personal ones."""
+    """The parameter table's tensors in its order: the trained parameters, and copies of the buffers that training
+    changes; those that travel first, then the personal ones. Nobody writes into them: parameters are the model's own
+    memory."""
     personal: set[str]
     """Names of those ``values`` that stay on the device."""
     state: Tensors
@@ -90,6 +91,10 @@ class TrainStep(NamedTuple):
 
         Each is a copy: one tensor in two places would be traced as one input.
         """
+        return {name: value.clone() for name, value in self.inputs().items()}
+
+    def inputs(self) -> Tensors:
+        """Return the same as ``arguments``, without copies: the tensors are the step's own."""
         given = {f"param.{name}": value for name, value in self.values.items()}
         for reference in self.references:
             given |= {f"{reference}.{name}": self.values[name] for name in self.travelling}
@@ -97,8 +102,7 @@ class TrainStep(NamedTuple):
         given |= {f"batch.{name}": value for name, value in self.batch.items()}
         # 0.5: no step divides by 0 then, and neither clipping nor decay makes everything 0.
         given |= {f"hyper.{name}": torch.tensor(0.5) for name in self.hyper}
-        given |= {"seed": torch.tensor(0)} if self.random else {}
-        return {name: value.clone() for name, value in given.items()}
+        return given | ({"seed": torch.tensor(0)} if self.random else {})
 
     def means(self) -> list[str]:
         """Return the names of the means over the batch, as ``run_with_means`` has them."""
@@ -199,7 +203,7 @@ def make_train_step(
     if not set(trained) - stays:
         raise ExportError(f"personal={list(personal)} leaves no trained parameter that travels")
     values = {
-        name: value.detach().clone(memory_format=torch.contiguous_format)
+        name: (value.clone() if name in buffers else value).detach().contiguous()
         for name, value in sorted(known.items(), key=lambda row: row[0] in stays)
     }
     objective = Objective(

@@ -140,7 +140,7 @@ def trace(
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
             # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
             delattr(graph, node.target)
-            graph.register_buffer(node.target, value.detach().clone())
+            graph.register_buffer(node.target, value.detach())
     return graph
 
 

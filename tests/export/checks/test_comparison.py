@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.checks.comparison import compare
+from fleetlearn_export.checks.comparison import BLOCK, compare, effect_of_rounding, in_blocks, largest_difference
 
 
 def test_compare() -> None:
@@ -35,9 +35,26 @@ def test_where_float32_itself_is_off_more_is_allowed() -> None:
     rows = {"a": (np.array([1.0007, 1]), torch.tensor([1.0, 1.0]))}
     with pytest.raises(ExportError, match=r"where 1e-05 is allowed"):
         compare(rows, "it")
-    others = [{"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)}]
-    assert compare(rows, "it", others=others) == pytest.approx(7e-4, rel=1e-3)
+    effect = effect_of_rounding({"a": rows["a"][1]}, {"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)})
+    assert effect == {"a": pytest.approx(1e-4)}
+    assert compare(rows, "it", rounding=effect) == pytest.approx(7e-4, rel=1e-3)
     with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.0009 .* where 8e-04 is allowed"):
-        compare({"a": (np.array([1.0009, 1]), torch.tensor([1.0, 1.0]))}, "it", others=others)
+        compare({"a": (np.array([1.0009, 1]), torch.tensor([1.0, 1.0]))}, "it", rounding=effect)
     with pytest.raises(ExportError, match=r"by nan"):
-        compare({"a": (np.array([np.nan, 1]), torch.tensor([1.0, 1.0]))}, "it", others=others)
+        compare({"a": (np.array([np.nan, 1]), torch.tensor([1.0, 1.0]))}, "it", rounding=effect)
+
+
+def test_large_tensors_are_compared_in_blocks() -> None:
+    """Each element is in one block, whatever the layout, and no block hides another's NaN."""
+    shape = (3, 2 * BLOCK // 5, 5)
+    one = torch.arange(6 * BLOCK // 5 * 5, dtype=torch.float32)[: 3 * (2 * BLOCK // 5) * 5].reshape(shape)
+    for tensor in (one, one.transpose(0, 1)):
+        blocks = [block for (block,) in in_blocks(tensor)]
+        assert len(blocks) > 1
+        assert max(block.numel() for block in blocks) <= BLOCK
+        assert torch.equal(torch.cat([block.reshape(-1) for block in blocks]).sort().values, one.reshape(-1))
+    other = one.clone()
+    other[2, -1, -1] += 3
+    assert largest_difference(one, other) == 3
+    other[0, 0, 0] = torch.nan
+    assert np.isnan(largest_difference(one, other))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mutants
@@ -11,12 +11,16 @@ import pytest
 import torch
 import zoo
 from fleetlearn_export import ExportError
-from fleetlearn_export.checks.emission_check import check_emission
+from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_train
 from fleetlearn_export.checks.operator_check import OperatorsChecked
 from fleetlearn_export.checks.tracing_check import run_traced
 from fleetlearn_export.checks.training_comparison import FLOAT32, compare_training
-from fleetlearn_export.model.user_model import training_mode
+from fleetlearn_export.graphs.emitted import emitted
+from fleetlearn_export.model.train_step import make_train_step
+from fleetlearn_export.model.user_model import evaluation_mode, make_user_model, training_mode
+from fleetlearn_export.tracing.trace import trace_evaluation, trace_inference
+from fleetlearn_protocol.manifest import LocalStep
 from mutants import TracedStep, mutate, traced_step
 from torch import Tensor, nn
 
@@ -124,3 +128,21 @@ def test_a_wrong_operator_in_a_deep_network_is_named(
     mutate(monkeypatch, operator, wrong, 7)
     with pytest.raises(ExportError, match=rf"operator {operator} \(\w+\).* was exported as something else"):
         checked(steps("resnet18"))
+
+
+@pytest.mark.parametrize("trace", [trace_evaluation, partial(trace_inference, outputs=["output"])])
+def test_a_wrong_operator_in_evaluation_mode_is_named(monkeypatch: pytest.MonkeyPatch, trace: Any) -> None:
+    case = zoo.make("lenet")
+    user = make_user_model(case.module, case.loss, case.batch(4), case.metrics, None, case.targets)
+    with training_mode(case.module):
+        values = make_train_step(user, LocalStep()).values
+
+    def checked() -> OperatorsChecked:
+        with evaluation_mode(case.module):
+            written = emitted(lambda table: trace(user, values, table=table))
+            return check_evaluation(user, values, written.traced, written.emission)
+
+    assert checked().worst.excess < 0.1
+    mutate(monkeypatch, aten.convolution.default, mutants.scaled(0), 1)
+    with pytest.raises(ExportError, match=r"convolution\.default \(convolution_1\) was exported as something else"):
+        checked()

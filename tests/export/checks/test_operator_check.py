@@ -107,10 +107,14 @@ def test_swapped_strides_are_named(steps: Steps, monkeypatch: pytest.MonkeyPatch
         check_operators(step.module, step.emitted(), step.inputs())
 
 
-def test_a_wrong_line_of_the_users_model_is_named(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("operator", "place"), [(aten.convolution.default, 0), (aten.convolution_backward.default, 1)])
+def test_the_line_of_the_users_model_is_named(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, operator: Any, place: int
+) -> None:
+    """An operator of the backward pass has the line of what it differentiates."""
     step = steps("two-heads")
-    mutate(monkeypatch, aten.convolution.default, mutants.scaled(0))
-    with pytest.raises(ExportError, match=r"aten\.convolution\.default \(convolution\).* at .*zoo\.py:\d+ in forward"):
+    mutate(monkeypatch, operator, mutants.scaled(place))
+    with pytest.raises(ExportError, match=rf"operator {operator} \(\w+\) at .*zoo\.py:\d+ in forward was exported"):
         check_operators(step.module, step.emitted(), step.inputs())
 
 
