@@ -1,7 +1,8 @@
 """One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
 
-    _step_contender.py eager|compile MODEL BATCHES.npz STEPS LR [PROVIDER]
-    _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR [PROVIDER]
+    _step_contender.py eager|compile|executorch MODEL BATCHES.npz STEPS LR THREADS [PROVIDER]
+    _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR THREADS [PROVIDER]
+    _step_contender.py mnn LAYERS.npz BATCHES.npz STEPS LR THREADS
 
 ``PROVIDER``: cpu, or cuda for a GPU. Each step ends with its loss on the host, so a GPU has done its work by then.
 It begins with what the measurement of imports must not include.
@@ -20,6 +21,8 @@ from typing import Any
 
 WARM = 10
 """Steps before those that count. The loss of the last is compared: later, rounding drives any two apart."""
+LONGEST = 30.0
+"""Seconds after which no further step begins."""
 
 Step = Callable[..., float]
 costs: dict[str, float] = {}
@@ -33,18 +36,19 @@ def cost(name: str) -> Iterator[None]:
     costs[f"{name}_cpu"], costs[f"{name}_clock"] = time.process_time() - cpu, time.perf_counter() - clock
 
 
-def pytorch(kind: str, name: str, lr: float, provider: str) -> tuple[Step, str]:
+def pytorch(kind: str, name: str, lr: float, threads: int, provider: str) -> tuple[Step, str]:
     """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward, are compiled. On a
     GPU in float32, as the bundle."""
     with cost("import"):
         import _models
         import torch
     with cost("load"):
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         torch.backends.cudnn.allow_tf32 = False
         case = _models.make(name)
         case.module.to(provider)
-        optimizer = torch.optim.SGD(case.module.parameters(), lr=lr)
+        trained = [value for value in case.module.parameters() if value.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=lr)
 
     def objective(*batch: Any) -> Any:
         return case.loss(case.module(*batch[: -case.targets]), *batch[-case.targets :])
@@ -62,30 +66,37 @@ def pytorch(kind: str, name: str, lr: float, provider: str) -> tuple[Step, str]:
     return step, f"torch {torch.__version__}" + (", compiled" if kind == "compile" else "")
 
 
-def bundle(kind: Any, path: str, lr: float, provider: Any) -> tuple[Step, str]:
+def bundle(kind: Any, path: str, lr: float, threads: int, provider: Any) -> tuple[Step, str]:
     """The bundle on a device's runtime."""
     with cost("import"):
         from fleetlearn_device.runtimes.runtime import open_runtime
     with cost("load"):
-        runtime = open_runtime(path, kind=kind, threads=1, provider=provider)
+        runtime = open_runtime(path, kind=kind, threads=threads, provider=provider)
     return lambda *batch: runtime.step(batch, lr=lr), f"onnxruntime {runtime.version}"
 
 
 def main() -> None:
-    kind, what, arrays, steps, lr, provider = [*sys.argv[1:], "cpu"][:6]
-    made = pytorch if kind in ("eager", "compile") else bundle
-    step, version = made(kind, what, float(lr), provider)
+    kind, what, arrays, steps, lr, threads, provider = [*sys.argv[1:], "cpu"][:7]
+    if kind in ("mnn", "executorch"):
+        import _step_peers
+
+        step, version = getattr(_step_peers, kind)(what, float(lr), int(threads), cost)
+    else:
+        made = pytorch if kind in ("eager", "compile") else bundle
+        step, version = made(kind, what, float(lr), int(threads), provider)
     import numpy as np
 
     with np.load(arrays) as file:
         data = cycle(list(zip(*file.values(), strict=True)))
     loss = [step(*next(data)) for _ in range(WARM)][-1]
+    done, begun = 0, time.monotonic()
     with cost("steps"):
-        for _ in range(int(steps)):
+        while done < int(steps) and time.monotonic() - begun < LONGEST:
             step(*next(data))
+            done += 1
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    print(json.dumps({**costs, "peak_rss_mib": peak, "loss": loss, "version": version}))
+    print(json.dumps({**costs, "steps": done, "peak_rss_mib": peak, "loss": loss, "version": version}))
 
 
 if __name__ == "__main__":

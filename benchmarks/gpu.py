@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 def contend(kind: str, what: str | Path, arrays: Path, steps: int, provider: str) -> dict[str, Any]:
     """Return what one contender cost. Raises RuntimeError with its output if it failed."""
     program = str(HERE / "_step_contender.py")
-    command = [sys.executable, program, kind, str(what), str(arrays), str(steps), str(step.LR), provider]
+    command = [sys.executable, program, kind, str(what), str(arrays), str(steps), str(step.LR), "1", provider]
     compiling = {"TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=step.LIMIT, env={**os.environ, **compiling})
     if done.returncode:

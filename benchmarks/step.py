@@ -1,9 +1,9 @@
-"""A training step on one thread: the bundle on ONNX Runtime, ONNX Runtime's own training API, and PyTorch.
+"""A training step: the bundle on ONNX Runtime, ONNX Runtime's own training API, PyTorch, MNN and ExecuTorch.
 
 Each contender trains the same model from the same weights on the same batches of 20, in a process of its own; their
 losses after ten steps must agree. All contenders run once before any runs again. ``onnx`` runs on the stock runtime of
 this environment, and on the training build of .venv/ort-training, where that is. Of compiling only its
-memory is counted.
+memory is counted. --peers names an interpreter that has MNN, ExecuTorch or both; the table says what they cannot train.
 """
 
 from __future__ import annotations
@@ -39,19 +39,26 @@ def export(name: str, folder: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
         export_bundle(
-            case.module, case.loss, case.batch(_models.BATCH), Path(folder, f"{name}.bundle"), targets=case.targets
+            case.module,
+            case.loss,
+            case.batch(_models.BATCH),
+            Path(folder, f"{name}.bundle"),
+            targets=case.targets,
+            train=_models.HEADS[name][1] if name in _models.HEADS else None,
         )
 
 
-def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int) -> dict[str, Any]:
+def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int, threads: int) -> dict[str, Any]:
     """Return what one contender cost. Raises RuntimeError with its output if it failed."""
-    command = [str(python), str(HERE / "_step_contender.py"), kind, str(what), str(arrays), str(steps), str(LR)]
+    program = str(HERE / "_step_contender.py")
+    command = [str(python), program, kind, str(what), str(arrays), str(steps), str(LR), str(threads)]
     # What is compiled in the first turn is read in the later ones; no worker processes stay behind.
     compiling = {"TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **compiling})
     if done.returncode:
         raise RuntimeError(f"{kind} failed:\n{done.stderr[-3000:]}")
     costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    steps = costs["steps"]  # fewer if they took too long
     return {
         "cpu_ms_per_step": 1e3 * costs["steps_cpu"] / steps,
         "clock_ms_per_step": 1e3 * costs["steps_clock"] / steps,
@@ -63,35 +70,53 @@ def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps
     }
 
 
-def compare(name: str, folder: Path, repeats: int, scale: float, compiled: bool) -> dict[str, Any]:
-    """Run all contenders on one model, in turns. If compiling fails, the result says how."""
-    tolerance = LOOSE_TOLERANCE if name in _models.PUBLIC else TOLERANCE
+def compare(
+    name: str, folder: Path, repeats: int, scale: float, threads: int, compiled: bool, peers: str | None
+) -> dict[str, Any]:
+    """Run all contenders on one model, in turns. If the compiler or a peer fails, the result says how."""
+    tolerance = TOLERANCE if name in _models.OF_THE_ZOO else LOOSE_TOLERANCE
     # That environment has PyTorch, but none of the packages that public models come from.
     python = TRAINING_PYTHON if TRAINING_PYTHON.exists() and name in _models.OF_THE_ZOO else sys.executable
-    subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
-    bundle, arrays = folder / f"{name}.bundle", folder / f"{name}.npz"
-    _models.write_batches(name, arrays)
+    bundle, arrays, layers = (folder / f"{name}{end}" for end in (".bundle", ".npz", "-layers.npz"))
+    if not bundle.exists():
+        subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
+        _models.write_batches(name, arrays)
+    optional: dict[str, tuple[str, str | Path]] = {"compile": (sys.executable, name)} if compiled else {}
+    if peers:
+        optional["executorch"] = peers, name
+        if _models.write_layers(name, layers):
+            optional["mnn"] = peers, layers
     steps = max(1, round(_models.STEPS[name] * scale))
     runs: dict[str, list[dict[str, Any]]] = {}
-    failed = ""
+    failed: dict[str, str] = {}
     for _ in range(repeats):
-        turn = [contend(sys.executable, "eager", name, arrays, steps)]
-        if compiled and not failed:
-            try:
-                turn.append(contend(sys.executable, "compile", name, arrays, steps))
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                failed = str(error).strip().splitlines()[-1]
-        turn.append(contend(sys.executable, "onnx", bundle, arrays, steps))
+        turn = [contend(sys.executable, "eager", name, arrays, steps, threads)]
+        turn.append(contend(sys.executable, "onnx", bundle, arrays, steps, threads))
         if TRAINING_PYTHON.exists():
-            turn.append(contend(TRAINING_PYTHON, "onnx", bundle, arrays, steps))
+            turn.append(contend(TRAINING_PYTHON, "onnx", bundle, arrays, steps, threads))
         if (bundle / "ort_training").is_dir():
-            turn.append(contend(TRAINING_PYTHON, "ort-training", bundle, arrays, steps))
+            turn.append(contend(TRAINING_PYTHON, "ort-training", bundle, arrays, steps, threads))
             turn[-1]["version"] = turn[-1]["version"].replace("onnxruntime", "ort-training")
-        for run in turn:
-            if abs(run["loss"] - turn[0]["loss"]) > tolerance * abs(turn[0]["loss"]):
+        for run in turn[1:]:
+            if differs(run, turn[0], tolerance):
                 raise RuntimeError(f"{name}: {run['version']} has the loss {run['loss']}, eager {turn[0]['loss']}")
+        for kind, (interpreter, what) in optional.items():
+            if kind in failed:
+                continue
+            try:
+                run = contend(interpreter, kind, what, arrays, steps, threads)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failed[kind] = str(error).strip().splitlines()[-1]
+                continue
+            if differs(run, turn[0], tolerance):
+                failed[kind] = f"{run['version']} computes something else: its loss after ten steps is {run['loss']}, "
+                failed[kind] += f"eager's {turn[0]['loss']}; a step takes {run['cpu_ms_per_step']:.3g} CPU-ms"
+            else:
+                turn.append(run)
+        for run in turn:
             ratios = {
                 "ratio": run["cpu_ms_per_step"] / turn[0]["cpu_ms_per_step"],
+                "clock_ratio": run["clock_ms_per_step"] / turn[0]["clock_ms_per_step"],
                 "rss_ratio": run["peak_rss_mib"] / turn[0]["peak_rss_mib"],
             }
             runs.setdefault(run["version"], []).append(run | ratios)
@@ -105,8 +130,13 @@ def compare(name: str, folder: Path, repeats: int, scale: float, compiled: bool)
         "steps": steps,
         "contenders": contenders,
         "runs": runs,
-        "compile_failed": failed,
+        "failed": failed,
     }
+
+
+def differs(run: dict[str, Any], eager: dict[str, Any], tolerance: float) -> bool:
+    """Whether the contender did other work than eager PyTorch."""
+    return bool(not abs(run["loss"] - eager["loss"]) <= tolerance * abs(eager["loss"]))
 
 
 def main() -> None:
@@ -114,29 +144,39 @@ def main() -> None:
     options.add_argument("--models", nargs="+", choices=_models.STEPS, default=list(_models.STEPS))
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
+    options.add_argument("--threads", type=int, nargs="+", default=[1], help="numbers of threads (default: 1)")
     options.add_argument("--no-compile", action="store_true", help="without PyTorch's compiler")
+    options.add_argument("--peers", help="an interpreter that has MNN or ExecuTorch (default: not compared)")
     chosen = options.parse_args()
+    compiled = not chosen.no_compile
     with measure.scratch() as folder:
         results = {
-            name: compare(name, folder, chosen.repeats, chosen.scale, not chosen.no_compile) for name in chosen.models
+            (name, threads): compare(name, folder, chosen.repeats, chosen.scale, threads, compiled, chosen.peers)
+            for name in chosen.models
+            for threads in chosen.threads
         }
     print(file=sys.stderr)
     columns = {
         "CPU-ms per step": "cpu_ms_per_step",
         "ratio to eager": "ratio",
+        "of eager's clock time": "clock_ratio",
         "peak RSS, MiB": "peak_rss_mib",
         "of eager's": "rss_ratio",
         "import, CPU-s": "import_cpu_s",
         "load, CPU-s": "load_cpu_s",
     }
-    rows = [("model", "runtime", *columns)]
-    for name, result in results.items():
+    rows = [("model", "threads", "runtime", *columns)]
+    for (name, threads), result in results.items():
         for version, figures in result["contenders"].items():
-            rows.append((name, version, *(measure.show(figures[key]) for key in columns.values())))
-        if result["compile_failed"]:
-            rows.append((name, "compiled", f"failed: {result['compile_failed']}", *[""] * (len(columns) - 1)))
+            rows.append((name, str(threads), version, *(measure.show(figures[key]) for key in columns.values())))
     print(measure.table(rows))
-    measure.write_json(chosen.json, {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}, results)
+    for (name, threads), result in results.items():
+        for kind, reason in result["failed"].items():
+            print(f"\n{name}, threads {threads}, {kind} failed: {reason}")
+    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}
+    measure.write_json(
+        chosen.json, settings, {f"{name}, threads {threads}": result for (name, threads), result in results.items()}
+    )
 
 
 if __name__ == "__main__":

@@ -84,8 +84,11 @@ def test_attacks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
-    results = figures(tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005")
-    contenders = results["softmax"]["contenders"]
+    results = figures(
+        tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005", "--threads", "1", "2"
+    )
+    contenders = results["softmax, threads 2"]["contenders"]
+    assert contenders.keys() == results["softmax, threads 1"]["contenders"].keys()
     assert any(name.startswith("torch ") for name in contenders)
     assert any(name.startswith("onnxruntime ") for name in contenders)
     training = (ROOT / ".venv" / "ort-training" / "bin" / "python").exists()
