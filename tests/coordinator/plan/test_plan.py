@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.optimizers import make
-from fleetlearn_coordinator.plan.plan import SECTIONS, Plan, PlanError
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import (
@@ -515,3 +516,10 @@ def test_a_mistake_of_participation_is_named(text: str, expected: list[str]) -> 
     said = refusal(text)
     for part in expected:
         assert part in said
+
+
+def test_a_service_must_hold_the_devices_of_an_asynchronous_plan() -> None:
+    plan = parse(f"{BUFFERED}concurrency = 50")
+    plan.check_service(ServiceSettings(max_connections=50))
+    with pytest.raises(PlanError, match=r"max_connections = 49 of the service is less than round\.concurrency = 50"):
+        plan.check_service(ServiceSettings(max_connections=49))
