@@ -129,7 +129,12 @@ def _check(user: UserModel, step: onnx.ModelProto, values: list[str], emission: 
                     "what is frozen"
                 )
         mixing = try_rows(user, step, made).mixing
-        first = next((name for name in made if name in mixing), missed[0])
+        first = next((name for name in made if name in mixing), None)
+        if first is None:
+            raise ExportError(
+                f"cache_features: {_described(missed[0], emission)} is frozen, and neither its result nor what follows "
+                "before the first trained parameter has a row for each example, so a device cannot keep it by examples"
+            )
         raise ExportError(
             f"cache_features: {_described(first, emission)}{then}: its result for one example depends on the other "
             "examples of the batch, as batch normalisation's in training mode does, so a device cannot keep it. Put "
