@@ -22,10 +22,10 @@ from fleetlearn_export.graphs.feature_split import (
     TRAINED,
     ancestors,
     arrays_read,
+    candidates,
     cut,
     dependencies,
     features_part,
-    frozen_values,
     rest_of_step,
 )
 from fleetlearn_export.model.frozen_weights import Stored
@@ -61,9 +61,9 @@ def find_features(user: UserModel, step: onnx.ModelProto, emission: Emission | N
     ExportError if no feature would be worth keeping, or a part that is frozen could not be kept; the text names the
     operator.
     """
-    tried = try_rows(user, step, frozen_values(step))
+    tried = try_rows(user, step, candidates(step))
     values = cut(step, tried.rows)
-    _check(step, values, tried, emission)
+    _check(user, step, values, emission)
     names = iter(f"feature{number}" for number in range(len(values) + len(user.batch)))
     free = (name for name in names if name not in user.batch)
     return FoundFeatures(step, dict(zip(values, free, strict=False)), tried)
@@ -84,7 +84,7 @@ def feature_graphs(
     evaluation: the graph of eval.onnx, of which what it computes of the features is cut off too. batch: the manifest's
     rows. Arrays that are read beside the features are in the manifest's features.
     """
-    again = find_again(evaluation, frozen_values(evaluation), found.tried, list(found.values))
+    again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values))
     of_evaluation = {again[value]: name for value, name in found.values.items() if value in again}
     computed = [msgspec.structs.replace(found.tried.rows[value], name=name) for value, name in found.values.items()]
     read = arrays_read(found.step, found.values) | arrays_read(evaluation, of_evaluation)
@@ -105,7 +105,7 @@ def feature_graphs(
     return FeatureGraphs(files, table, max(trained.difference, difference))
 
 
-def _check(step: onnx.ModelProto, values: list[str], tried: Tried, emission: Emission | None) -> None:
+def _check(user: UserModel, step: onnx.ModelProto, values: list[str], emission: Emission | None) -> None:
     """Raise ExportError unless all products of the frozen part are before the features."""
     kinds = dependencies(step)
     kept = ancestors(step, values)
@@ -119,7 +119,7 @@ def _check(step: onnx.ModelProto, values: list[str], tried: Tried, emission: Emi
     ]
     if missed:
         before = ancestors(step, missed[:1])
-        made = [name for node in step.graph.node for name in node.output if name in before]
+        made = [name for node in step.graph.node for name in node.output if name in before and BATCH in kinds[name]]
         then = f", comes before {_described(missed[0], emission)}, which is frozen"
         for name in made:
             if kinds[name] >= {BATCH, SEED}:
@@ -128,9 +128,15 @@ def _check(step: onnx.ModelProto, values: list[str], tried: Tried, emission: Emi
                     "results differ from step to step, so a device cannot keep them. Switch it off, or move it behind "
                     "what is frozen"
                 )
-        mixing = next((name for name in made if name in tried.mixing), missed[0])
+        mixing = try_rows(user, step, made).mixing
+        first = next((name for name in made if name in mixing), None)
+        if first is None:
+            raise ExportError(
+                f"cache_features: {_described(missed[0], emission)} is frozen, and neither its result nor what follows "
+                "before the first trained parameter has a row for each example, so a device cannot keep it by examples"
+            )
         raise ExportError(
-            f"cache_features: {_described(mixing, emission)}{then}: its result for one example depends on the other "
+            f"cache_features: {_described(first, emission)}{then}: its result for one example depends on the other "
             "examples of the batch, as batch normalisation's in training mode does, so a device cannot keep it. Put "
             "that module into evaluation mode"
         )

@@ -84,6 +84,7 @@ def _noisy(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in batch.items():
         rows = value[torch.arange(EXAMPLES) % len(value)]
         if value.is_floating_point():
+            rows = rows.nan_to_num(0.0, 0.0, 0.0)  # NaN would hide what depends on it
             scale = float(rows.std()) or 1.0
             made[name] = rows + 0.5 * scale * torch.randn(rows.shape, generator=random).to(rows.dtype)
         else:

@@ -47,8 +47,19 @@ def frozen_values(model: onnx.ModelProto) -> list[str]:
     return [name for node in model.graph.node for name in node.output if name and kinds[name] == {BATCH}]
 
 
+def candidates(model: onnx.ModelProto) -> list[str]:
+    """Return those of the frozen values that may become features: no product lies between them and the step."""
+    frozen, found = frozen_values(model), set[str]()
+    inside = set(frozen)
+    for node in reversed(model.graph.node):
+        results = inside & set(node.output)
+        if not results or (node.op_type not in PRODUCTS and results & found):
+            found.update(_reads(node))
+    return [name for name in frozen if name in found]
+
+
 def cut(model: onnx.ModelProto, rows: Rows) -> list[str]:
-    """Return the values to keep as features, in the graph's order. ``rows``: of ``frozen_values``."""
+    """Return the values to keep as features, in the graph's order. ``rows``: of ``candidates``."""
     frozen = frozen_values(model)
     inside, kinds = set(frozen), dependencies(model)
     graph = networkx.DiGraph()

@@ -59,6 +59,11 @@ def test_rows_that_depend_on_other_examples(name: str) -> None:
     assert tried.rows == {}
 
 
+def test_missing_values_do_not_hide_a_mean_of_the_batch() -> None:
+    x = torch.full_like(X, torch.nan)
+    assert try_rows(user(x), model_of(MIXING["mean of the batch"]), ["out"]).mixing == {"out"}
+
+
 def test_a_value_of_another_number_of_rows_is_neither() -> None:
     tried = try_rows(user(X), model_of(lambda x: x.reshape(-1, 5).exp()), ["out"])
     assert (tried.rows, tried.mixing) == ({}, set())

@@ -12,6 +12,7 @@ from fleetlearn_export.graphs.feature_split import (
     Rows,
     ancestors,
     arrays_read,
+    candidates,
     cut,
     dependencies,
     features_part,
@@ -27,6 +28,7 @@ RANDOM = np.random.default_rng(0)
 CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
     "w": RANDOM.normal(size=(4, 8)).astype(np.float32),
     "v": RANDOM.normal(size=(8, 6)).astype(np.float32),
+    "u": RANDOM.normal(size=(8, 8)).astype(np.float32),
     "ten": np.array([1, 10]),
     "pairs": np.array([-1, 2]),
     "whole": np.array([-1, 6]),
@@ -69,6 +71,17 @@ def test_what_depends_on_the_batch_alone_is_frozen() -> None:
     found = dependencies(made)
     assert found["scores"] == {"batch", "trained"}
     assert found["count"] == frozenset(), "any array of the batch tells the number of examples"
+
+
+def test_only_what_lies_behind_the_last_product_may_be_kept() -> None:
+    skip = node("Add", ["relu", "again"], ["sum"])
+    square = node("MatMul", ["relu", "u"], ["again"])
+    made = step(PRODUCT, RELU, square, skip, node("Exp", ["sum"], ["exp"]), features="exp", width=8)
+    assert candidates(made) == ["product", "relu", "again", "sum", "exp"], (
+        "through the sum, which passes the product by"
+    )
+    made = step(PRODUCT, RELU, square, node("Exp", ["again"], ["exp"]), features="exp", width=8)
+    assert candidates(made) == ["again", "exp"]
 
 
 def test_of_equal_cuts_the_last_one_is_taken() -> None:
