@@ -33,8 +33,8 @@ def export():
         "step": LocalStep("sgd", proximal=True),
     }
 
-def median():
-    return export() | {"loss": lambda outputs, y: outputs.median(1).values.mean()}
+def mode():
+    return export() | {"loss": lambda outputs, y: outputs.mode(1).values.mean()}
 
 def wrong():
     return export() | {"modle": 1}
@@ -132,7 +132,7 @@ def test_export_and_inspect_as_processes(folder: Path) -> None:
         ("my_task:constant", "has no function constant"),
         ("my_task:number", "returned a int; expected a dict"),
         ("my_task:wrong", "unexpected keyword argument 'modle'"),
-        ("my_task:median", "operator aten.median"),
+        ("my_task:mode", "operator aten.mode"),
     ],
 )
 def test_errors_are_one_line(

@@ -350,12 +350,11 @@ def changed_buffers(user: UserModel) -> set[str]:
     """
     model, inputs = user.model, tuple(value.clone() for value in user.inputs().values())
 
-    def forward_pass(shift: int) -> tuple[Any, Tensors, set[str]]:
-        """Return the outputs, the buffers afterwards and the names of those that changed, with counters shifted."""
+    def forward_pass(shifted: set[str]) -> tuple[Any, Tensors, set[str]]:
+        """Return the outputs, the buffers afterwards and the names of those that changed, with these ones shifted."""
         before = {name: value.detach().clone() for name, value in model.named_buffers()}
-        for value in before.values():
-            if not value.is_floating_point() and value.dtype != torch.bool:
-                value += shift
+        for name in shifted:
+            before[name] += 7
         given = {name: value.clone() for name, value in before.items()}
         fresh = {name: (value, value._version) for name, value in given.items()}
         with torch.no_grad(), plain_kernels(), Seeded(torch.tensor(0)):
@@ -369,11 +368,12 @@ def changed_buffers(user: UserModel) -> set[str]:
         return outputs, given, changed
 
     with as_export_error("the model fails in PyTorch itself"):
-        outputs, after, changed = forward_pass(0)
+        outputs, after, changed = forward_pass(set())
+    # Integers that do not change are indices.
     counters = {name for name in changed if not after[name].is_floating_point()}
     travelling = sorted(changed - counters)
     if counters:
-        shifted_outputs, shifted, _ = forward_pass(7)
+        shifted_outputs, shifted, _ = forward_pass({row for row in counters if after[row].dtype != torch.bool})
         one, other = ([found[name] for name in travelling] for found in (after, shifted))
         if not _equal([outputs, one], [shifted_outputs, other]):
             raise ExportError(

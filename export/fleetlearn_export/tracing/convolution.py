@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic
 
 from fleetlearn_export.tracing.max_pooling import Attributes
-
-FEW_CHANNELS = 8
-"""With fewer, one matrix product for all taps costs less than a product for each tap."""
-MANY_TAPS = 64
-"""With more elements in a kernel, a graph with a few operators for each would be too long."""
-LONG_ROW = 16
-"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise convolution."""
+from fleetlearn_export.tracing.windows import FEW_CHANNELS, LONG_ROW, MANY_TAPS, Windows, per_axis
 
 
-class Windows(NamedTuple):
-    """A convolution's geometry: one number for each of the image's axes."""
+def _padded(x: Tensor, windows: Windows, first: int) -> Tensor:
+    """Return ``x`` with zeros around the image, whose first axis is ``first``."""
+    after = x.dim() - first - len(windows.kernel)
+    both = [size for size in reversed(windows.padding) for _ in range(2)]
+    return torch.constant_pad_nd(x, [0] * 2 * after + both) if any(windows.padding) else x
 
-    kernel: list[int]
-    places: list[int]
-    """The output's size."""
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
 
-    @property
-    def taps(self) -> list[tuple[int, ...]]:
-        """The indices of the kernel's elements, in order."""
-        return list(product(*map(range, self.kernel)))
-
-    def padded(self, x: Tensor, first: int) -> Tensor:
-        """Return ``x`` with zeros around the image, whose first axis is ``first``."""
-        after = x.dim() - first - len(self.kernel)
-        both = [size for size in reversed(self.padding) for _ in range(2)]
-        return torch.constant_pad_nd(x, [0] * 2 * after + both) if any(self.padding) else x
-
-    def shifted(self, x: Tensor, first: int, tap: Sequence[int]) -> Tensor:
-        """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
-        for i, element in enumerate(tap):
-            begin = element * self.dilation[i]
-            x = x.narrow(first + i, begin, (self.places[i] - 1) * self.stride[i] + 1)
-            if self.stride[i] > 1 and self.places[i] > 1:
-                x = x[(slice(None),) * (first + i) + (slice(None, None, self.stride[i]),)]
-        return x
+def _shifted(x: Tensor, windows: Windows, first: int, tap: Sequence[int]) -> Tensor:
+    """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
+    for i, (begin, places, step) in enumerate(zip(windows.begins(tap), windows.places, windows.stride, strict=True)):
+        x = x.narrow(first + i, begin, (places - 1) * step + 1)
+        if step > 1 and places > 1:
+            x = x[(slice(None),) * (first + i) + (slice(None, None, step),)]
+    return x
 
 
 def convolution_backward(
@@ -70,7 +47,7 @@ def convolution_backward(
     The input's is the transposed convolution (for a transposed one, the convolution).
     """
     axes = list(range(2, x.dim()))
-    stride, padding, dilation = (list(values) * (len(axes) // len(values)) for values in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(values, len(axes)) for values in (stride, padding, dilation))
     attributes: Attributes = {
         "strides": stride,
         "pads": padding * 2,
@@ -78,25 +55,16 @@ def convolution_backward(
         "group": groups,
         "kernel_shape": _sizes(weight),
     }
+    # A transposed convolution is the convolution from its output to its input, with the same weight.
+    signal, kernel = (grad, x) if transposed else (x, grad)
+    windows = Windows(_sizes(weight), _sizes(kernel), stride, padding, dilation)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
         grad_x = symbolic("Conv", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
     elif output_mask[0]:
-        attributes["output_padding"] = [
-            int(x.shape[axis])
-            - (
-                (int(grad.shape[axis]) - 1) * stride[i]
-                - 2 * padding[i]
-                + dilation[i] * (int(weight.shape[axis]) - 1)
-                + 1
-            )
-            for i, axis in enumerate(axes)
-        ]
+        attributes["output_padding"] = windows.output_padding(_sizes(x))
         grad_x = symbolic("ConvTranspose", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
     if output_mask[1]:
-        # A transposed convolution is the convolution from its output to its input, with the same weight.
-        signal, kernel = (grad, x) if transposed else (x, grad)
-        windows = Windows(_sizes(weight), _sizes(kernel), stride, padding, dilation)
         grad_weight = _weight_gradient(kernel, signal, weight, windows, groups)
     if output_mask[2]:
         grad_bias = grad.sum([0, *axes])
@@ -116,11 +84,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, 
     arrangement of these products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
     """
     taps, channels = prod(windows.kernel), int(weight.shape[1])
-    side_by_side = all(
-        pad == 0 and gap == 1 and (count == 1 or step == size)
-        for size, count, step, pad, gap in zip(*windows, strict=True)
-    )
-    if side_by_side and groups == 1:
+    if windows.side_by_side and groups == 1:
         found = _products(grad, _columns_side_by_side(x, windows))
     elif taps > MANY_TAPS:
         found = _by_convolution(grad, x, windows, groups)
@@ -148,8 +112,8 @@ def _products(grad: Tensor, columns: Tensor) -> Tensor:
 
 def _columns(x: Tensor, windows: Windows) -> Tensor:
     """Return the elements that each tap multiplies: (n, channels, ...) -> (n, channels * taps, places)."""
-    padded = windows.padded(x, 2)
-    return torch.stack([windows.shifted(padded, 2, tap) for tap in windows.taps], 2).flatten(1, 2).flatten(2)
+    padded = _padded(x, windows, 2)
+    return torch.stack([_shifted(padded, windows, 2, tap) for tap in windows.taps], 2).flatten(1, 2).flatten(2)
 
 
 def _columns_side_by_side(x: Tensor, windows: Windows) -> Tensor:
@@ -173,8 +137,8 @@ def _tap_by_tap(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tenso
     first = 1 + grouped
     x = x.permute(*range(first), *range(first + 1, first + 1 + image), first)
     grad = grad.transpose(grouped, grouped + 1).flatten(first)
-    padded = windows.padded(x, first)
-    products = [grad @ windows.shifted(padded, first, tap).flatten(grouped, grouped + image) for tap in windows.taps]
+    padded = _padded(x, windows, first)
+    products = [grad @ _shifted(padded, windows, first, tap).flatten(grouped, grouped + image) for tap in windows.taps]
     return torch.stack(products, -1).flatten(0, grouped)
 
 
@@ -186,8 +150,8 @@ def _by_rows(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
     rows = Windows(*(values[:-1] for values in windows))
     x = x.transpose(0, 1)
     grad = grad.transpose(0, 1).flatten(1, -2).transpose(1, 2)
-    padded = rows.padded(x, 2)
-    pairs = torch.stack([grad @ rows.shifted(padded, 2, tap).flatten(1, -2) for tap in rows.taps], 1)
+    padded = _padded(x, rows, 2)
+    pairs = torch.stack([grad @ _shifted(padded, rows, 2, tap).flatten(1, -2) for tap in rows.taps], 1)
     return (pairs.flatten(2) @ _of_taps(windows, int(x.shape[-1])).to(x.dtype)).flatten(1)
 
 
@@ -202,9 +166,9 @@ def _of_taps(windows: Windows, size: int) -> Tensor:
 def _by_sums(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """Depthwise: compute a sum for each tap, with the channels last. -> (channels, taps)."""
     image = range(2, x.dim())
-    padded = windows.padded(x.permute(0, *image, 1), 1)
+    padded = _padded(x.permute(0, *image, 1), windows, 1)
     grad = grad.permute(0, *image, 1)
-    sums = [(windows.shifted(padded, 1, tap) * grad).sum(list(range(x.dim() - 1))) for tap in windows.taps]
+    sums = [(_shifted(padded, windows, 1, tap) * grad).sum(list(range(x.dim() - 1))) for tap in windows.taps]
     return torch.stack(sums, 1)
 
 

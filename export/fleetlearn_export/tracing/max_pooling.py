@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
+from fleetlearn_export.tracing.windows import per_axis
+
 Attributes = dict[str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]]
-
-
-def _pair(value: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value) or list(default)
-    return values * 2 if len(values) == 1 else values
 
 
 def max_pool2d_with_indices(
@@ -27,7 +24,7 @@ def max_pool2d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """Return MaxPool and its indices over the whole array; zeros as indices if the backward pass needs none."""
     if _windows_cover(x, kernel_size, stride, padding, dilation):
-        values = _maxima(x, _pair(kernel_size))
+        values = _maxima(x, per_axis(kernel_size, 2))
         return values, torch.zeros_like(values, dtype=torch.int64)
     attributes, shape = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
     values, indices = symbolic_multi_out(
@@ -62,8 +59,8 @@ def _max_pool(
     Sizes are rounded up by padding at the end: with ceil_mode, ONNX Runtime 1.19 keeps a last window that begins beyond
     the image. PyTorch leaves that window out.
     """
-    kernel, begin, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
-    strides, end = _pair(stride, kernel), list(begin)
+    kernel, begin, dilations = per_axis(kernel_size, 2), per_axis(padding, 2), per_axis(dilation, 2)
+    strides, end = per_axis(stride, 2, kernel), list(begin)
     shape = [*x.shape[:-2]]
     for axis in range(2):
         size, reach = int(x.shape[axis - 2]), dilations[axis] * (kernel[axis] - 1) + 1
@@ -85,11 +82,11 @@ def _windows_cover(
     x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
     """Whether each element of the image is in exactly one window."""
-    kernel = _pair(kernel_size)
+    kernel = per_axis(kernel_size, 2)
     return (
-        _pair(stride, kernel) == kernel
-        and _pair(padding) == [0, 0]
-        and _pair(dilation) == [1, 1]
+        per_axis(stride, 2, kernel) == kernel
+        and per_axis(padding, 2) == [0, 0]
+        and per_axis(dilation, 2) == [1, 1]
         and all(int(x.shape[axis - 2]) % kernel[axis] == 0 for axis in range(2))
     )
 
@@ -132,7 +129,7 @@ def max_pool2d_with_indices_backward(
     ONNX Runtime takes many times longer for the indices of maxima than for the maxima. If the windows are side by side
     and cover the image, comparing finds the first element of each window that equals its maximum.
     """
-    kernel = _pair(kernel_size)
+    kernel = per_axis(kernel_size, 2)
     if _windows_cover(x, kernel, stride, padding, dilation):
         height, width = (int(size) for size in x.shape[-2:])
         down, right = (torch.arange(size) % times for size, times in zip((height, width), kernel, strict=True))
@@ -141,8 +138,8 @@ def max_pool2d_with_indices_backward(
         largest = x == enlarged(_maxima(x, kernel), kernel)
         first = _maxima(largest.to(x.dtype) * order, kernel)
         return enlarged(grad, kernel) * (enlarged(first, kernel) == order).to(grad.dtype)
-    reach = [(size - 1) * step + 1 for size, step in zip(kernel, _pair(dilation), strict=True)]
-    if all(size <= step for size, step in zip(reach, _pair(stride, kernel), strict=True)):
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel, per_axis(dilation, 2), strict=True)]
+    if all(size <= step for size, step in zip(reach, per_axis(stride, 2, kernel), strict=True)):
         shape = symbolic("Shape", (x,), dtype=torch.int64, shape=[x.dim()])
         # MaxUnpool needs the indices only. With the pool's own kernel ONNX Runtime refuses shapes that were rounded.
         attributes: Attributes = {"kernel_shape": [1, 1], "strides": [1, 1]}

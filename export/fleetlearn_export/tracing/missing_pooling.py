@@ -8,12 +8,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fleetlearn_export.tracing.windows import per_axis
+
 aten = torch.ops.aten
-
-
-def _per_axis(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value) or list(default)
-    return values * count if len(values) == 1 else values
 
 
 def _sizes(x: Tensor, count: int) -> list[int]:
@@ -48,8 +45,8 @@ def avg_pool_backward(
     """
     sizes = _sizes(x, len(kernel_size)) if len(kernel_size) > 1 else _sizes(x, x.dim() - 2)
     count = len(sizes)
-    kernel, pads = _per_axis(kernel_size, count), _per_axis(padding, count)
-    strides = _per_axis(stride, count, kernel)
+    kernel, pads = per_axis(kernel_size, count), per_axis(padding, count)
+    strides = per_axis(stride, count, kernel)
     windows = _sizes(grad, count)
     if divisor_override:
         grad = grad / divisor_override
@@ -170,9 +167,9 @@ def max_pool3d_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    kernel, pads, steps = _per_axis(kernel_size, 3), _per_axis(padding, 3), _per_axis(dilation, 3)
+    kernel, pads, steps = per_axis(kernel_size, 3), per_axis(padding, 3), per_axis(dilation, 3)
     axes = []
-    for size, k, s, p, d in zip(_sizes(x, 3), kernel, _per_axis(stride, 3, kernel), pads, steps, strict=True):
+    for size, k, s, p, d in zip(_sizes(x, 3), kernel, per_axis(stride, 3, kernel), pads, steps, strict=True):
         out = (size + 2 * p - d * (k - 1) - 1 + (s - 1) * ceil_mode) // s + 1
         if ceil_mode and (out - 1) * s >= size + p:
             out -= 1  # the last window would begin beyond the image

@@ -236,7 +236,12 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
     """Export with a free first axis for all arguments except the first ``fixed``."""
     shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
-    with as_export_error("the model cannot be exported"), silenced_python(), user_frames_recorded():
+    with (
+        as_export_error("the model cannot be exported"),
+        silenced_python(),
+        user_frames_recorded(),
+        formulas_recorded(),
+    ):
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 
 

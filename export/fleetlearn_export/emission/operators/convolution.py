@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Source, Value, fixed_sizes
 from fleetlearn_export.emission.operators import narrow_images, small_images
-from fleetlearn_export.emission.operators.layout import per_axis, total, turned
-from fleetlearn_export.emission.operators.weight_gradient import Windows, weight_gradient
+from fleetlearn_export.emission.operators.layout import total
+from fleetlearn_export.emission.operators.weight_gradient import weight_gradient
+from fleetlearn_export.tracing.windows import Windows, per_axis
 
 aten = torch.ops.aten
 Gradient = Callable[..., str]
@@ -108,14 +109,9 @@ def _input_gradient(
         return _node(graph, "Conv", grad, weight, None, windows, groups)
     sizes, taps = fixed_sizes(x, slice(2, None)), prod(windows.kernel)
     if groups == 1 and taps == 1 and not any(windows.padding) and all(step == 1 for step in windows.stride):
-        swapped = turned(graph, weight, [1, 0, *range(2, x.rank)])
+        swapped = graph.transposed(weight, [1, 0, *range(2, x.rank)])
         return _node(graph, "Conv", grad, swapped, None, windows, groups)
-    reached = [
-        (places - 1) * step - 2 * pad + gap * (size - 1) + 1
-        for size, places, step, pad, gap in zip(*windows, strict=True)
-    ]
-    rest = [size - covered for size, covered in zip(sizes, reached, strict=True)]
-    return _node(graph, "ConvTranspose", grad, weight, None, windows, groups, rest)
+    return _node(graph, "ConvTranspose", grad, weight, None, windows, groups, windows.output_padding(sizes))
 
 
 def _node(

@@ -16,6 +16,12 @@ def product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     return graph.node("MatMul", a, b)
 
 
+def vector_product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
+    """Multiply with the vector as a matrix of one column: ONNX Runtime 1.31 merges a transposition into MatMul, and is
+    then wrong for a vector."""
+    return graph.reshaped(graph.node("MatMul", a, graph.reshaped(b, [*b.shape, 1])), list(out.shape))
+
+
 def products(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     """Multiply batches of matrices. MatMul itself repeats a constant matrix for the batch."""
     return graph.node("MatMul", *(_unrepeated(graph, x.name) for x in (a, b)))
@@ -43,8 +49,13 @@ def addmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any =
 
 
 def added_product(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
-    """Write baddbmm and addmv."""
     return _sum(graph, out, c, graph.node("MatMul", a, b), beta, alpha)
+
+
+def added_vector_product(
+    graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> str:
+    return _sum(graph, out, c, vector_product(graph, out, a, b), beta, alpha)
 
 
 def addbmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
@@ -70,12 +81,12 @@ def _sum(graph: Emitter, out: Tensor, c: Value, found: str, beta: Any, alpha: An
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.mm.default: product,
     aten.bmm.default: products,
-    aten.mv.default: product,
+    aten.mv.default: vector_product,
     aten.dot.default: dot,
     aten.vdot.default: dot,
     aten.addmm.default: addmm,
     aten.baddbmm.default: added_product,
-    aten.addmv.default: added_product,
+    aten.addmv.default: added_vector_product,
     aten.addbmm.default: addbmm,
     aten.addr.default: addr,
 }

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Source, Value, fixed_sizes
-from fleetlearn_export.emission.operators.layout import enlarged, per_axis
+from fleetlearn_export.emission.operators.layout import enlarged
+from fleetlearn_export.tracing.windows import per_axis
 
 aten = torch.ops.aten
 

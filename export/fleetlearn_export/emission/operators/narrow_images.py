@@ -13,8 +13,9 @@ from math import prod
 import numpy as np
 
 from fleetlearn_export.emission.emitter import Array, Emitter, Source, Value, fixed_sizes
-from fleetlearn_export.emission.operators.layout import column, turned
-from fleetlearn_export.emission.operators.weight_gradient import Windows
+from fleetlearn_export.emission.operators.layout import column
+from fleetlearn_export.emission.operators.weight_gradient import padded, shifted
+from fleetlearn_export.tracing.windows import Windows
 
 NARROW = 8
 """Rows of at most this many elements are multiplied whole."""
@@ -70,10 +71,10 @@ def _product(graph: Emitter, x: Value, weight: Value, rows: Windows, table: Arra
     matrices = graph.node("MatMul", graph.reshaped(weight, [channels, taps]), graph.array(spread))
     matrices = graph.node("Reshape", matrices, graph.integers([channels, lines * width, places]))
     order = [1, 0, *range(2, x.rank)]
-    image: Source = rows.padded(graph, turned(graph, x, order), 2, x.rank)
-    shifted = [rows.shifted(graph, image, 2, tap) for tap in rows.taps]
-    together = shifted[0] if len(shifted) == 1 else graph.node("Concat", *shifted, axis=x.rank - 1)
+    image: Source = padded(graph, graph.transposed(x, order), rows, 2, x.rank)
+    seen = [shifted(graph, image, rows, 2, tap) for tap in rows.taps]
+    together = seen[0] if len(seen) == 1 else graph.node("Concat", *seen, axis=x.rank - 1)
     together = graph.node("Reshape", together, graph.integers([channels, -1, lines * width]))
     product = graph.node("MatMul", together, matrices)
     product = graph.node("Reshape", product, graph.integers([channels, -1, *rows.places, places]))
-    return turned(graph, product, order)
+    return graph.transposed(product, order)

@@ -34,35 +34,29 @@ def padded_by(mode: str) -> Handler:
     return handler
 
 
-def reflection_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, padding: Sequence[Any]) -> str:
-    """Add the gradient of each mirrored edge, mirrored back, to the elements that it shows."""
-    _refuse_cuts(padding)
-    name = grad.name
-    for axis, (before, after) in _by_axis(x.rank, padding).items():
-        (size,) = fixed_sizes(x, [axis])
-        whole, name = name, graph.padded(name, x.rank, {axis: (-before, -after)})
-        edges = ((0, before, 1), (before + size, after, size - 1 - after))
-        for begin, count, place in edges:
-            if count:
-                edge = graph.padded(whole, x.rank, {axis: (-begin, begin + count - size - before - after)})
-                mirrored = graph.flipped(edge, [axis])
-                name = graph.node("Add", name, graph.padded(mirrored, x.rank, {axis: (place, size - place - count)}))
-    return name
+def edges_added(mirrored: bool) -> Handler:
+    """Return the handler of the gradient of reflection padding (``mirrored``) or replication padding: the gradient of
+    each edge is added to the elements that it shows, mirrored back, or to the one that it repeats."""
 
-
-def replication_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, padding: Sequence[Any]) -> str:
-    """Add the gradients of the repeated edges to the edges."""
-    _refuse_cuts(padding)
-    name = grad.name
-    for axis, (before, after) in _by_axis(x.rank, padding).items():
-        (size,) = fixed_sizes(x, [axis])
-        whole, name = name, graph.padded(name, x.rank, {axis: (-before, -after)})
-        for begin, count, place in ((0, before, 0), (before + size, after, size - 1)):
-            if count:
+    def handler(graph: Emitter, out: Tensor, grad: Value, x: Value, padding: Sequence[Any]) -> str:
+        _refuse_cuts(padding)
+        name = grad.name
+        for axis, (before, after) in _by_axis(x.rank, padding).items():
+            (size,) = fixed_sizes(x, [axis])
+            whole, name = name, graph.padded(name, x.rank, {axis: (-before, -after)})
+            for begin, count, at_end in ((0, before, False), (before + size, after, True)):
+                if not count:
+                    continue
                 edge = graph.padded(whole, x.rank, {axis: (-begin, begin + count - size - before - after)})
-                sums = graph.node("ReduceSum", edge, graph.integers([axis]), keepdims=1)
-                name = graph.node("Add", name, graph.padded(sums, x.rank, {axis: (place, size - place - 1)}))
-    return name
+                if mirrored:
+                    shown, width, place = graph.flipped(edge, [axis]), count, size - 1 - count if at_end else 1
+                else:
+                    shown = graph.node("ReduceSum", edge, graph.integers([axis]), keepdims=1)
+                    width, place = 1, size - 1 if at_end else 0
+                name = graph.node("Add", name, graph.padded(shown, x.rank, {axis: (place, size - place - width)}))
+        return name
+
+    return handler
 
 
 def _refuse_cuts(padding: Sequence[Any]) -> None:
@@ -75,13 +69,13 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.reflection_pad1d.default: padded_by("reflect"),
     aten.reflection_pad2d.default: padded_by("reflect"),
     aten.reflection_pad3d.default: padded_by("reflect"),
-    aten.reflection_pad1d_backward.default: reflection_backward,
-    aten.reflection_pad2d_backward.default: reflection_backward,
-    aten.reflection_pad3d_backward.default: reflection_backward,
+    aten.reflection_pad1d_backward.default: edges_added(mirrored=True),
+    aten.reflection_pad2d_backward.default: edges_added(mirrored=True),
+    aten.reflection_pad3d_backward.default: edges_added(mirrored=True),
     aten.replication_pad1d.default: padded_by("edge"),
     aten.replication_pad2d.default: padded_by("edge"),
     aten.replication_pad3d.default: padded_by("edge"),
-    aten.replication_pad1d_backward.default: replication_backward,
-    aten.replication_pad2d_backward.default: replication_backward,
-    aten.replication_pad3d_backward.default: replication_backward,
+    aten.replication_pad1d_backward.default: edges_added(mirrored=False),
+    aten.replication_pad2d_backward.default: edges_added(mirrored=False),
+    aten.replication_pad3d_backward.default: edges_added(mirrored=False),
 }

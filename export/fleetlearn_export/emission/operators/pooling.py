@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Array, Emitter, Handler, Source, Value, fixed_sizes
-from fleetlearn_export.emission.operators.layout import enlarged, padded, per_axis, sliced
+from fleetlearn_export.emission.operators.layout import enlarged, sliced
+from fleetlearn_export.tracing.windows import per_axis
 
 aten = torch.ops.aten
 
@@ -36,22 +36,15 @@ def average_pool(
         max(pad, (places - 1) * step + size - length - pad)
         for length, places, step, size, pad in zip(sizes, windows, strides, kernel, begin, strict=True)
     ]
-    image, shape = _with_channels(graph, x, count)
+    # Pooling takes one array without examples too.
+    image = x if x.rank == count + 2 else graph.reshaped(x, [1, *x.shape])
     found = graph.node(
         "AveragePool", image, kernel_shape=kernel, strides=strides, pads=begin + end, count_include_pad=1
     )
     counts = _counts(sizes, windows, kernel, strides, begin, count_include_pad, divisor_override)
     if (counts != prod(kernel)).any():
         found = graph.node("Mul", found, graph.array((prod(kernel) / counts).astype(np.float32)))
-    return found if shape is None else graph.reshaped(found, list(out.shape))
-
-
-def _with_channels(graph: Emitter, x: Value, count: int) -> tuple[Source, list[Any] | None]:
-    """Return (n, channels, ...): pooling takes one array without examples too. The shape tells whether it was one."""
-    if x.rank == count + 2:
-        return x, None
-    shape = [1, *x.shape]
-    return graph.reshaped(x, shape), shape
+    return found if image is x else graph.reshaped(found, list(out.shape))
 
 
 def _counts(
@@ -124,10 +117,8 @@ def _over_windows(graph: Emitter, share: Source, x: Value, kernel: Sequence[int]
     """Repeat each window's value over the window, for windows side by side. Elements behind the last window are 0."""
     sizes = fixed_sizes(x, slice(-len(kernel), None))
     rest = [size - places * length for size, places, length in zip(sizes, windows, kernel, strict=True)]
-    before = [0] * (x.rank - len(kernel))
-    whole = padded(graph, enlarged(graph, share, x.rank, kernel), [0] * x.rank, before + rest)
-    assert isinstance(whole, str)
-    return whole
+    behind = {axis: (0, size) for axis, size in enumerate(rest, x.rank - len(kernel))}
+    return graph.padded(enlarged(graph, share, x.rank, kernel), x.rank, behind)
 
 
 def adaptive_average_pool(graph: Emitter, out: Tensor, x: Value, output_size: Sequence[int]) -> str:

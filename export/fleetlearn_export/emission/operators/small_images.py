@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from fleetlearn_export.emission.emitter import Array, Emitter, Value, fixed_sizes
-from fleetlearn_export.emission.operators.layout import column, turned
-from fleetlearn_export.emission.operators.weight_gradient import Windows
+from fleetlearn_export.emission.operators.layout import column
+from fleetlearn_export.tracing.windows import Windows
 
 SMALL_RESULT = 16
 """Dense convolutions whose result has at most this many places are computed here."""
@@ -50,7 +50,7 @@ def _indices(windows: Windows, sizes: Sequence[int]) -> Array:
 def _rows(graph: Emitter, x: Value) -> str:
     """Return (n, channels, ...) as (n, places, channels)."""
     channels, *sizes = fixed_sizes(x, slice(1, None))
-    return turned(graph, graph.reshaped(x, [x.shape[0], channels, prod(sizes)]), [0, 2, 1])
+    return graph.transposed(graph.reshaped(x, [x.shape[0], channels, prod(sizes)]), [0, 2, 1])
 
 
 def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
@@ -66,7 +66,7 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
         if (indices == count).any():
             found = graph.node("Pad", found, graph.integers([0, 0, 0, 0, 1, 0]))
         found = graph.node("Gather", found, graph.array(indices), axis=1)  # (n, places, taps, channels)
-        found = turned(graph, found, [0, 1, 3, 2])
+        found = graph.transposed(found, [0, 1, 3, 2])
     return graph.node("Reshape", found, flat)
 
 
@@ -75,7 +75,7 @@ def dense(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: 
     flat = graph.reshaped(weight, [outputs, inputs * prod(windows.kernel)])
     found = graph.node("Gemm", _columns(graph, x, windows), flat, bias, transB=1)
     found = graph.node("Reshape", found, graph.integers([-1, prod(windows.places), outputs]))
-    return graph.node("Reshape", turned(graph, found, [0, 2, 1]), graph.integers([-1, outputs, *windows.places]))
+    return graph.node("Reshape", graph.transposed(found, [0, 2, 1]), graph.integers([-1, outputs, *windows.places]))
 
 
 def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
@@ -85,7 +85,7 @@ def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, w
     rows = graph.node("Reshape", _rows(graph, grad), graph.integers([-1, outputs]))
     shares = graph.node("MatMul", rows, graph.reshaped(weight, [outputs, inputs * taps]))
     shares = graph.node("Reshape", shares, graph.integers([-1, places, inputs * taps]))
-    shares = turned(graph, shares, [0, 2, 1])
+    shares = graph.transposed(shares, [0, 2, 1])
     if np.array_equal(_indices(windows, sizes), np.arange(prod(sizes))[:, None]):
         return graph.node("Reshape", shares, graph.integers([-1, inputs, *sizes]))
     alone = len(sizes) == 1  # one axis becomes the second of two
@@ -105,7 +105,7 @@ def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, w
 def dense_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
     sizes = fixed_sizes(weight)
     rows = graph.node("Reshape", _rows(graph, grad), graph.integers([-1, sizes[0]]))
-    found = graph.node("MatMul", turned(graph, rows, [1, 0]), _columns(graph, x, windows))
+    found = graph.node("MatMul", graph.transposed(rows, [1, 0]), _columns(graph, x, windows))
     return graph.reshaped(found, sizes)
 
 
@@ -126,7 +126,7 @@ def _taps_of_pairs(graph: Emitter, windows: Windows, sizes: Sequence[int]) -> st
 def _matrices(graph: Emitter, weight: Value, windows: Windows, sizes: Sequence[int]) -> str:
     """Return the matrix that each channel's image is multiplied with -> (channels, image, result)."""
     channels, taps = fixed_sizes(weight)[0], prod(windows.kernel)
-    pairs = turned(graph, _taps_of_pairs(graph, windows, sizes), [1, 0])
+    pairs = graph.transposed(_taps_of_pairs(graph, windows, sizes), [1, 0])
     spread = graph.node("MatMul", graph.reshaped(weight, [channels, taps]), pairs)
     return graph.node("Reshape", spread, graph.integers([channels, prod(sizes), prod(windows.places)]))
 
@@ -134,12 +134,12 @@ def _matrices(graph: Emitter, weight: Value, windows: Windows, sizes: Sequence[i
 def _by_channels(graph: Emitter, x: Value) -> str:
     """Return (n, channels, ...) as (channels, n, places)."""
     channels, *sizes = fixed_sizes(x, slice(1, None))
-    return turned(graph, graph.reshaped(x, [x.shape[0], channels, prod(sizes)]), [1, 0, 2])
+    return graph.transposed(graph.reshaped(x, [x.shape[0], channels, prod(sizes)]), [1, 0, 2])
 
 
 def _by_examples(graph: Emitter, x: str, channels: int, sizes: Sequence[int]) -> str:
     """Return (channels, n, places) as (n, channels, ...)."""
-    return graph.node("Reshape", turned(graph, x, [1, 0, 2]), graph.integers([-1, channels, *sizes]))
+    return graph.node("Reshape", graph.transposed(x, [1, 0, 2]), graph.integers([-1, channels, *sizes]))
 
 
 def depthwise(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
@@ -151,13 +151,13 @@ def depthwise(graph: Emitter, x: Value, weight: Value, bias: Value | None, windo
 
 def depthwise_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
     channels, *sizes = fixed_sizes(x, slice(1, None))
-    matrices = turned(graph, _matrices(graph, weight, windows, sizes), [0, 2, 1])
+    matrices = graph.transposed(_matrices(graph, weight, windows, sizes), [0, 2, 1])
     return _by_examples(graph, graph.node("MatMul", _by_channels(graph, grad), matrices), channels, sizes)
 
 
 def depthwise_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
     channels, *sizes = fixed_sizes(x, slice(1, None))
-    image = turned(graph, _by_channels(graph, x), [0, 2, 1])
+    image = graph.transposed(_by_channels(graph, x), [0, 2, 1])
     pairs = graph.node("MatMul", image, _by_channels(graph, grad))
     pairs = graph.node("Reshape", pairs, graph.integers([channels, prod(sizes) * prod(windows.places)]))
     return graph.reshaped(graph.node("MatMul", pairs, _taps_of_pairs(graph, windows, sizes)), fixed_sizes(weight))

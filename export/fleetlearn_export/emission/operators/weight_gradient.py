@@ -3,51 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
 from fleetlearn_export.emission.emitter import Array, Emitter, Source, Value, fixed_sizes
-from fleetlearn_export.emission.operators.layout import padded, sliced, total, turned
-
-FEW_CHANNELS = 8
-"""With fewer, one matrix product for all taps costs less than a product for each tap."""
-MANY_TAPS = 64
-"""With more elements in a kernel, a graph with a few operators for each would be too long."""
-LONG_ROW = 16
-"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise convolution."""
+from fleetlearn_export.emission.operators.layout import sliced, total
+from fleetlearn_export.tracing.windows import FEW_CHANNELS, LONG_ROW, MANY_TAPS, Windows
 
 
-class Windows(NamedTuple):
-    """A convolution's geometry: one number for each of the image's axes."""
+def padded(graph: Emitter, x: Source, windows: Windows, first: int, rank: int) -> str:
+    """Return ``x`` with zeros around the image, whose first axis is ``first``."""
+    return graph.padded(x, rank, {axis: (pad, pad) for axis, pad in enumerate(windows.padding, first)})
 
-    kernel: list[int]
-    places: list[int]
-    """The output's size."""
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
 
-    @property
-    def taps(self) -> list[tuple[int, ...]]:
-        """The indices of the kernel's elements, in order."""
-        return list(product(*map(range, self.kernel)))
-
-    def padded(self, graph: Emitter, x: Source, first: int, rank: int) -> Source:
-        """Return ``x`` with zeros around the image, whose first axis is ``first``."""
-        both = [0] * first + self.padding + [0] * (rank - first - len(self.padding))
-        return padded(graph, x, both, both)
-
-    def shifted(self, graph: Emitter, x: Source, first: int, tap: Sequence[int]) -> str:
-        """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
-        begins = [element * gap for element, gap in zip(tap, self.dilation, strict=True)]
-        ends = [
-            begin + (places - 1) * step + 1
-            for begin, places, step in zip(begins, self.places, self.stride, strict=True)
-        ]
-        return sliced(graph, x, range(first, first + len(begins)), begins, ends, self.stride)
+def shifted(graph: Emitter, x: Source, windows: Windows, first: int, tap: Sequence[int]) -> str:
+    """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
+    begins = windows.begins(tap)
+    ends = [
+        begin + (places - 1) * step + 1
+        for begin, places, step in zip(begins, windows.places, windows.stride, strict=True)
+    ]
+    return sliced(graph, x, range(first, first + len(begins)), begins, ends, windows.stride)
 
 
 def weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows, groups: int) -> str:
@@ -59,13 +36,9 @@ def weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, window
     """
     sizes = fixed_sizes(weight)
     taps, channels = prod(windows.kernel), sizes[1]
-    side_by_side = all(
-        pad == 0 and gap == 1 and (count == 1 or step == size)
-        for size, count, step, pad, gap in zip(*windows, strict=True)
-    )
     if groups == 1 and taps == 1 and not any(windows.padding):
         found = _products(graph, grad, x, _picked(graph, x, windows), windows, channels)
-    elif side_by_side and groups == 1:
+    elif windows.side_by_side and groups == 1:
         found = _products(graph, grad, x, _columns_side_by_side(graph, x, windows), windows, channels * taps)
     elif taps > MANY_TAPS:
         return _by_convolution(graph, grad, x, windows, groups)
@@ -87,11 +60,11 @@ def _products(graph: Emitter, grad: Value, x: Value, columns: Source, windows: W
         flat = graph.reshaped(grad, [examples, outputs])
         return graph.node("Gemm", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])), transA=1)
     flat = graph.reshaped(grad, [examples, outputs, places])
-    columns = turned(graph, graph.node("Reshape", columns, graph.integers([-1, inputs, places])), [0, 2, 1])
+    columns = graph.transposed(graph.node("Reshape", columns, graph.integers([-1, inputs, places])), [0, 2, 1])
     if outputs * inputs < (outputs + inputs) * places:
         return total(graph, graph.node("MatMul", flat, columns), [0])
     # A product for each example would be larger than its factors.
-    flat = graph.node("Reshape", turned(graph, flat, [1, 0, 2]), graph.integers([outputs, -1]))
+    flat = graph.node("Reshape", graph.transposed(flat, [1, 0, 2]), graph.integers([outputs, -1]))
     return graph.node("MatMul", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])))
 
 
@@ -99,13 +72,15 @@ def _picked(graph: Emitter, x: Value, windows: Windows) -> Source:
     """Return the elements that a kernel of one element multiplies."""
     if all(step == 1 for step in windows.stride):
         return x
-    return windows.shifted(graph, x, 2, [0] * len(windows.kernel))
+    return shifted(graph, x, windows, 2, [0] * len(windows.kernel))
 
 
 def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     """Return the elements that each tap multiplies -> (n, channels, taps, ...)."""
-    image = windows.padded(graph, x, 2, x.rank)
-    rows = [graph.node("Unsqueeze", windows.shifted(graph, image, 2, tap), graph.integers([2])) for tap in windows.taps]
+    image = padded(graph, x, windows, 2, x.rank)
+    rows = [
+        graph.node("Unsqueeze", shifted(graph, image, windows, 2, tap), graph.integers([2])) for tap in windows.taps
+    ]
     return rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
 
 
@@ -119,7 +94,7 @@ def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
     pairs = [size for pair in zip(windows.places, windows.kernel, strict=True) for size in pair]
     split = graph.node("Reshape", image, graph.integers([-1, fixed_sizes(x, [1])[0], *pairs]))
     kernel_axes = list(range(3, 2 + len(pairs), 2))
-    return turned(graph, split, [0, 1, *kernel_axes, *(axis - 1 for axis in kernel_axes)])
+    return graph.transposed(split, [0, 1, *kernel_axes, *(axis - 1 for axis in kernel_axes)])
 
 
 def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups: int) -> str:
@@ -132,22 +107,22 @@ def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups:
     sizes, places = fixed_sizes(x, slice(2, None)), prod(windows.places)
     if groups == 1:
         first = 1
-        image: Source = turned(graph, x, [0, *range(2, x.rank), 1])
-        image = windows.padded(graph, image, first, x.rank)
-        rows = turned(graph, graph.reshaped(grad, [grad.shape[0], outputs, places]), [1, 0, 2])
+        image: Source = graph.transposed(x, [0, *range(2, x.rank), 1])
+        image = padded(graph, image, windows, first, x.rank)
+        rows = graph.transposed(graph.reshaped(grad, [grad.shape[0], outputs, places]), [1, 0, 2])
         rows = graph.node("Reshape", rows, graph.integers([outputs, -1]))
         flat = [-1, inputs]
     else:
         first = 2
         image = graph.node("Reshape", x, graph.integers([-1, groups, inputs, *sizes]))
-        image = turned(graph, image, [1, 0, *range(3, 3 + count), 2])
-        image = windows.padded(graph, image, first, x.rank + 1)
+        image = graph.transposed(image, [1, 0, *range(3, 3 + count), 2])
+        image = padded(graph, image, windows, first, x.rank + 1)
         rows = graph.node("Reshape", grad, graph.integers([-1, groups, outputs, places]))
-        rows = graph.node("Reshape", turned(graph, rows, [1, 2, 0, 3]), graph.integers([groups, outputs, -1]))
+        rows = graph.node("Reshape", graph.transposed(rows, [1, 2, 0, 3]), graph.integers([groups, outputs, -1]))
         flat = [groups, -1, inputs]
     products = []
     for tap in windows.taps:
-        seen = graph.node("Reshape", windows.shifted(graph, image, first, tap), graph.integers(flat))
+        seen = graph.node("Reshape", shifted(graph, image, windows, first, tap), graph.integers(flat))
         products.append(graph.node("MatMul", rows, seen))
     last = graph.integers([1 + first])
     return graph.node("Concat", *(graph.node("Unsqueeze", row, last) for row in products), axis=1 + first)
@@ -160,14 +135,14 @@ def _by_rows(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
     """
     channels, *sizes = fixed_sizes(x, slice(1, None))
     rows = Windows(*(values[:-1] for values in windows))
-    image = turned(graph, x, [1, 0, *range(2, x.rank)])
-    out = turned(graph, grad, [1, *range(1), *range(2, x.rank)])
+    image = graph.transposed(x, [1, 0, *range(2, x.rank)])
+    out = graph.transposed(grad, [1, *range(1), *range(2, x.rank)])
     out = graph.node("Reshape", out, graph.integers([channels, -1, windows.places[-1]]))
-    out = turned(graph, out, [0, 2, 1])
-    padded_image = rows.padded(graph, image, 2, x.rank)
+    out = graph.transposed(out, [0, 2, 1])
+    padded_image = padded(graph, image, rows, 2, x.rank)
     pairs = []
     for tap in rows.taps:
-        seen = rows.shifted(graph, padded_image, 2, tap) if tap else image
+        seen = shifted(graph, padded_image, rows, 2, tap) if tap else image
         seen = graph.node("Reshape", seen, graph.integers([channels, -1, sizes[-1]]))
         pairs.append(graph.node("Unsqueeze", graph.node("MatMul", out, seen), graph.integers([1])))
     together = pairs[0] if len(pairs) == 1 else graph.node("Concat", *pairs, axis=1)
@@ -188,11 +163,11 @@ def _of_taps(windows: Windows, size: int) -> Array:
 def _by_sums(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
     """Depthwise: compute a sum for each tap, with the channels last. -> (channels, taps)."""
     order = [0, *range(2, x.rank), 1]
-    image = windows.padded(graph, turned(graph, x, order), 1, x.rank)
-    out = turned(graph, grad, order)
+    image = padded(graph, graph.transposed(x, order), windows, 1, x.rank)
+    out = graph.transposed(grad, order)
     sums = []
     for tap in windows.taps:
-        product = graph.node("Mul", windows.shifted(graph, image, 1, tap), out)
+        product = graph.node("Mul", shifted(graph, image, windows, 1, tap), out)
         sums.append(
             graph.node("Unsqueeze", total(graph, product, range(x.rank - 1)), graph.integers([1])),
         )
@@ -209,15 +184,15 @@ def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, gro
     # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the channels' blocks.
     swapped = [1, 0, *range(2, x.rank)]
     if groups == 1:
-        signal = turned(graph, x, swapped)
+        signal = graph.transposed(x, swapped)
     else:
         signal = graph.node("Reshape", x, graph.integers([-1, groups, inputs, *sizes]))
-        signal = turned(graph, signal, [2, 1, 0, *range(3, x.rank + 1)])
+        signal = graph.transposed(signal, [2, 1, 0, *range(3, x.rank + 1)])
         signal = graph.node("Reshape", signal, graph.integers([inputs, -1, *sizes]))
     found = graph.node(
         "Conv",
         signal,
-        turned(graph, grad, swapped),
+        graph.transposed(grad, swapped),
         kernel_shape=windows.places,
         strides=windows.dilation,
         dilations=windows.stride,
@@ -226,4 +201,4 @@ def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, gro
     )
     axes = range(2, x.rank)
     cropped = sliced(graph, found, axes, [0] * len(sizes), windows.kernel, [1] * len(sizes))
-    return turned(graph, cropped, swapped)
+    return graph.transposed(cropped, swapped)

@@ -24,6 +24,7 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.bmm.default, lambda a, batch, m, bias: batch @ batch.transpose(1, 2)),
     (aten.bmm.default, lambda a, batch, m, bias: torch.einsum("nij,nj->ni", batch, batch[:, 0])),
     (aten.mv.default, lambda a, batch, m, bias: a @ m[0]),
+    (aten.mv.default, lambda a, batch, m, bias: batch[0].t() @ a[0]),
     (aten.dot.default, lambda a, batch, m, bias: a[0] @ m[0]),
     (aten.vdot.default, lambda a, batch, m, bias: torch.vdot(a[0], m[0])),
     (aten.addmm.default, lambda a, batch, m, bias: torch.nn.functional.linear(a, m, bias)),
