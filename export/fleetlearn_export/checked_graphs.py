@@ -188,4 +188,5 @@ def _written(
     except EmissionError as reason:
         found = program()
         return to_onnx(found, table(found.exported.graph)), None, str(reason)
+    give_back_freed_memory()
     return written.model, written, None
