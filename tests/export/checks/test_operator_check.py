@@ -144,3 +144,30 @@ def test_an_operator_that_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatc
     found = check_operators(step.module, step.emitted(), step.inputs())
     assert found.described().endswith("; aten.addmm.default was not compared: its result is uninitialised")
     assert aten.addmm.default in OPERATORS
+
+
+class Sorting(torch.nn.Module):
+    """Sorts the middle of each row, all of whose elements occur several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(5, 12), torch.nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, order = torch.sort(torch.round(x.repeat(1, 3)), dim=1)
+        _, largest = torch.topk(torch.round(x.repeat(1, 3)), 12, dim=1)
+        middle = self.first(x)
+        scores: torch.Tensor = self.last(middle + 0.01 * (order[:, :12] + largest))
+        return scores
+
+
+def test_equal_elements_may_be_sorted_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = traced_step(zoo.classifier(Sorting(), zoo.numbers(5), 3))
+    assert check_operators(step.module, step.emitted(), step.inputs()).worst.excess < HEALTHY
+
+    def smallest(right: Any, graph: Any, out: Any, x: Any, k: Any, axis: int = -1, *more: Any) -> Any:
+        return right(graph, out, x, k, axis, False)
+
+    mutate(monkeypatch, aten.topk.default, smallest)
+    with pytest.raises(ExportError, match=r"operator aten\.topk\.default .* was exported as something else"):
+        check_operators(step.module, step.emitted(), step.inputs())
