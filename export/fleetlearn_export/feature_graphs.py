@@ -118,22 +118,23 @@ def _check(user: UserModel, step: onnx.ModelProto, values: list[str], emission: 
         and node.output[0] not in kept
     ]
     if missed:
-        before = ancestors(step, missed[:1])
+        before = ancestors(step, missed)
         made = [name for node in step.graph.node for name in node.output if name in before and BATCH in kinds[name]]
-        then = f", comes before {_described(missed[0], emission)}, which is frozen"
-        for name in made:
-            if kinds[name] >= {BATCH, SEED}:
-                raise ExportError(
-                    f"cache_features: dropout, or what else draws random numbers{_location(name, emission)}{then}: its "
-                    "results differ from step to step, so a device cannot keep them. Switch it off, or move it behind "
-                    "what is frozen"
-                )
-        mixing = try_rows(user, step, made).mixing
-        first = next((name for name in made if name in mixing), None)
+        random = next((name for name in made if SEED in kinds[name]), None)
+        mixing = set() if random else try_rows(user, step, made).mixing
+        first = random or next((name for name in made if name in mixing), None)
         if first is None:
             raise ExportError(
                 f"cache_features: {_described(missed[0], emission)} is frozen, and neither its result nor what follows "
                 "before the first trained parameter has a row for each example, so a device cannot keep it by examples"
+            )
+        product = next(name for name in missed if first in ancestors(step, [name]))
+        then = f", comes before {_described(product, emission)}, which is frozen"
+        if random:
+            raise ExportError(
+                f"cache_features: dropout, or what else draws random numbers{_location(random, emission)}{then}: its "
+                "results differ from step to step, so a device cannot keep them. Switch it off, or move it behind "
+                "what is frozen"
             )
         raise ExportError(
             f"cache_features: {_described(first, emission)}{then}: its result for one example depends on the other "
