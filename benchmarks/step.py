@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -106,7 +107,7 @@ def compare(
             try:
                 run = contend(interpreter, kind, what, arrays, steps, threads)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
-                failed[kind] = str(error).strip().splitlines()[-1]
+                failed[kind] = reason_of(str(error))
                 continue
             if differs(run, turn[0], tolerance):
                 failed[kind] = f"{run['version']} computes something else: its loss after ten steps is {run['loss']}, "
@@ -132,6 +133,13 @@ def compare(
         "runs": runs,
         "failed": failed,
     }
+
+
+def reason_of(output: str) -> str:
+    """Return the line of a traceback that names the error, and the line after it; the last line if there is none."""
+    lines = [line for line in output.strip().splitlines() if line.strip()]
+    named = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return " ".join(lines[named[-1] :][:2]) if named else lines[-1]
 
 
 def differs(run: dict[str, Any], eager: dict[str, Any], tolerance: float) -> bool:
