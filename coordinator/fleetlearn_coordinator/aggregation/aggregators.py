@@ -1,9 +1,9 @@
 """Aggregators: how the updates of a round become one vector, for the server optimizer.
 
 Each is a set of functions over a state of its own, which updates are added to as they arrive: ``init(size) -> state``,
-``add(state, parts, weight, largest)``, ``result(state) -> vector``. The state can be written and read as named tensors.
-``Aggregator`` has all that one must provide (the simulator adds many updates at a time); ``Plan.aggregator`` chooses
-one.
+``add(state, parts, weight, largest, factor)``, ``result(state) -> vector``. The state can be written and read as named
+tensors. ``Aggregator`` has all that one must provide (the simulator adds many updates at a time); ``Plan.aggregator``
+chooses one.
 
 ``mean`` is the mean weighted by the devices' examples, as in Federated Averaging: McMahan et al.,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
@@ -36,11 +36,15 @@ class Aggregator(NamedTuple, Generic[S]):
     the update must be refused."""
     passes_check: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.bool_]]
     """Largest magnitudes (n,), weights (n,) -> which updates ``check`` lets pass (n,)."""
-    add: Callable[[S, Iterable[Vector], int, float], None]
+    add: Callable[[S, Iterable[Vector], int, float, float], None]
     """Adds to the state, in place, an update in parts (flat float32, P elements together), its weight, its largest
-    magnitude. Raises ProtocolError as ``check`` does, and leaves the state as it was."""
-    add_many: Callable[[S, Sequence[NDArray[np.float32]], NDArray[np.int64], NDArray[np.float64]], None]
-    """Adds n updates that have passed ``check``: in parts of shape (rows, P), weights (n,), largest magnitudes (n,)."""
+    magnitude, and the factor by which staleness makes it smaller (above 0, at most 1: fresh). Raises ProtocolError as
+    ``check`` does, and leaves the state as it was."""
+    add_many: Callable[
+        [S, Sequence[NDArray[np.float32]], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None], None
+    ]
+    """Adds n updates that have passed ``check``: in parts of shape (rows, P), weights (n,), largest magnitudes (n,),
+    factors (n,) or None (all are 1)."""
     result: Callable[[S], NDArray[np.float64]]
     """The state -> what the server optimizer moves the model by, float64, shape (P,). The same bits in whatever order
     the updates were added. Raises ValueError if there are none."""

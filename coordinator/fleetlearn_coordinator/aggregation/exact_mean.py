@@ -17,6 +17,10 @@ Why it is exact, for one element x (float32, 24 significant bits) and its weight
 * A sum of multiples of 2^-8 is exact up to 2^(53-8) = 2^45: MAX_UPDATES = 2^17 times |hi| <= 2^28 just reaches it.
   A sum of multiples of 2^-44 is exact up to 2^(53-44) = 2^9: 2^17 times 2^-9 is 2^8.
 
+A stale update counts with a factor s, 0 < s <= 1: the sum has s * w * x, while its weight in the divisor is still w. So
+that all of the above holds, s * w is rounded to 29 significant bits (``multiplier``), to the nearest, and so has an
+error below one in 500 million. A fresh update has s = 1 and so exactly its weight w.
+
 So 2^17 updates, none with |w * x| above 2^28, can be added in any order. Other updates are refused before they touch
 the sum. Since the weights are at least 1, the dropped parts move the mean by at most 2^-45 (3e-14) in each element.
 
@@ -34,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import frexp, isfinite, ldexp
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,7 +49,9 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[Any]
 MAX_UPDATES = 2**17
 """Updates that one sum can hold."""
-MAX_WEIGHT = 2**29 - 1
+WEIGHT_BITS = 29
+"""Significant bits of what an update's elements are multiplied by."""
+MAX_WEIGHT = 2**WEIGHT_BITS - 1
 """Largest weight of an update."""
 MAX_PRODUCT = 2.0**28
 """Largest magnitude of weight times element."""
@@ -83,8 +89,25 @@ def init(size: int) -> Sum:
     return Sum(np.zeros(size), np.zeros(size))
 
 
+def multiplier(weight: int, factor: float) -> float:
+    """Return what an update's elements are multiplied by: weight times factor, to WEIGHT_BITS significant bits."""
+    mantissa, exponent = frexp(weight * factor)
+    return ldexp(round(ldexp(mantissa, WEIGHT_BITS)), exponent - WEIGHT_BITS)
+
+
+def multipliers(weights: NDArray[np.int64], factors: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return ``multiplier`` for each of n updates, (n,). Without factors they are all 1."""
+    if factors is None:
+        return weights.astype(np.float64)
+    mantissas, exponents = np.frexp(weights * factors)
+    rounded: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(mantissas, WEIGHT_BITS)), exponents - WEIGHT_BITS)
+    return rounded
+
+
 def check(largest: float, weight: int) -> None:
     """Raise ProtocolError (not-finite, out-of-range) if an update with this weight cannot be added exactly.
+
+    A factor makes it smaller: an update that passes can be added with any factor.
 
     ``largest`` is the largest magnitude of its elements. NaN or infinity means that one of them is not finite.
     """
@@ -102,16 +125,17 @@ def check(largest: float, weight: int) -> None:
 
 def passes_check(largest: NDArray[np.float64], weights: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which of n updates pass ``check``, (n,), by their largest elements and weights."""
-    return (weights >= 1) & (weights <= MAX_WEIGHT) & (largest * weights <= MAX_PRODUCT)
+    passes: NDArray[np.bool_] = (weights >= 1) & (weights <= MAX_WEIGHT) & (largest * weights <= MAX_PRODUCT)
+    return passes
 
 
-def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float) -> None:
-    """Add ``weight`` times an update to ``total``, in place.
+def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float, factor: float = 1.0) -> None:
+    """Add an update of this weight to ``total``, in place: ``factor`` times ``weight`` times its elements.
 
     ``parts`` are the update's elements in order: flat float32 arrays, together of shape (P,). Each part is used before
     the next is asked for, so that all may share one buffer. Parts of BLOCK elements read from a file stay in the
     processor's cache, which takes half the CPU of adding a memory map of the file. ``largest`` is the largest magnitude
-    of the elements, or more; with less the sum would not be exact.
+    of the elements, or more; with less the sum would not be exact. ``factor`` is above 0 and at most 1.
 
     Raises ProtocolError (see ``check``; out-of-range also for one update too many) and leaves ``total`` as it was.
     Raises ValueError if the parts have another length; ``total`` is then spoilt.
@@ -119,7 +143,8 @@ def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float) -> Non
     if total.count >= MAX_UPDATES:
         raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {total.count} updates, and its sum can hold no more")
     check(largest, weight)
-    size, bound = len(total.hi), float(largest) * weight
+    times = multiplier(weight, factor)
+    size, bound = len(total.hi), float(largest) * times
     small = bound < SMALL_PRODUCT and total.lo_bound + bound < MAX_LO_BOUND
     products, rounded = np.empty((2, min(size, BLOCK)))
     place = 0
@@ -128,7 +153,7 @@ def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float) -> Non
             block = part[start : start + BLOCK]
             t, cut = products[: len(block)], rounded[: len(block)]
             hi, lo = total.hi[place : place + len(block)], total.lo[place : place + len(block)]
-            _multiply(block, weight, t)
+            _multiply(block, times, t)
             if small:
                 np.add(lo, _round(t, ROUND_LO, t), out=lo)
             else:
@@ -143,14 +168,18 @@ def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float) -> Non
 
 
 def add_many(
-    total: Sum, parts: Sequence[NDArray[np.float32]], weights: NDArray[np.int64], largest: NDArray[np.float64]
+    total: Sum,
+    parts: Sequence[NDArray[np.float32]],
+    weights: NDArray[np.int64],
+    largest: NDArray[np.float64],
+    factors: NDArray[np.float64] | None = None,
 ) -> None:
     """Add n updates that have passed ``check``. The mean is the same as by ``add``, to the last bit.
 
     ``parts`` are float32 arrays of shape (rows, P), n rows together. ``weights`` are int64, (n,). ``largest`` are the
-    largest magnitudes of the updates' elements, or more, float64, (n,). For small models this costs a fraction of n
-    calls of ``add``. Raises ProtocolError (out-of-range: too many updates) and leaves ``total`` as it was.
-    """
+    largest magnitudes of the updates' elements, or more, float64, (n,). ``factors`` are float64, (n,); None: all are 1.
+    For small models this costs a fraction of n calls of ``add``. Raises ProtocolError (out-of-range: too many updates)
+    and leaves ``total`` as it was."""
     count, size = sum(map(len, parts)), len(total.hi)
     if total.count + count > MAX_UPDATES:
         raise ProtocolError(
@@ -158,14 +187,14 @@ def add_many(
         )
     rows = max(1, min(count, BLOCK // max(1, size)))
     products, rounded = np.empty((2, rows, min(size, BLOCK)))
-    ones, done = np.ones(rows), 0
+    ones, done, times = np.ones(rows), 0, multipliers(weights, factors)
     for part in parts:
         for start in range(0, len(part), rows):
             updates = part[start : start + rows]
             here = slice(done, done + len(updates))
             done += len(updates)
-            weight: Any = weights[here, None].astype(np.float64)
-            bounds = largest[here] * weights[here]
+            weight: Any = times[here, None]
+            bounds = largest[here] * times[here]
             small = bounds.max() < SMALL_PRODUCT and bounds.sum() < MAX_LO_BOUND
             if weight.min() == weight.max():  # a number takes a third of the time of a column
                 weight = weight[0, 0]
@@ -210,6 +239,9 @@ def _split(t: Floats, cut: Floats, hi: Floats, lo: Floats) -> Iterator[Floats]:
 
 def mean(total: Sum) -> NDArray[np.float64]:
     """Return the weighted mean of the updates, float64, shape (P,): one rounding for the sum, one for the division.
+
+    With factors s_i it is sum(s_i * w_i * x_i) / sum(w_i): a stale update moves the mean less, and does not move the
+    others more.
 
     Raises ValueError if there are none.
     """

@@ -7,7 +7,7 @@ there are places: beyond that, the upload with the fewest bytes begins again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -238,11 +238,12 @@ class Uploads:
         self._spoiled[task] = spool
         return first
 
-    def forget_round(self, spool: Spool) -> None:
-        """A run's round is over: drop what broken connections left of its tasks, and what is remembered about them."""
-        for task in [task for task, its_spool in self._spoiled.items() if its_spool is spool]:
+    def forget_tasks(self, spool: Spool, unless: Container[str]) -> None:
+        """A run's tasks are over, except those named by ``unless``: drop what broken connections left of them, and what
+        is remembered about them."""
+        for task in [task for task, its_spool in self._spoiled.items() if its_spool is spool and task not in unless]:
             del self._spoiled[task]
-        for task in [task for task, upload in self._broken.items() if upload.spool is spool]:
+        for task in [task for task, upload in self._broken.items() if upload.spool is spool and task not in unless]:
             self.forget(task)
 
     def _lose_place(self, upload: Upload) -> None:

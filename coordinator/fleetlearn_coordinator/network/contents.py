@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32
@@ -42,24 +42,28 @@ class Content:
             yield frame
 
 
-class LargeFile:
-    """A large file of the bundle. Its frames are read from the disk for each device: none of it stays in memory.
+class FileContent:
+    """A large file of the bundle, or an older model in its file. The frames are read from the disk for each device:
+    none of it stays in memory.
 
-    The file stays open, so a bundle that replaces this one on the disk changes nothing of it.
+    The file stays open, so a bundle that replaces this one on the disk changes nothing of it, and a model's file may be
+    removed.
     """
 
-    def __init__(self, transfer: int, path: Path) -> None:
-        self.transfer = transfer
+    def __init__(self, transfer: int, path: str | os.PathLike[str], begin: int = 0, size: int | None = None) -> None:
+        """``begin``, ``size``: the bytes of the file that are the content; by default all."""
+        self.transfer, self._begin = transfer, begin
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        self.size = os.fstat(self._file).st_size
+        self.size = os.fstat(self._file).st_size if size is None else size
 
     def frames(self, offset: int) -> Iterator[bytes]:
-        """Return the file from ``offset`` on as WebSocket frames. Raises OSError if it has become shorter."""
+        """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has become shorter."""
         for place in range(offset, self.size, CHUNK_BYTES):
-            payload = os.pread(self._file, CHUNK_BYTES, place)
-            if len(payload) < min(CHUNK_BYTES, self.size - place):
-                raise OSError(f"a file of the bundle had {self.size} bytes and was cut short while devices fetch it")
+            size = min(CHUNK_BYTES, self.size - place)
+            payload = os.pread(self._file, size, self._begin + place)
+            if len(payload) < size:
+                raise OSError(f"a file had {self.size} bytes for devices and was cut short while they fetch it")
             yield wire(pack_chunk(self.transfer, place, payload))
 
 
@@ -68,29 +72,49 @@ def wire(message: bytes) -> bytes:
     return Frame(Opcode.BINARY, message).serialize(mask=False)
 
 
+class Older(NamedTuple):
+    """Where the bytes of an older model are, as they travel."""
+
+    path: str
+    begin: int
+    """The byte of the file at which they begin."""
+    size: int
+
+
 class Contents:
-    """What can be fetched, by SHA-256: the bundle's files and the round's model."""
+    """What can be fetched, by SHA-256: the bundle's files, the newest model, and older ones that tasks began from."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._bundle = bundle
-        self._contents: dict[str, Content | LargeFile] = {}
+        self._contents: dict[str, Content | FileContent] = {}
         self._model: str | None = None
+        self._older: set[str] = set()
         self._count = 0
 
-    def publish(self, sha256: str, vector: Vector) -> str | None:
-        """Serve this model in place of the one before. Returns the SHA-256 of the one before if it was another
-        model."""
-        before = self._model
-        if sha256 == before:  # its frames are kept
-            return None
-        if before is not None:
+    def publish(self, sha256: str, vector: Vector, older: Mapping[str, Older]) -> list[str]:
+        """Serve this model as the newest, and the older ones from their files. Returns the SHA-256 of the models that
+        were served and are not any more."""
+        if sha256 == self._model:  # its frames are kept
+            return []
+        served = self._older if self._model is None else {*self._older, self._model}
+        gone = served - older.keys() - {sha256}
+        for before in {*gone, sha256, self._model or sha256}:  # the one before is served from its file now, if at all
             self._contents.pop(before, None)
-        self._model = sha256
+        self._model, self._older = sha256, self._older - gone - {sha256}
         self._add(sha256, FLOAT32.encode(vector))
-        return before
+        for model, where in older.items():
+            self.serve_older(model, where)
+        return sorted(gone)
 
-    def find(self, sha256: str, offset: int) -> Content | LargeFile:
+    def serve_older(self, sha256: str, where: Older) -> None:
+        """Serve an older model from its file, until a newest one is published without it."""
+        if sha256 not in self._contents:
+            self._count += 1
+            self._contents[sha256] = FileContent(self._count, *where)
+            self._older.add(sha256)
+
+    def find(self, sha256: str, offset: int) -> Content | FileContent:
         """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
             self._add_file(sha256, self._files[sha256])
@@ -109,7 +133,7 @@ class Contents:
             return
         self._bundle.check(file)
         self._count += 1
-        self._contents[sha256] = LargeFile(self._count, self._bundle.path / file)
+        self._contents[sha256] = FileContent(self._count, self._bundle.path / file)
 
     def _add(self, sha256: str, content: Buffer) -> None:
         self._count += 1

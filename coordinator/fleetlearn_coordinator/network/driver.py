@@ -34,7 +34,7 @@ from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
-from fleetlearn_coordinator.network.contents import Contents, LargeFile
+from fleetlearn_coordinator.network.contents import Contents, FileContent
 from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
 
@@ -201,7 +201,7 @@ class Driver:
             self.download.task.cancel()
             self.download = None
 
-    async def _send_content(self, download: Download, content: Served | LargeFile, start: StartDownload) -> None:
+    async def _send_content(self, download: Download, content: Served | FileContent, start: StartDownload) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
         progress, transport = self.run.port.progress, connection.transport
         try:

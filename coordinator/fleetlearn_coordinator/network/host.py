@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +17,7 @@ from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.contents import Contents
+from fleetlearn_coordinator.network.contents import Contents, Older
 from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
 from fleetlearn_coordinator.network.listener import Listener
@@ -102,12 +102,12 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, run: ServedRun, sha256: str, model: Vector) -> None:
-        """Serve a run's newest model. Each download of an older one would keep that one's bytes in memory."""
-        old = run.contents.publish(sha256, model)
-        if old is not None:
+    def publish(self, run: ServedRun, sha256: str, model: Vector, older: Mapping[str, Older]) -> None:
+        """Serve a run's newest model, and the older ones that its tasks began from. Each download of another one would
+        keep that one's bytes in memory."""
+        for gone in run.contents.publish(sha256, model, older):
             for device in self.devices_of(run):
-                self.devices[device].conversation.withdrawn(old)
+                self.devices[device].conversation.withdrawn(gone)
 
     # Time, and the end
 

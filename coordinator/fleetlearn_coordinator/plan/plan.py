@@ -17,6 +17,7 @@ from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -27,6 +28,9 @@ Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Rate = Annotated[float, Meta(gt=0, lt=1e6)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+CONCURRENCY = 10
+"""By default this many times the goal is the most tasks that run at a time, asynchronously; and this many times the
+mean staleness is the largest that counts."""
 
 
 class PlanError(FleetError):
@@ -57,13 +61,15 @@ class Round(Section, frozen=True, kw_only=True):
     """[round]: who takes part, and for how long."""
 
     goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
-    """Reports wanted; the round commits as soon as it has them."""
+    """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer, K."""
     over_selection: Annotated[float, Meta(ge=1, le=100)] = 1.3
     """Tasks given for each report wanted, since some devices will vanish."""
     minimum: Annotated[int, Meta(ge=1)] = 1
-    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up."""
+    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
+    at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
     deadline: Duration = 600.0
-    """Seconds from the round's start to its end."""
+    """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has as long from its own
+    start, or from its round's end."""
     grace: Wait = 10.0
     """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
     device makes progress."""
@@ -74,11 +80,46 @@ class Round(Section, frozen=True, kw_only=True):
     """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
     """Most examples that count as an update's weight, whatever a device claims to have."""
+    weighting: Literal["examples", "uniform"]
+    """Whether an update weighs as much as its device has examples, or all weigh the same. Default: the recipe's."""
+    participation: Literal["synchronous", "asynchronous"]
+    """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
+    round ends, so that updates may be stale. Default: the recipe's."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_UPDATES)] | None = None
+    """Asynchronous: most tasks that run at a time. Default: ten times the goal."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Asynchronous: largest share of a goal's updates that one device may have. Default: fast devices are not held
+    back."""
+    late: Literal["discard", "carry"] = "discard"
+    """Synchronous: what becomes of an update that comes after its round has ended: it does not count, or it counts in
+    the next round, as a stale one."""
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.participation == "asynchronous"
 
     @property
     def cohort(self) -> int:
-        """Tasks in a round: goal * over_selection, rounded up."""
+        """Tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that run at a time."""
+        if self.asynchronous:
+            return self.concurrency or min(CONCURRENCY * self.goal, MAX_UPDATES)
         return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
+
+
+class Staleness(Section, frozen=True, kw_only=True):
+    """[staleness]: what an update counts whose model is tau versions old, where updates may be stale: asynchronously,
+    or with round.late = "carry"."""
+
+    function: str
+    """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a (tau - b) + 1).
+    Default: polynomial."""
+    a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Default: polynomial 0.5, hinge 10."""
+    b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Of hinge alone. Default: 4."""
+    max: Annotated[int, Meta(ge=0, le=2**31)]
+    """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
+    times the mean that is to be expected, concurrency / goal rounded up; else 1."""
 
 
 class Server(Section, frozen=True, kw_only=True):
@@ -139,6 +180,7 @@ class Plan(Section, frozen=True, kw_only=True):
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
     local: Local
     round: Round
+    staleness: Staleness
     server: Server
     stop: Stop
     file: str
@@ -216,7 +258,26 @@ class Plan(Section, frozen=True, kw_only=True):
             below=self.stop.direction == "below",
             epsilon=self.stop.epsilon or 0.0,
             stall=self.stall(heartbeat),
+            asynchronous=self.round.asynchronous,
+            carry=self.round.late == "carry",
+            max_staleness=self.staleness.max,
+            max_updates=None if self.round.max_share is None else int(self.round.goal * self._max_share),
         )
+
+    @property
+    def _max_share(self) -> Decimal:
+        return Decimal(str(self.round.max_share))  # as written: 100 * 0.29 is 29, not 28
+
+    @property
+    def largest_weight(self) -> int:
+        """The most that an update weighs in the mean."""
+        return 1 if self.round.weighting == "uniform" else self.round.max_weight
+
+    def staleness_factor(self, staleness: int) -> float:
+        """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
+        rule = self.staleness
+        hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
+        return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self) -> aggregators.Aggregator[Any]:
         """Return the aggregator. There is one today."""
@@ -312,6 +373,7 @@ TERMS = ("proximal", "contrastive")
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "round": Round,
+    "staleness": Staleness,
     "server": Server,
     "stop": Stop,
 }
@@ -329,13 +391,15 @@ def _fill(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
         local.setdefault("batch_size", recipe.batch_size)
-    if isinstance(round_, dict) and isinstance(round_.get("goal"), int):
-        round_.setdefault("minimum", max(1, -(-round_["goal"] // 2)))
+    if isinstance(round_, dict):
+        _fill_round(round_, recipe.round)
+    if isinstance(staleness, dict) and isinstance(round_, dict):
+        _fill_staleness(staleness, round_)
     if isinstance(stop, dict):
         stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
     if isinstance(server, dict):
@@ -350,10 +414,54 @@ def _fill(raw: dict[str, Any]) -> None:
         raw["server"] = values | server
 
 
+def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
+    other = ("over_selection", "gather", "late") if asynchronous else ("concurrency", "max_share")
+    for key in other:
+        if key in round_:
+            own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
+            raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
+    for key, value in defaults.items():
+        round_.setdefault(key, value)
+    if isinstance(goal := round_.get("goal"), int):
+        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
+
+
+def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
+    asynchronous = round_["participation"] == "asynchronous"
+    if staleness and not asynchronous and round_.get("late") != "carry":
+        key, value = next(iter(staleness.items()))
+        raise ValueError(
+            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
+            'round.participation = "asynchronous" or round.late = "carry"'
+        )
+    function = staleness.setdefault("function", "polynomial")
+    if function not in list(staleness_functions.FUNCTIONS):
+        known = staleness_functions.FUNCTIONS
+        raise ValueError(
+            f"staleness.function = {function!r} is not known{near(str(function), known)} Functions: {', '.join(known)}."
+        )
+    takes = staleness_functions.FUNCTIONS[function].defaults
+    for key in {"a", "b"} & set(staleness) - set(takes):
+        raise ValueError(f"staleness.{key} = {staleness[key]!r}: {function} takes {' and '.join(takes) or 'neither'}")
+    for key, value in takes.items():
+        staleness.setdefault(key, value)
+    goal, most = round_.get("goal"), round_.get("concurrency")
+    if asynchronous and isinstance(goal, int) and goal > 0:
+        mean = -(-most // goal) if isinstance(most, int) else CONCURRENCY
+        staleness.setdefault("max", CONCURRENCY * mean)
+    staleness.setdefault("max", 1)
+
+
 def _contradictions(plan: Plan) -> Iterable[str]:
     round_, stop = plan.round, plan.stop
     if round_.minimum > round_.goal:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    if round_.max_share is not None and plan.engine_settings(1.0).max_updates == 0:
+        yield (
+            f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "
+            f"{1 / round_.goal:.3g} to 1"
+        )
     if round_.cohort > MAX_UPDATES:
         yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:

@@ -7,7 +7,10 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+SYNCHRONOUS: Mapping[str, Any] = {"participation": "synchronous", "weighting": "examples"}
+ASYNCHRONOUS: Mapping[str, Any] = {"participation": "asynchronous", "weighting": "uniform"}
 
 
 class Recipe(NamedTuple):
@@ -24,6 +27,8 @@ class Recipe(NamedTuple):
     hyper: Mapping[str, float]
     """Its hyper-parameters, where they are not its defaults."""
     source: str
+    round: Mapping[str, Any] = SYNCHRONOUS
+    """Defaults of [round]."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
@@ -60,4 +65,13 @@ RECIPES: Mapping[str, Recipe] = {
     "fedadagrad": Recipe(1, 20, None, "adagrad", {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}, _REDDI),
     "fedadam": Recipe(1, 20, None, "adam", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
     "fedyogi": Recipe(1, 20, None, "yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+    "fedbuff": Recipe(
+        1,
+        20,
+        None,
+        "sgd",
+        {"lr": 1.0},
+        "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639, Algorithm 1",
+        {**ASYNCHRONOUS, "goal": 10},
+    ),
 }

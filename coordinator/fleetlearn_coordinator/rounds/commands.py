@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
-LOST, LATE, SURPLUS, STALLED = "lost", "late", "surplus", "stalled"
+LOST, LATE, SURPLUS, STALLED, STALE = "lost", "late", "surplus", "stalled", "stale"
 """The engine's own causes: the device vanished; the deadline passed; the goal was reached without it; the device made
-no step and moved no byte for ``Settings.stall`` seconds."""
+no step and moved no byte for ``Settings.stall`` seconds; its update would be too stale."""
 STOPPED = "failed: stopping"
 """The cause where a device gives its task back because it stops. It may have another turn if it returns in this
 round."""
@@ -26,10 +26,13 @@ class Assign(NamedTuple):
     device: str
     task: str
     round: int
+    """In which the task was given."""
     seed: int
     deadline: float
-    """When the round ends, on the engine's clock."""
+    """When the lease ends at the latest, on the engine's clock."""
     again: bool
+    version: int
+    """Of the model that the task begins from."""
 
 
 class Ended(NamedTuple):
@@ -38,6 +41,7 @@ class Ended(NamedTuple):
     device: str
     task: str
     round: int
+    """Whose end it counts for: the open round, or the next one to open."""
     cause: str
 
 

@@ -3,12 +3,14 @@
 Time is handed to every event as seconds on one clock that never goes back; what to do next comes back as a list of
 commands, to be carried out in order. The websocket server and the simulator are two drivers of it.
 
-A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall,
-or the end of the round. When rounds open and end is decided in participation.py, who is given a task in selection.py.
+A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall, its
+time, or the end of the round. When rounds open and end, and whether leases outlive them, is decided in
+participation.py, who is given a task in selection.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +24,7 @@ from fleetlearn_coordinator.rounds import stop_rules
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
+    STALE,
     STALLED,
     STOPPED,
     SURPLUS,
@@ -36,7 +39,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
-from fleetlearn_coordinator.rounds.participation import SynchronousRounds
+from fleetlearn_coordinator.rounds.participation import Participation, participation_of
 from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_coordinator.rounds.reliability import DOUBT
 from fleetlearn_coordinator.rounds.selection import Selection
@@ -47,10 +50,39 @@ RESTART_GRACE = 90.0
 
 
 class Snapshot(NamedTuple):
-    """An engine whose round is being committed. No lease runs then; the driver knows which devices are connected."""
+    """An engine whose round is being committed, where no lease outlives its round. So none runs then; the driver knows
+    which devices are connected."""
 
     version: int
     round: int
+
+
+class Restored(NamedTuple):
+    """What an earlier process left, in its own order: rows of (task, device, ...)."""
+
+    round: int | None
+    """The open round, or None."""
+    leases: Iterable[tuple[str, str, int | None]]
+    """With the version of the model that the task began from, if it is known: by default the newest."""
+    accepted: Iterable[tuple[str, str]]
+    """Of the open round."""
+    dropped: Iterable[tuple[str, str, str]]
+    """With the cause. Of the open round, or since the last one."""
+    lost: Iterable[tuple[str, str, int | None]] = ()
+    """As ``leases``: tasks that ended because their devices were lost, and may go on."""
+    early: Iterable[tuple[str, str]] = ()
+    """Reports that count for rounds after the open one, or after the last one."""
+
+
+class Counts(NamedTuple):
+    """How a report counts that comes now."""
+
+    round: int
+    """The open round, or a later one if none is open."""
+    staleness: int
+    """How many versions that round's model is newer than the one that the task began from."""
+    early: bool
+    """Whether the round is not open yet."""
 
 
 @dataclass(slots=True)
@@ -64,16 +96,18 @@ class Engine:
     round: int = 0
     phase: Phase = Phase.GATHERING
     deadline: float = 0.0
-    """When the open round ends."""
+    """When the open round ends. Asynchronous: when it is next looked at."""
     book: LeaseBook = field(init=False)
-    participation: SynchronousRounds = field(init=False)
+    participation: Participation = field(init=False)
     selection: Selection = field(init=False)
     _given: int = 0
     """How many leases were given in this round."""
+    _turns: Counter[str] = field(default_factory=Counter)
+    """Asynchronous: device -> how many leases it was given in this round."""
 
     def __post_init__(self) -> None:
-        self.book = LeaseBook(self.settings.grace, self.settings.stall)
-        self.participation = SynchronousRounds(self.settings)
+        self.book = LeaseBook(self.settings.grace, self.settings.stall, self.settings.outlive)
+        self.participation = participation_of(self.settings)
         self.selection = Selection(self.settings)
 
     # --- what a driver may ask ---
@@ -102,6 +136,8 @@ class Engine:
 
     def wake_at(self) -> float | None:
         """Return when ``tick`` is next due, or None."""
+        if self.phase is Phase.FINISHED:
+            return None
         due = self.book.wake_at()
         at = self.deadline if self.phase is Phase.OPEN else self.participation.gather_until
         return at if due is None else due if at is None else min(due, at)
@@ -113,7 +149,24 @@ class Engine:
 
     def wanted(self, device: str, task: str) -> bool:
         """Return whether an update that is on its way would still count."""
-        return self.book.tasks.get(device) == task
+        return self.book.tasks.get(device) == task and self.phase is not Phase.FINISHED
+
+    def has_counted(self, device: str, task: str) -> bool:
+        """Return whether the device's report of this task counts, for the open round or a later one."""
+        return device in (self.book.accepted.get(task), self.book.early.get(task))
+
+    def counts(self, device: str) -> Counts:
+        """Return how the report of the device's task counts if it comes now. The device has a task."""
+        version = self.book.terms[device].version
+        if self.phase is Phase.OPEN:
+            return Counts(self.round, self.version - version, False)
+        ahead = len(self.book.early) // self.settings.goal  # whole rounds
+        newest = self.version + (self.phase is Phase.COMMITTING)
+        return Counts(self.round + 1 + ahead, newest + ahead - version, True)
+
+    def round_of(self, task: str) -> int:
+        """Return the round in which a task was given."""
+        return int(task[len(self.prefix) :].partition("-")[0])
 
     # --- the state, taken and brought back ---
 
@@ -130,28 +183,35 @@ class Engine:
         engine.selection.resting.update(connected)
         return engine
 
-    def restore(
-        self,
-        round: int,
-        leases: Iterable[tuple[str, str]],
-        accepted: Iterable[tuple[str, str]],
-        dropped: Iterable[tuple[str, str, str]],
-        now: float,
-    ) -> list[Command]:
-        """Go on with an open round after a restart: (task, device[, cause]) of its leases, as they were stored.
+    def restore(self, found: Restored, now: float) -> list[Command]:
+        """Go on after a restart with what was stored.
 
-        The round gets its whole time again, and each running lease RESTART_GRACE for its device to return.
+        An open round gets its whole time again, and each running lease RESTART_GRACE for its device to return.
         """
-        self.round, self.phase, self.deadline = round, Phase.OPEN, now + self.settings.deadline
+        self.deadline = now + self.settings.deadline
+        if found.round is not None:
+            self.round, self.phase = found.round, Phase.OPEN
+        ends = self.participation.lease_ends(self.deadline, now)
         expires = now + max(self.settings.grace, RESTART_GRACE)
+
+        def with_terms(rows: Iterable[tuple[str, str, int | None]]) -> Iterable[tuple[str, str, Terms]]:
+            return ((row[0], row[1], Terms(self.version if row[2] is None else row[2], ends)) for row in rows)
+
         book, selection = self.book, self.selection
-        book.restore(leases, accepted, dropped, Terms(self.version, self.deadline), expires)
+        book.restore(with_terms(found.leases), found.accepted, found.dropped, with_terms(found.lost), expires)
+        book.early = dict(found.early)
         for device, cause in book.dropped.values():
             if cause == STALLED:  # a restart forgets every other failure of devices
                 selection.reliability.fail(device, DOUBT)
+        rows = [*book.accepted.items(), *((task, device) for task, (device, _) in book.dropped.items())]
+        given = [*rows, *((task, device) for device, task in book.tasks.items()), *book.early.items()]
+        given = [row for row in given if row[0].startswith(f"{self.prefix}{self.round}-")]
+        self._given = len(given)
+        if self.settings.asynchronous:
+            self._turns.update(device for _, device in given)
         ended = (device for device, cause in book.dropped.values() if cause != STOPPED)
-        selection.had_turn = {*book.tasks, *book.accepted.values(), *ended}
-        self._given = len(book.tasks) + len(book.accepted) + len(book.dropped)
+        selection.had_turn = {*book.tasks, *ended}
+        selection.end_turns(list(book.accepted.values()))
         return self._advance(now)
 
     # --- events ---
@@ -163,8 +223,8 @@ class Engine:
         task = self.book.tasks.get(device)
         if task is not None:
             self.book.come_back(device, now)
-            return [] if held == task else [*self._assign([device], [task], again=True)]
-        if held is not None and (revived := self._revive(device, held)):
+            return [] if held == task else [*self._assign_again(device)]
+        if held is not None and (revived := self._revive(device, held, now)):
             self.book.watch(device, now)
             return revived
         if device in self.selection.had_turn:  # until the round is committed or abandoned
@@ -200,14 +260,21 @@ class Engine:
         if watch is not None:
             watch.end_wait(now)
 
-    def announce(self, device: str, task: str, round: int) -> list[Command]:
+    def announce(self, device: str, task: str, round: int, now: float) -> list[Command]:
         """The device offers the update of its task, which does not count yet (``accepted``). It may upload it.
 
         Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing.
         """
-        commands = [] if device in self.book.tasks else self._revive(device, task)  # it trained on while it was away
+        away = device not in self.book.tasks  # it trained on while it was away
+        commands = self._revive(device, task, now) if away else []
         self._check(device, task, round)
+        self.check_staleness(device)
         return commands
+
+    def check_staleness(self, device: str) -> None:
+        """Raise ProtocolError (stale-round) if the update of the device's task is too stale to count now."""
+        if self.settings.outlive and (staleness := self.counts(device).staleness) > self.settings.max_staleness:
+            raise ProtocolError(Code.STALE_ROUND, self._too_stale(self.book.tasks[device], staleness))
 
     def count_report(self, device: str, task: str, now: float) -> list[Command]:
         """The device's update is safe: its report counts. Call only where ``wanted``."""
@@ -219,17 +286,17 @@ class Engine:
         Does what ``count_report`` would do for one after the other. Call only where each is ``wanted``, and for no more
         than ``wanted_reports``. Raises ValueError at the first that is not wanted; those before it count.
         """
-        good = min(len(tasks), self.wanted_reports())
+        early = self.phase is not Phase.OPEN and self.settings.outlive
+        good = len(tasks) if early else min(len(tasks), self.wanted_reports())
         held = list(map(self.book.tasks.get, devices))
         if held != list(tasks) or len({*devices}) < len(devices):
             rows = enumerate(zip(devices, tasks, held, strict=True))
             good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
-        self.selection.resting.update(self.book.complete(devices[:good], tasks))
-        self.selection.reliability.clear(devices[:good])
+        self.selection.report(devices[:good], self.book.complete(devices[:good], tasks, early=early))
         if good < len(tasks):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-        if self.book.tasks and self.wanted_reports() > 0:
+        if self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous:
             return []  # their slots stay taken, and the round goes on
         return self._advance(now)
 
@@ -255,19 +322,31 @@ class Engine:
         if finish is not None:
             self.phase = Phase.FINISHED
             return [finish]
-        return self._advance(now)
+        commands: list[Command] = []
+        for device in self.book.too_old(self.version - self.settings.max_staleness):
+            text = self._too_stale(self.book.tasks[device], self.version - self.book.terms[device].version)
+            commands += self._drop_and_tell(device, STALE, Code.STALE_ROUND, text)
+        return commands + self._advance(now)
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
+        if self.phase is Phase.FINISHED:
+            return commands
         while (device := self.book.next_lost(now)) is not None:
             commands.append(self._drop(device, LOST))
         while (device := self.book.next_stalled(now)) is not None:
-            task, seconds = self.book.tasks[device], f"{self.settings.stall:g} s"
+            seconds = f"{self.settings.stall:g} s"
             text = f"no step and no byte for {seconds} (round.stall); the slot is given to another device"
-            commands += [self._drop(device, STALLED), CancelTask(device, task, Code.NOT_WANTED, text)]
+            commands += self._drop_and_tell(device, STALLED, Code.NOT_WANTED, text)
+        while (device := self.book.next_expired(now)) is not None:
+            text = "the task has had all the time that round.deadline gives it"
+            commands += self._drop_and_tell(device, LATE, Code.ROUND_OVER, text)
         if self.phase is Phase.OPEN and now >= self.deadline:
-            return commands + self._close(now, by_deadline=True)
+            if not self.participation.goes_on(self.book):
+                return commands + self._close(now, by_deadline=True)
+            self.deadline = now + self.settings.deadline
+            self.selection.end_rest(self.book.tasks)
         return commands + self._advance(now)
 
     # --- what follows from them ---
@@ -275,11 +354,15 @@ class Engine:
     def _advance(self, now: float) -> list[Command]:
         """Do what the state allows now: open a round, fill its slots, close it."""
         commands: list[Command] = []
-        waiting, policy = self.selection, self.participation
-        if self.phase is Phase.GATHERING and policy.may_open(len(waiting.idle), waiting.waiting(), now):
+        waiting, policy, book = self.selection, self.participation, self.book
+        there = len(book.tasks) + len(book.early)
+        if self.phase is Phase.GATHERING and policy.may_open(len(waiting.idle) + there, waiting.waiting() + there, now):
             self.round += 1
             self.phase, self.deadline = Phase.OPEN, now + self.settings.deadline
+            self._given = 0
+            self._turns.clear()
             commands.append(Opened(self.round))
+            waiting.end_turns(book.begin_round(self.settings.goal))
         if self.phase is not Phase.OPEN:
             return commands
         if policy.wanted_reports(self.book) <= 0:
@@ -295,21 +378,38 @@ class Engine:
         first, begin = self._given + 1, f"{self.prefix}{self.round}-"
         devices = self.selection.choose(most, self.round, first, self.book)
         tasks = [f"{begin}{number}" for number in range(first, first + len(devices))]
-        short = self.deadline - now < self.settings.deadline / 2
-        self.book.give(devices, tasks, Terms(self.version, self.deadline, short), now)
+        short = False
+        if self.settings.asynchronous:
+            self._turns.update(devices)
+            turns = map(self._turns.__getitem__, devices)
+            tasks = [task if turn == 1 else f"{task}.{turn}" for task, turn in zip(tasks, turns, strict=True)]
+        else:
+            short = self.deadline - now < self.settings.deadline / 2
+        ends = self.participation.lease_ends(self.deadline, now)
+        self.book.give(devices, tasks, Terms(self.version, ends, short), now)
         self._given += len(devices)
-        return self._assign(devices, tasks, again=False)
+        return self._assign(devices, tasks, self.round, ends, self.version, again=False)
 
-    def _assign(self, devices: Sequence[str], tasks: Sequence[str], *, again: bool) -> list[Assign]:
-        seeds = task_seeds(self.settings.seed, self.round, devices)
-        rows = zip(devices, tasks, repeat(self.round), seeds, repeat(self.deadline), repeat(again), strict=False)
+    def _assign_again(self, device: str) -> list[Assign]:
+        task, terms = self.book.tasks[device], self.book.terms[device]
+        return self._assign([device], [task], self.round_of(task), terms.ends, terms.version, again=True)
+
+    def _assign(
+        self, devices: Sequence[str], tasks: Sequence[str], round: int, ends: float, version: int, *, again: bool
+    ) -> list[Assign]:
+        names = devices
+        if self.settings.asynchronous:  # a device that has two turns in a round trains in another order in the second
+            names = [device + task.partition(".")[2] for device, task in zip(devices, tasks, strict=True)]
+        seeds = task_seeds(self.settings.seed, round, names)
+        rows = zip(devices, tasks, repeat(round), seeds, repeat(ends), repeat(again), repeat(version), strict=False)
         return list(map(partial(tuple.__new__, Assign), rows))  # a third of the cost of calling the type
 
-    def _revive(self, device: str, task: str) -> list[Command]:
-        """Give a lost device that returns with its work done a slot again, if one is free."""
-        if self.phase is not Phase.OPEN or self.participation.free_slots(self.book) <= 0:
+    def _revive(self, device: str, task: str, now: float) -> list[Command]:
+        """Let the lease of a lost device that returns with its work done go on, if it may."""
+        can = self.phase is Phase.OPEN or (self.settings.outlive and self.phase is not Phase.FINISHED)
+        if not can or not self.participation.may_revive(self.book):
             return []
-        if not self.book.revive(device, task, Terms(self.version, self.deadline)):
+        if not self.book.revive(device, task, self.participation.lease_ends(self.deadline, now)):
             return []
         self.selection.resting.discard(device)
         return [Revived(device, task, self.round)]
@@ -331,30 +431,39 @@ class Engine:
         if self.settings.stall < inf:
             self.selection.fail(device, cause, self.book.held_up(device, cause))
         self.selection.resting.update(self.book.drop(device, cause))
-        return Ended(device, task, self.round, cause)
+        return Ended(device, task, self.round + (self.phase is not Phase.OPEN), cause)
+
+    def _drop_and_tell(self, device: str, cause: str, code: Code, text: str) -> list[Command]:
+        task, connected = self.book.tasks[device], device not in self.book.absent
+        ended = self._drop(device, cause)
+        return [ended, CancelTask(device, task, code, text)] if connected else [ended]
+
+    def _too_stale(self, task: str, staleness: int) -> str:
+        most = self.settings.max_staleness
+        return f"task {task} began from a model {staleness} versions ago; staleness.max is {most}"
 
     def _close(self, now: float, *, by_deadline: bool) -> list[Command]:
         commands: list[Command] = []
         book, reports = self.book, len(self.book.accepted)
         what = "its deadline has passed" if by_deadline else f"it has its {reports} reports"
         for device in self.participation.ends_with_round(book):
-            task, connected = book.tasks[device], device not in book.absent
-            commands.append(self._drop(device, LOST if not connected else LATE if by_deadline else SURPLUS))
-            if connected:
-                text = f"round {self.round} is over: {what}"
-                commands.append(CancelTask(device, task, Code.ROUND_OVER, text))
+            cause = LOST if device in book.absent else LATE if by_deadline else SURPLUS
+            commands += self._drop_and_tell(device, cause, Code.ROUND_OVER, f"round {self.round} is over: {what}")
+        causes = self.causes()
+        if self.settings.outlive:  # what ends from now on counts for the next round
+            book.dropped.clear()
         if self.participation.may_commit(book):
             self.phase = Phase.COMMITTING
-            return [*commands, Commit(self.round, self.causes())]
+            return [*commands, Commit(self.round, causes)]
         text = f"{reports} reports at the deadline, {self.settings.minimum} are the minimum"
-        commands.append(Abandon(self.round, self.causes(), text))
+        commands.append(Abandon(self.round, causes, text))
         self._end_round()
         return commands + self._advance(now)
 
     def _end_round(self) -> None:
-        self.phase, self._given = Phase.GATHERING, 0
-        self.selection.end_round(self.book.accepted.values())
-        self.book.end_round()
+        self.phase = Phase.GATHERING
+        self.selection.end_round(self.book.accepted.values(), self.book.tasks)
+        self.book.end_round(self.version - self.settings.max_staleness)
 
     def _check_committing(self) -> None:
         if self.phase is not Phase.COMMITTING:

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class Terms(NamedTuple):
     version: int
     """The model version that they began from."""
     ends: float
-    """When they end at the latest."""
+    """When they end at the latest. Leases that are given later do not end sooner."""
     short: bool = False
     """Whether they have less than half a round's time: to be late is then not the device's fault."""
 
@@ -39,16 +40,22 @@ class LeaseBook:
     """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
     stall: float = inf
     """How long a lease lives without progress. Infinite: progress is not watched."""
+    outlive: bool = False
+    """Whether leases outlive their round. They then end by their own terms."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Device -> its running task: its hold on one slot."""
     terms: dict[str, Terms] = field(default_factory=dict)
-    """Device -> the terms of its lease."""
+    """Device -> the terms of its lease. The lease that was given first is the first."""
     absent: dict[str, float] = field(default_factory=dict)
     """Device with a lease that is not connected -> when its lease ends unless it returns."""
     accepted: dict[str, str] = field(default_factory=dict)
     """Task -> device, of leases that ended with a report that counts."""
+    early: dict[str, str] = field(default_factory=dict)
+    """The same, of leases that ended while no round was open. They count for the next round, or for those after it."""
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Task -> (device, cause), of leases that ended otherwise."""
+    lost: dict[str, tuple[str, Terms]] = field(default_factory=dict)
+    """Task -> (device, terms), of leases that ended because the device was lost, and may go on if it returns."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Device -> its lease's watch. Where progress is not watched, only devices that were disconnected have one."""
     _lost_checks: deque[tuple[float, str, str]] = field(default_factory=deque)
@@ -68,11 +75,20 @@ class LeaseBook:
         return min((terms.version for terms in self.terms.values()), default=None)
 
     def wake_at(self) -> float | None:
-        """Return when ``next_lost`` or ``next_stalled`` may find a lease, or None."""
+        """Return when ``next_lost``, ``next_stalled`` or ``next_expired`` may find a lease, or None."""
         due = self._lost_checks[0][0] if self._lost_checks else None
         if self._stall_checks and (due is None or self._stall_checks[0][0] < due):
             due = self._stall_checks[0][0]
+        if self.outlive and self.terms:
+            ends = next(iter(self.terms.values())).ends
+            due = ends if due is None else min(due, ends)
         return due
+
+    def too_old(self, oldest: int) -> Sequence[str]:
+        """Return the devices whose leases began from a model before version ``oldest``. A lease that was revived may
+        be left out."""
+        rows = self.terms.items()
+        return [device for device, _ in takewhile(lambda row: row[1].version < oldest, rows)]
 
     def held_up(self, device: str, cause: str) -> bool:
         """Return whether the device's lease, which is to end by ``cause``, held its slot up by the device's fault: it
@@ -95,37 +111,53 @@ class LeaseBook:
 
     def restore(
         self,
-        leases: Iterable[tuple[str, str]],
+        leases: Iterable[tuple[str, str, Terms]],
         accepted: Iterable[tuple[str, str]],
         dropped: Iterable[tuple[str, str, str]],
-        terms: Terms,
+        lost: Iterable[tuple[str, str, Terms]],
         expires: float,
     ) -> None:
-        """Fill an empty book after a restart with rows of (task, device[, cause]). No device is connected yet; those
-        that do not return by ``expires`` lose their leases. Progress made before the restart is not known."""
-        for task, device in leases:
+        """Fill an empty book after a restart with rows of (task, device[, terms or cause]), the oldest leases first. No
+        device is connected yet; those that do not return by ``expires`` lose their leases. Progress made before the
+        restart is not known."""
+        for task, device, terms in leases:
             self.tasks[device], self.terms[device], self.absent[device] = task, terms, expires
             self._lost_checks.append((expires, device, task))
         self.accepted = dict(accepted)
         self.dropped = {task: (device, cause) for task, device, cause in dropped}
+        self.lost = {task: (device, terms) for task, device, terms in lost}
 
-    def complete(self, devices: Sequence[str], tasks: Sequence[str]) -> Sequence[str]:
-        """End these leases: their reports count. Returns those of the devices that are connected."""
-        self.accepted.update(zip(tasks, devices, strict=False))
+    def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool = False) -> Sequence[str]:
+        """End these leases: their reports count, in the open round or, ``early``, in a later one. Returns those of the
+        devices that are connected."""
+        (self.early if early else self.accepted).update(zip(tasks, devices, strict=False))
         return self._release(devices)
+
+    def begin_round(self, most: int) -> Sequence[str]:
+        """A round opens: the first ``most`` of the early reports count in it. Returns their devices."""
+        moved = list(islice(self.early.items(), most))
+        for task, device in moved:
+            self.accepted[task] = device
+            del self.early[task]
+        return [device for _, device in moved]
 
     def drop(self, device: str, cause: str) -> Sequence[str]:
         """End the device's lease without a report that counts. Returns the device if it is connected."""
-        self.dropped[self.tasks[device]] = device, cause
+        task = self.tasks[device]
+        self.dropped[task] = device, cause
+        if cause == LOST:
+            self.lost[task] = device, self.terms[device]
         return self._release([device])
 
-    def revive(self, device: str, task: str, terms: Terms) -> bool:
-        """Let the lease of a lost device go on. Returns False, and changes nothing, if the task did not end by the loss
-        of this device."""
-        if self.dropped.get(task) != (device, LOST):
+    def revive(self, device: str, task: str, ends: float) -> bool:
+        """Let the lease of a lost device go on until ``ends``. Returns False, and changes nothing, if the task did not
+        end by the loss of this device, or too long ago."""
+        found = self.lost.get(task)
+        if found is None or found[0] != device:
             return False
-        del self.dropped[task]
-        self.tasks[device], self.terms[device] = task, terms
+        del self.lost[task]
+        self.dropped.pop(task, None)
+        self.tasks[device], self.terms[device] = task, Terms(found[1].version, ends)
         return True
 
     def _release(self, devices: Sequence[str]) -> Sequence[str]:
@@ -138,10 +170,15 @@ class LeaseBook:
             return devices
         return [device for device in devices if self.absent.pop(device, None) is None]
 
-    def end_round(self) -> None:
-        """Forget how leases ended. No lease runs."""
+    def end_round(self, oldest: int) -> None:
+        """Forget the round's reports, and how its leases ended. Where leases outlive their round, those of lost devices
+        may go on that began from version ``oldest`` or a newer one; else no lease runs."""
         self.accepted.clear()
+        if self.outlive:
+            self.lost = {task: kept for task, kept in self.lost.items() if kept[1].version >= oldest}
+            return
         self.dropped.clear()
+        self.lost.clear()
         self._lost_checks.clear()
         self._stall_checks.clear()
 
@@ -194,6 +231,11 @@ class LeaseBook:
                 return device
             heappush(self._stall_checks, (again, device, task))
         return None
+
+    def next_expired(self, now: float) -> str | None:
+        """Return a device whose lease has outlived its round and its terms, or None. It is to be dropped at once."""
+        device = next(iter(self.terms), None) if self.outlive else None
+        return None if device is None or self.terms[device].ends > now else device
 
     def _await_return(self, device: str, expires: float) -> None:
         self.absent[device] = expires

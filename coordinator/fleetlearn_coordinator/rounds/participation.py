@@ -1,12 +1,14 @@
 """Participation: when a round opens and ends, how many tasks may be given, and which leases end with the round.
 
-Participation is a policy over the lease book. It reads the book and changes nothing there.
+Participation is a policy over the lease book. It reads the book and changes nothing there. Each policy has the same
+methods; ``participation_of`` chooses one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -17,7 +19,9 @@ class SynchronousRounds:
     """Synchronous rounds after Bonawitz et al., "Towards Federated Learning at Scale" (arXiv 1902.01046).
 
     More devices than the goal get tasks, the round closes at the goal or at its deadline, and below the minimum it is
-    abandoned. All leases end with the round, so each update is of the round's own model and none is stale.
+    abandoned. All leases end with the round, so each update is of the round's own model and none is stale. With
+    ``Settings.carry`` they go on for up to a deadline more: an update that comes late counts in the round that is open
+    then, or in the next one to open.
     """
 
     settings: Settings
@@ -25,7 +29,8 @@ class SynchronousRounds:
     """When a round opens with fewer devices than its goal; None: fewer than the minimum are there."""
 
     def may_open(self, idle: int, waiting: int, now: float) -> bool:
-        """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are not in doubt."""
+        """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are not in doubt. Early
+        reports and leases of the round before count for both."""
         if idle < self.settings.goal:  # else devices that check in later fill what is free
             if waiting < self.settings.minimum:
                 self.gather_until = None
@@ -41,6 +46,14 @@ class SynchronousRounds:
         """Return how many tasks may be given now."""
         return self.settings.cohort - len(book.tasks) - len(book.accepted)
 
+    def may_revive(self, book: LeaseBook) -> bool:
+        """Return whether a lost device that returns with its work done may have a slot again."""
+        return self.free_slots(book) > 0
+
+    def lease_ends(self, deadline: float, now: float) -> float:
+        """Return when a lease that is given now ends at the latest, in a round that ends at ``deadline``."""
+        return deadline + self.settings.deadline if self.settings.carry else deadline
+
     def wanted_reports(self, book: LeaseBook) -> int:
         """Return how many more reports the round takes. With the last of them it closes."""
         return self.settings.goal - len(book.accepted)
@@ -53,6 +66,60 @@ class SynchronousRounds:
         """Return whether the round has enough reports for a new model."""
         return len(book.accepted) >= self.settings.minimum
 
+    def goes_on(self, book: LeaseBook) -> bool:
+        """Return whether the round goes on after its deadline."""
+        return False
+
     def ends_with_round(self, book: LeaseBook) -> Sequence[str]:
         """Return the devices whose leases end when the round closes."""
-        return list(book.tasks)
+        return [] if self.settings.carry else list(book.tasks)
+
+
+@dataclass(slots=True)
+class BufferedAsynchronous:
+    """Buffered asynchronous training after Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation"
+    (arXiv 2106.06639), Algorithm 1.
+
+    A round is the time that its buffer takes to fill. Tasks are given at any time, as many at a time as
+    ``Settings.cohort`` (the paper's concurrency), and go on when a round ends. With every ``Settings.goal`` updates
+    (its K), from whatever versions they began, the round is committed. At its deadline a round is committed with the
+    minimum, and goes on with fewer; it is never abandoned."""
+
+    settings: Settings
+    gather_until: float | None = None
+    """Always None: no round waits for devices to gather."""
+
+    def may_open(self, idle: int, waiting: int, now: float) -> bool:
+        return waiting > 0
+
+    def free_slots(self, book: LeaseBook) -> int:
+        return self.settings.cohort - len(book.tasks)
+
+    def may_revive(self, book: LeaseBook) -> bool:
+        return True  # its work is done: it only has to be sent
+
+    def lease_ends(self, deadline: float, now: float) -> float:
+        return now + self.settings.deadline
+
+    def wanted_reports(self, book: LeaseBook) -> int:
+        return self.settings.goal - len(book.accepted)
+
+    def nobody_is_left(self, book: LeaseBook) -> bool:
+        return False
+
+    def may_commit(self, book: LeaseBook) -> bool:
+        return len(book.accepted) >= self.settings.minimum
+
+    def goes_on(self, book: LeaseBook) -> bool:
+        return not self.may_commit(book)
+
+    def ends_with_round(self, book: LeaseBook) -> Sequence[str]:
+        return []
+
+
+Participation: TypeAlias = SynchronousRounds | BufferedAsynchronous
+
+
+def participation_of(settings: Settings) -> Participation:
+    """Return the policy that the settings ask for."""
+    return BufferedAsynchronous(settings) if settings.asynchronous else SynchronousRounds(settings)

@@ -5,12 +5,13 @@ Who is chosen follows from the seed, the round, the devices that wait, and what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from fleetlearn_coordinator.rounds.commands import LATE, SURPLUS
+from fleetlearn_coordinator.rounds.commands import LATE, STALE, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
@@ -27,7 +28,11 @@ With both rules the engine takes 1.7 CPU-us for a report with 1,000 devices, 100
 
 @dataclass(slots=True)
 class Selection:
-    """The connected devices that have no task. Each is idle, or in doubt, or rests until the round ends."""
+    """The connected devices that have no task. Each is idle, or in doubt, or rests until the round ends.
+
+    In synchronous rounds a device has one turn in a round. Asynchronously a device whose report counts may have another
+    at once, up to ``Settings.max_updates`` in a round; one whose task failed rests until the round, or its time, is
+    over."""
 
     settings: Settings
     idle: SortedList[str] = field(default_factory=SortedList)
@@ -37,7 +42,9 @@ class Selection:
     resting: set[str] = field(default_factory=set)
     """Devices that had their turn in this round."""
     had_turn: set[str] = field(default_factory=set)
-    """Devices that had a lease in this round, connected or not."""
+    """Devices that have a lease or had their turn in this round, connected or not."""
+    updates: Counter[str] = field(default_factory=Counter)
+    """Device -> its updates that count in this round. Empty unless they are limited."""
     reliability: Reliability = field(default_factory=Reliability)
     held_up: int = 0
     """How many of this round's leases kept their slots from other devices (``LeaseBook.held_up``)."""
@@ -63,15 +70,60 @@ class Selection:
             names.discard(device)
         self.resting.discard(device)
 
+    def report(self, devices: Sequence[str], there: Collection[str]) -> None:
+        """Leases of these devices ended, ``there`` are those that are connected: their reports count."""
+        self.reliability.clear(devices)
+        if not self.settings.asynchronous:
+            self.resting.update(there)
+            return
+        self.count(devices)
+        self.had_turn.difference_update(device for device in devices if not self._is_at_limit(device))
+        for device in there:
+            if device in self.had_turn:
+                self.resting.add(device)
+            else:
+                self.add(device)
+
+    def count(self, devices: Iterable[str]) -> None:
+        """Updates of these devices count in the open round."""
+        if self.settings.max_updates is not None:
+            self.updates.update(devices)
+
+    def end_turns(self, devices: Iterable[str]) -> None:
+        """The open round began with updates of these devices, which have no task: let those rest that had their
+        turn."""
+        self.count(devices)
+        for device in devices:
+            if not self.settings.asynchronous or self._is_at_limit(device):
+                self.had_turn.add(device)
+                if device in self.idle or any(device in names for names in self.doubted.values()):
+                    self.remove(device)
+                    self.resting.add(device)
+
+    def _is_at_limit(self, device: str) -> bool:
+        most = self.settings.max_updates
+        return most is not None and self.updates[device] >= most
+
+    def end_rest(self, running: Iterable[str]) -> None:
+        """Devices that rest may be given tasks again, except those that have as many updates in the round as they may.
+        ``running``: devices with a lease."""
+        self.had_turn = {*running, *filter(self._is_at_limit, self.updates)}
+        over = self.resting - self.had_turn
+        self.resting -= over
+        for device in sorted(over):
+            self.add(device)
+
     def fail(self, device: str, cause: str, held_up: bool) -> None:
         """Remember that the device's lease ends without a report that counts."""
         self.held_up += held_up
-        if held_up or cause not in (SURPLUS, LATE):
+        if held_up or cause not in (SURPLUS, LATE, STALE):
             self.reliability.fail(device, DOUBT if held_up else 1)
 
-    def end_round(self, reported: Collection[str]) -> None:
-        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted."""
-        self.reliability.end_round(reported, self.held_up, self.settings.cohort - self.settings.goal)
+    def end_round(self, reported: Collection[str], running: Iterable[str]) -> None:
+        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted;
+        ``running``: those whose leases go on."""
+        held_up = 0 if self.settings.asynchronous else self.held_up  # no device waits for another there
+        self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)
         if self.reliability.points:
             doubted = [device for device in self.resting if self.reliability.level(device)]
             self.resting.difference_update(doubted)
@@ -80,6 +132,8 @@ class Selection:
         put_back(self.idle, self.resting)
         self.resting.clear()
         self.had_turn.clear()
+        self.had_turn.update(running)
+        self.updates.clear()
         self.held_up = 0
 
     def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:

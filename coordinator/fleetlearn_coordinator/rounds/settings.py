@@ -13,11 +13,12 @@ class Settings(NamedTuple):
     goal: int
     """Reports that close the round."""
     cohort: int
-    """Most slots of a round: leases that run plus reports that count. goal x over-selection."""
+    """Most slots of a round: leases that run plus reports that count. goal x over-selection. Asynchronous: most leases
+    that run."""
     minimum: int
     """Fewest reports of a round that is committed."""
     deadline: float
-    """Length of a round."""
+    """Length of a round. Asynchronous: length of a lease too."""
     grace: float
     """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
     gather: float
@@ -33,6 +34,19 @@ class Settings(NamedTuple):
     """Stop once the L2 norm of the model's change is below this."""
     stall: float = inf
     """How long a lease lives without progress. Infinite: ``progress`` is not told, and no device is remembered."""
+    asynchronous: bool = False
+    """Whether tasks are given at any time and go on across rounds (``BufferedAsynchronous``)."""
+    carry: bool = False
+    """Whether leases of synchronous rounds outlive their round, so that a late update counts in the next."""
+    max_staleness: int = 0
+    """Where leases outlive their round: an update of a larger staleness does not count."""
+    max_updates: int | None = None
+    """Asynchronous: most updates of one device in one round. None: any number."""
+
+    @property
+    def outlive(self) -> bool:
+        """Whether leases outlive the round in which they were given."""
+        return self.asynchronous or self.carry
 
 
 class Phase(StrEnum):

@@ -45,19 +45,21 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
-from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
     ModelMade,
-    OpenRound,
+    ReportAccepted,
     RoundClosed,
     RoundOpened,
     Row,
+    SavedReport,
     TaskEnded,
     TaskGiven,
     TaskRevived,
+    Unfinished,
 )
 from fleetlearn_coordinator.storage.store import Store
 
@@ -89,9 +91,21 @@ class AcceptedUpdate(NamedTuple):
 
     part: Part
     weight: int
+    factor: float
+    """What its staleness leaves of it: 1 if it is fresh."""
     spool_file: int
     largest: float
     """The largest magnitude of its elements."""
+
+
+class EarlyReport(NamedTuple):
+    """A report that was accepted while no round was open."""
+
+    round: int
+    """The round that it counts for."""
+    report: Report
+    staleness: int
+    update: AcceptedUpdate
 
 
 class WrittenModel(NamedTuple):
@@ -122,6 +136,10 @@ class Run:
         self.aggregator, self.optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
+        self.staleness: dict[str, int] = {}
+        """Task -> staleness of the report's update. Fresh ones are left out."""
+        self._early: deque[EarlyReport] = deque()
+        """In the order in which they count."""
         self.aggregate = self.aggregator.init(bundle.manifest.size)
         """The aggregator's state, with the open round's updates, except those that are still to be added."""
         self._to_add: deque[AcceptedUpdate] = deque()
@@ -141,33 +159,41 @@ class Run:
             self.engine.phase = Phase.FINISHED
 
     def resume(self, now: Clocks) -> list[Command]:
-        """Take up the open round of an earlier process, if there is one. Call once."""
+        """Take up what an earlier process left: its open round, tasks that run, reports that came early. Call once."""
         if self.finished is not None:
             return []
+        engine = self.engine
+        oldest = engine.version - engine.settings.max_staleness if engine.settings.outlive else None
         with self.store.repair_advice():
-            opened = self.store.ledger.open_round()
-            if opened is None:
-                return []
-            given_up = self.store.is_given_up(opened.number)
+            found = self.store.ledger.unfinished(oldest)
+            open_now = [row for row in found.reports if row.round == found.round]
+            later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
+            given_up = found.round is not None and self.store.is_given_up(found.round)
             if not given_up:
-                self.aggregate = self._load_aggregate(opened)
-        self.reports = {row.task: row.report for row in opened.reports}
+                self.aggregate = self._load_aggregate(open_now)
+            for row in later:
+                self._load_early(row)
+        for row in open_now:
+            self._count(row.report, row.staleness)
         if given_up:
-            self._give_up(opened, now)
+            self._give_up(found, now)
+            found = Unfinished(None, [], [], [], later)
+        elif found.round is not None:
+            logger.info(
+                "round %d goes on: %d reports are safe, %d tasks were out",
+                found.round, len(open_now), len(found.leases),
+            )  # fmt: skip
+        if not any(found):
             return []
-        logger.info(
-            "round %d goes on: %d reports are safe, %d tasks were out",
-            opened.number, len(opened.reports), len(opened.leases),
-        )  # fmt: skip
-        accepted = [(row.task, row.device) for row in opened.reports]
-        commands = self.engine.restore(opened.number, opened.leases, accepted, opened.dropped, now.engine)
+        accepted, early = ([(row.task, row.device) for row in rows] for rows in (open_now, later))
+        restored = Restored(found.round, found.leases, [] if given_up else accepted, found.dropped, found.lost, early)
         heard: list[Command] = []
-        for command in self.record(commands, now):
+        for command in self.record(engine.restore(restored, now.engine), now):
             heard += self.commit(command, now) if isinstance(command, Commit) else [command]
         return heard + self.do_steps(now)  # an earlier process may have left more spool files than are held now
 
-    def _load_aggregate(self, opened: OpenRound) -> Any:
-        """Return the aggregator's state as it was last saved, with the updates that were accepted since.
+    def _load_aggregate(self, reports: Iterable[SavedReport]) -> Any:
+        """Return the open round's aggregator state as it was last saved, with the updates that were accepted since.
 
         Raises StoreError, ValueError (damaged)."""
         aggregator = self.aggregator
@@ -175,16 +201,35 @@ class Run:
         tensors = self.store.load_aggregator(aggregator.to_tensors(state))
         if tensors is not None:
             state = aggregator.from_tensors(tensors)
-        for row in opened.reports:
+        for row in reports:
             if row.spool_file is not None:
                 update = ENCODINGS[row.report.part(UPDATE).encoding].decode(self.store.take_back_update(row))
-                aggregator.add(state, (update,), row.weight, check_finite(update))
+                factor = self.plan.staleness_factor(row.staleness)
+                aggregator.add(state, (update,), row.weight, check_finite(update), factor)
         return state
 
-    def _give_up(self, opened: OpenRound, now: Clocks) -> None:
-        dropped = Counter([*(cause for _, _, cause in opened.dropped), *(LOST for _ in opened.leases)])
-        closed = self._abandon(opened.number, dict(dropped), "the sum of its reports was removed", now)
-        self.store.write([*(TaskEnded(task, LOST) for task, _ in opened.leases), closed])
+    def _load_early(self, row: SavedReport) -> None:
+        """Take back the update of a report that counts for a later round. Raises StoreError (damaged)."""
+        assert row.spool_file is not None
+        part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=row.round)
+        largest, factor = (
+            check_finite(ENCODINGS[part.encoding].decode(content)),
+            self.plan.staleness_factor(row.staleness),
+        )
+        update = AcceptedUpdate(part, row.weight, factor, row.spool_file, largest)
+        self._early.append(EarlyReport(row.round, row.report, row.staleness, update))
+
+    def _count(self, report: Report, staleness: int) -> None:
+        """The report counts for the open round."""
+        self.reports[report.task] = report
+        if staleness:
+            self.staleness[report.task] = staleness
+
+    def _give_up(self, found: Unfinished, now: Clocks) -> None:
+        assert found.round is not None
+        dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
+        closed = self._abandon(found.round, dict(dropped), "the sum of its reports was removed", now)
+        self.store.write([*(TaskEnded(row.task, LOST) for row in found.leases), closed])
 
     def _load_model(self, now: Clocks) -> int:
         found = self.store.load_model()
@@ -214,17 +259,32 @@ class Run:
         rule = None if finish is None else msgspec.json.encode(finish._asdict()).decode()
         return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
 
-    def save_update(self, report: Report, spool_file: int, largest: float) -> None:
+    def digest_of(self, version: int) -> str:
+        """Return the SHA-256 of a version's model."""
+        return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
+
+    def save_update(self, device: str, report: Report, spool_file: int, largest: float) -> None:
         """Make a spooled and checked update durable. A later step adds it to the round's other updates.
 
         ``largest`` is the largest magnitude of its elements. The caller then tells the device and calls
         ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing is saved then.
         """
-        weight = weight_of(report.examples, self.plan.round.max_weight)
+        engine, task = self.engine, report.task
+        engine.check_staleness(device)
+        weight = weight_of(report.examples, self.plan.largest_weight)
         self.aggregator.check(largest, weight)
-        self.store.record_report(report, weight, spool_file)
-        self._to_add.append(AcceptedUpdate(report.part(UPDATE), weight, spool_file, largest))
-        self.reports[report.task] = report
+        number, staleness, early = engine.counts(device)
+        moved = None if number == engine.round_of(task) else number
+        self.store.record_report(
+            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None
+        )
+        factor = self.plan.staleness_factor(staleness)
+        update = AcceptedUpdate(report.part(UPDATE), weight, factor, spool_file, largest)
+        if early:
+            self._early.append(EarlyReport(number, report, staleness, update))
+        else:
+            self._to_add.append(update)
+            self._count(report, staleness)
 
     def next_step(self) -> Step | None:
         """Return what is to be done next, or None: add an accepted update; where all are added, make the model if the
@@ -249,7 +309,7 @@ class Run:
         """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
         blocks = self.store.blobs.read_spool_file(update.spool_file, update.part.size)
         parts = map(ENCODINGS[update.part.encoding].decode, blocks)
-        self.aggregator.add(aggregate, parts, update.weight, update.largest)
+        self.aggregator.add(aggregate, parts, update.weight, update.largest, update.factor)
 
     def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
         self.store.end_save(saved)
@@ -263,12 +323,12 @@ class Run:
         rows: list[Row] = []
         for command in commands:
             match command:
-                case Assign(device, task, number, again=again):
+                case Assign(device, task, number, again=again, version=version):
                     if not again:
-                        rows.append(TaskGiven(task, number, device))
+                        rows.append(TaskGiven(task, number, device, version))
                     heard.append(command)
-                case Ended(_, task, _, cause):
-                    rows.append(TaskEnded(task, cause))
+                case Ended(_, task, number, cause):
+                    rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
                 case Revived(_, task):
                     rows.append(TaskRevived(task))
                 case CancelTask() | Commit():
@@ -288,7 +348,11 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> Row:
         self.aggregate = self.aggregator.init(self.bundle.manifest.size)
-        self.reports, self._opened = {}, now.engine
+        self.reports, self.staleness, self._opened = {}, {}, now.engine
+        while self._early and self._early[0].round == number:
+            early = self._early.popleft()
+            self._to_add.append(early.update)
+            self._count(early.report, early.staleness)
         return RoundOpened(number, now.wall)
 
     def begin_commit(self, command: Commit, now: Clocks) -> None:
@@ -345,6 +409,10 @@ class Run:
             low, high = plan.bounds[name]
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
             logger.warning(text, devices, name, low, high)
+        if self.engine.settings.outlive:
+            staleness = list(self.staleness.values())
+            mean = sum(staleness) / max(1, len(reports))
+            summary["staleness"] = {"mean": mean, "max": max(staleness, default=0), "stale": len(staleness)}
         summary |= {
             "dropped": dropped,
             "change": 0.0,

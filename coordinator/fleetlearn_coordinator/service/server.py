@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -17,9 +18,11 @@ from fleetlearn_protocol.messages import MODEL, Cancel, CheckIn, ComeBack, Repor
 
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
+from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.storage.errors import StoreError
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -40,6 +43,8 @@ class RunServer:
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
+        self._published: str | None = None
+        """The SHA-256 of the newest model that is served."""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -91,21 +96,21 @@ class RunServer:
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
-        self._carry_out(self.engine.announce(device, report.task, report.round), now)
+        self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         check_parts(report, self.run.model.size)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
-        self.run.save_update(report, spool, largest)
+        self.run.save_update(device, report, spool, largest)
         self._do_steps()
 
     def count_report(self, device: str, task: str, now: float) -> None:
         self._carry_out(self.engine.count_report(device, task, now), now)
 
     def has_counted(self, device: str, task: str) -> bool:
-        return self.engine.accepted.get(task) == device
+        return self.engine.has_counted(device, task)
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         self._carry_out(self.engine.end(device, task, cause, now), now)
@@ -146,11 +151,11 @@ class RunServer:
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
                 case Commit():
-                    self.host.uploads.forget_round(self.spool)
+                    self._forget_uploads()
                     self.run.begin_commit(command, self._now())
                     self._do_steps()
                 case Abandon():
-                    self.host.uploads.forget_round(self.spool)
+                    self._forget_uploads()
                 case Finish(reason):
                     self._finish(reason)
         wake = self.engine.wake_at()
@@ -197,16 +202,24 @@ class RunServer:
         while self._working is not None and not self._working.done():
             await asyncio.wait({self._working})
 
+    def _forget_uploads(self) -> None:
+        """A round is over: forget the uploads of its tasks, except those that go on."""
+        self.host.uploads.forget_tasks(self.spool, unless={*self.engine.leases.values()})
+
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
         self._publish()
+        digest = run.digest_of(lease.version)
+        if digest != run.model_digest:  # the device came back without its work, and goes on with it
+            for sha256, where in self._find_models([lease.version]).items():
+                self._served.contents.serve_older(sha256, where)
         self.host.tell(
             lease.device,
             Task(
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                vectors=(VectorReference(MODEL, run.model_digest, FLOAT32.size(run.model.size), FLOAT32.name),),
+                vectors=(VectorReference(MODEL, digest, FLOAT32.size(run.model.size), FLOAT32.name),),
                 parts=ASKED_PARTS,
                 hyper=run.hyper,
                 epochs=local.epochs,
@@ -219,7 +232,22 @@ class RunServer:
         )
 
     def _publish(self) -> None:
-        self.host.publish(self._served, self.run.model_digest, self.run.model)
+        run = self.run
+        if run.model_digest == self._published:
+            return
+        self._published = run.model_digest
+        versions = {terms.version for terms in self.engine.book.terms.values()} - {self.engine.version}
+        self.host.publish(self._served, run.model_digest, run.model, self._find_models(sorted(versions)))
+
+    def _find_models(self, versions: Iterable[int]) -> dict[str, Older]:
+        """Return SHA-256 -> where it is, for each of these models whose file is there. It is not there only where a
+        lost device came back with its work done: that one does not need it."""
+        found = {}
+        for number in versions:
+            with suppress(StoreError):
+                where = self.run.store.blobs.find_parameters(number)
+                found[self.run.digest_of(number)] = Older(*where, self.run.model.nbytes)
+        return found
 
     def _finish(self, reason: str) -> None:
         self._send_away(3600.0, "finished")

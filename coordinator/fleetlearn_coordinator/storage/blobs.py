@@ -56,6 +56,10 @@ class Blobs(Protocol):
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         """Return the tensors of a model's file. Raises StoreError (missing, damaged, or with another hash)."""
 
+    def find_parameters(self, version: int) -> tuple[str, int]:
+        """Return the path of a model's file, and the byte at which its parameter vector begins. Raises StoreError
+        (missing)."""
+
     def drop_models(self, before: int) -> None:
         """Remove the files of models older than this version; the initial one stays. Safe to call from any thread."""
 

@@ -7,6 +7,7 @@ are also fsynced, so that a power cut loses nothing either.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,16 @@ class FileBlobs:
 
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         return load_model(model_path(self.folder, version), sha256)
+
+    def find_parameters(self, version: int) -> tuple[str, int]:
+        path = model_path(self.folder, version)
+        try:
+            with path.open("rb") as file:  # the length of the header, the header, the tensors
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+        except FileNotFoundError:
+            raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
+        return str(path), 8 + size + header[PARAMETERS]["data_offsets"][0]
 
     def drop_models(self, before: int) -> None:
         for version in self.model_versions():

@@ -33,6 +33,8 @@ class TaskGiven(NamedTuple):
     task: str
     round: int
     device: str
+    version: int
+    """Of the model that the task begins from."""
 
 
 class TaskEnded(NamedTuple):
@@ -40,6 +42,8 @@ class TaskEnded(NamedTuple):
 
     task: str
     cause: str
+    round: int | None = None
+    """The round that it counts for, if that is another than the one in which it was given."""
 
 
 class TaskRevived(NamedTuple):
@@ -55,6 +59,10 @@ class ReportAccepted(NamedTuple):
     weight: int
     spool_file: int
     """The file that holds its update's bytes."""
+    staleness: int = 0
+    """How many versions the model of its round is newer than the one that its task began from."""
+    round: int | None = None
+    """The round that it counts for, if that is another than the one in which its task was given."""
 
 
 class AggregatorSaved(NamedTuple):
@@ -102,8 +110,17 @@ Row: TypeAlias = (
 )
 
 
+class SavedTask(NamedTuple):
+    """A task that runs, or that ended because its device was lost."""
+
+    task: str
+    device: str
+    version: int | None
+    """Of the model that it began from. None: an earlier version of this package gave it; its round's model."""
+
+
 class SavedReport(NamedTuple):
-    """An accepted report of the open round."""
+    """An accepted report of a round that is not closed."""
 
     task: str
     device: str
@@ -111,17 +128,24 @@ class SavedReport(NamedTuple):
     weight: int
     spool_file: int | None
     """The file that holds its update's bytes; None where the aggregator's saved state has it."""
+    staleness: int
+    round: int
+    """The round that it counts for."""
 
 
-class OpenRound(NamedTuple):
-    """The round that is open."""
+class Unfinished(NamedTuple):
+    """What a process left behind that was going on."""
 
-    number: int
-    leases: list[tuple[str, str]]
-    """(task, device) of the tasks that run."""
+    round: int | None
+    """The round that was opened and not closed, if there is one."""
+    leases: list[SavedTask]
+    """The tasks that run."""
+    lost: list[SavedTask]
+    """Tasks of earlier rounds that ended because their devices were lost."""
     dropped: list[tuple[str, str, str]]
-    """(task, device, cause) of the tasks that ended without an accepted report."""
+    """(task, device, cause) of the tasks that ended without an accepted report, in the open round or since the last."""
     reports: list[SavedReport]
+    """Of the open round, and of the rounds after it."""
 
 
 class Ledger(Protocol):
@@ -143,7 +167,14 @@ class Ledger(Protocol):
         """Return the summary of the last round that was committed, or None before the first. Raises StoreError
         (damaged)."""
 
-    def open_round(self) -> OpenRound | None:
-        """Return the round that was opened and not closed, if there is one. Raises StoreError (damaged)."""
+    def model_digest(self, version: int) -> str:
+        """Return the SHA-256 of a version's model."""
+
+    def unfinished(self, lost_since: int | None) -> Unfinished:
+        """Return what an earlier process left. Raises StoreError (damaged).
+
+        ``lost_since``: tasks that run since earlier rounds are among the leases, and tasks of this model version or a
+        newer one among the lost. None: tasks of the open round alone, and no lost ones.
+        """
 
     def close(self) -> None: ...

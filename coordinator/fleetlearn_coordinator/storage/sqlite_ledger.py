@@ -21,19 +21,20 @@ from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
     ModelMade,
-    OpenRound,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
     Row,
     SavedReport,
+    SavedTask,
     TaskEnded,
     TaskGiven,
     TaskRevived,
+    Unfinished,
 )
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 DatabaseError = sqlite3.Error
@@ -47,10 +48,16 @@ CREATE TABLE tasks(
     task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
     state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
     report BLOB, weight INTEGER,
-    slot INTEGER                            -- the spool file, while the update is in it alone
+    slot INTEGER,                           -- the spool file, while the update is in it alone
+    version INTEGER, staleness INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);
 """
+"""A task's round is the one in which it was given while it runs, and then the one that its end counts for."""
+MIGRATIONS = {
+    1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
+}
+"""Version of the tables -> what makes the next one of it."""
 
 T = TypeVar("T")
 
@@ -66,12 +73,14 @@ class SqliteLedger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if power else 'OFF'}")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
+            if not 0 <= version <= SCHEMA_VERSION:
                 raise StoreError(
                     Code.BAD_VERSION,
                     f"{path.parent} has a database of version {version}; this fleetlearn reads version "
                     f"{SCHEMA_VERSION}",
                 )
+            if version:
+                self._migrate(version)
         except BaseException:
             self._db.close()
             raise
@@ -92,6 +101,17 @@ class SqliteLedger:
         self._db.execute("COMMIT")
         self.is_new = False
 
+    def _migrate(self, version: int) -> None:
+        """Bring the tables of an earlier version up to this one, in one transaction."""
+        if version == SCHEMA_VERSION:
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        for before in range(version, SCHEMA_VERSION):
+            for statement in MIGRATIONS[before]:
+                self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        self._db.execute("COMMIT")
+
     def write(self, rows: Sequence[Row]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -107,16 +127,18 @@ class SqliteLedger:
         execute = self._db.execute
         match row:
             case TaskGiven():
-                execute("INSERT INTO tasks(task, round, device, state) VALUES(?, ?, ?, 'assigned')", row)
-            case TaskEnded(task, cause):
+                execute("INSERT INTO tasks(task, round, device, state, version) VALUES(?, ?, ?, 'assigned', ?)", row)
+            case TaskEnded(task, cause, counts_for):
                 execute("UPDATE tasks SET state=? WHERE task=?", (cause, task))
+                self._move(task, counts_for)
             case TaskRevived():
                 execute("UPDATE tasks SET state='assigned' WHERE task=?", row)
-            case ReportAccepted(report, weight, spool_file):
+            case ReportAccepted(report, weight, spool_file, staleness, counts_for):
                 execute(
-                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=? WHERE task=?",
-                    (msgspec.json.encode(report), weight, spool_file, report.task),
+                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, staleness=? WHERE task=?",
+                    (msgspec.json.encode(report), weight, spool_file, staleness, report.task),
                 )
+                self._move(report.task, counts_for)
             case AggregatorSaved(turn, crc32, tasks):
                 self._put("sum", turn)
                 self._put("sum_crc32", crc32)
@@ -137,8 +159,15 @@ class SqliteLedger:
             (row.at, row.outcome, msgspec.json.encode(row.summary).decode(), row.number),
         )
         self._db.execute("UPDATE tasks SET slot=NULL WHERE round=?", (row.number,))
-        self._db.execute("DELETE FROM tasks WHERE round<=?", (row.number - ROUNDS_KEPT,))
+        self._db.execute(
+            "DELETE FROM tasks WHERE round<=? AND state<>'assigned'", (row.number - ROUNDS_KEPT,)
+        )  # what runs may count for a later round
         self._put("sum", None)
+
+    def _move(self, task: str, round: int | None) -> None:
+        """Let the task's end count for another round than the one in which it was given."""
+        if round is not None:
+            self._db.execute("UPDATE tasks SET round=? WHERE task=?", (round, task))
 
     def _put(self, key: str, value: str | float | None) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
@@ -162,22 +191,29 @@ class SqliteLedger:
         ).fetchone()
         return None if row is None else decode(row[0], dict[str, Any], f"{self.path}: the summary of round {row[1]}")
 
-    def open_round(self) -> OpenRound | None:
+    def model_digest(self, version: int) -> str:
+        return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])
+
+    def unfinished(self, lost_since: int | None) -> Unfinished:
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
-        if row is None:
-            return None
-        found = OpenRound(int(row[0]), [], [], [])
+        found = Unfinished(None if row is None else int(row[0]), [], [], [], [])
+        first = self.last_round() + 1 if found.round is None else found.round
+        which = "round>=?" if lost_since is None else "round>=? OR state='assigned' OR (state='lost' AND version>=?)"
         tasks = self._db.execute(
-            "SELECT task, device, state, report, weight, slot FROM tasks WHERE round=? ORDER BY task", (found.number,)
+            f"SELECT task, device, version, round, state, report, weight, slot, staleness FROM tasks WHERE {which} "
+            "ORDER BY version, task",
+            (first,) if lost_since is None else (first, lost_since),
         )
-        for task, device, state, content, weight, spool_file in tasks:
+        for task, device, version, round, state, content, weight, spool_file, staleness in tasks:
             if state == "assigned":
-                found.leases.append((task, device))
-            elif state != "accepted":
-                found.dropped.append((task, device, state))
-            else:
+                found.leases.append(SavedTask(task, device, version))
+            elif state == "accepted":
                 report = read_json(read_report, content, f"{self.path}: the report of {task}")
-                found.reports.append(SavedReport(task, device, report, weight, spool_file))
+                found.reports.append(SavedReport(task, device, report, weight, spool_file, staleness or 0, round))
+            elif round >= first:
+                found.dropped.append((task, device, state))
+            if state == "lost" and lost_since is not None:
+                found.lost.append(SavedTask(task, device, version))
         return found
 
 

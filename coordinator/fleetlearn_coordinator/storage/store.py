@@ -18,7 +18,6 @@ from secrets import token_hex
 from typing import Any
 
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector, checksum
 from numpy.typing import NDArray
 
@@ -32,6 +31,7 @@ from fleetlearn_coordinator.storage.ledger import (
     ModelMade,
     ReportAccepted,
     RoundClosed,
+    RoundOpened,
     Row,
     SavedReport,
 )
@@ -57,6 +57,8 @@ class Store:
         """The run's name: random, so that no other run has it."""
         self._held: dict[str, int] = {}
         """Accepted task -> its spool file, until the aggregator's saved state has its update."""
+        self._early: dict[str, tuple[int, int]] = {}
+        """Accepted task of a round that is not open yet -> that round, and its spool file."""
 
     def close(self) -> None:
         self._resources.close()
@@ -64,16 +66,27 @@ class Store:
     def write(self, rows: Sequence[Row]) -> None:
         """Write one batch of rows: all of them count, or none."""
         self.ledger.write(rows)
-        if any(type(row) is RoundClosed for row in rows):
-            self._free_held()
+        for row in rows:
+            if type(row) is RoundClosed:
+                self._free_held()
+            elif type(row) is RoundOpened and self._early:
+                self._held |= {task: file for task, (round, file) in self._early.items() if round == row.number}
+                self._early = {task: kept for task, kept in self._early.items() if task not in self._held}
 
     # --- updates ---
 
-    def record_report(self, report: Report, weight: int, spool_file: int) -> None:
-        """Make the report and its update durable: from here on they survive this process."""
-        self.blobs.settle_spool_file(spool_file)
-        self.ledger.write([ReportAccepted(report, weight, spool_file)])
-        self._held[report.task] = spool_file
+    def record_report(self, accepted: ReportAccepted, early: int | None = None) -> None:
+        """Make the report and its update durable: from here on they survive this process. ``early``: the round that
+        it counts for, if that is not open yet."""
+        self.blobs.settle_spool_file(accepted.spool_file)
+        self.ledger.write([accepted])
+        self._hold(accepted.report.task, accepted.spool_file, early)
+
+    def _hold(self, task: str, spool_file: int, early: int | None) -> None:
+        if early is None:
+            self._held[task] = spool_file
+        else:
+            self._early[task] = early, spool_file
 
     @property
     def must_save_aggregator(self) -> bool:
@@ -102,12 +115,12 @@ class Store:
         turn = self.ledger.get("sum")
         return None if turn is None else self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
 
-    def take_back_update(self, saved: SavedReport) -> bytearray:
-        """Return the bytes of an update that an earlier process accepted, and hold its spool file. Raises StoreError
-        (damaged)."""
+    def take_back_update(self, saved: SavedReport, early: int | None = None) -> bytearray:
+        """Return the bytes of an update that an earlier process accepted, and hold its spool file. ``early``: as for
+        ``record_report``. Raises StoreError (damaged)."""
         assert saved.spool_file is not None
         self.blobs.reserve_spool_file(saved.spool_file)
-        self._held[saved.task] = saved.spool_file
+        self._hold(saved.task, saved.spool_file, early)
         update, begin = bytearray(), 0
         for block in self.blobs.read_spool_file(saved.spool_file, saved.report.size):
             update += block

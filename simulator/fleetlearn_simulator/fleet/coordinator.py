@@ -9,11 +9,12 @@ from typing import Any
 from fleetlearn_coordinator.aggregation.commit import next_model
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
+from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -28,6 +29,11 @@ class SimulatedCoordinator:
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
         self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
+        if self.engine.settings.outlive:
+            raise SimulatorError(
+                f"{self.plan.file}: updates that are stale are not simulated yet; it takes synchronous rounds with "
+                'round.late = "discard"'
+            )
         self.down = False
         """Whether its process is dead."""
         self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)
@@ -44,7 +50,8 @@ class SimulatedCoordinator:
         self.begin_round(0.0)
 
     def begin_round(self, now: float) -> None:
-        self.totals = RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight, now)
+        weights = self.plan.largest_weight, self.plan.round.max_weight
+        self.totals = RoundTotals(self.aggregator, len(self.model), *weights, now)
         self.training = RoundTraining(self.backend, self.model, self.earlier, self.scenario.seed)
 
     def room(self) -> int:
@@ -110,6 +117,8 @@ class SimulatedCoordinator:
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
         if old.phase is not Phase.OPEN:
             return []
-        leases = [(task, device) for device, task in old.leases.items()]
-        dropped = [(task, device, cause) for task, (device, cause) in old.book.dropped.items()]
-        return self.engine.restore(old.round, leases, old.accepted.items(), dropped, now)
+        book = old.book
+        leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
+        dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
+        lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
+        return self.engine.restore(Restored(old.round, leases, book.accepted.items(), dropped, lost), now)

@@ -26,15 +26,20 @@ MAX_BYTES_WAITING = 2**28
 class RoundTotals:
     """The accepted reports of a round, their aggregate, and the costs of all of its tasks."""
 
-    def __init__(self, aggregator: Aggregator[Any], size: int, max_weight: int, opened: float) -> None:
-        """``size``: elements of an update."""
-        self.aggregator, self.max_weight, self.opened = aggregator, max_weight, opened
+    def __init__(
+        self, aggregator: Aggregator[Any], size: int, largest_weight: int, max_weight: int, opened: float
+    ) -> None:
+        """``size``: elements of an update. ``largest_weight``, ``max_weight``: the most examples for which a device
+        counts in the mean, and in the metrics."""
+        self.aggregator, self.largest_weight, self.max_weight, self.opened = (
+            aggregator, largest_weight, max_weight, opened,
+        )  # fmt: skip
         self.devices: list[int] = []
         """Devices whose reports were accepted."""
         self.accepted: Counter[int] = Counter()
         """Tier -> how many reports were accepted."""
         self.reports: list[tuple[NDArray[np.int64], TrainedDevices]] = []
-        """The weights of the accepted reports, and the reports without their updates."""
+        """The accepted reports without their updates, and their weights in the metrics."""
         self.aggregate = aggregator.init(size)
         """The aggregator's state, with all accepted updates except the waiting ones."""
         self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]] = []
@@ -51,7 +56,7 @@ class RoundTotals:
 
     def refuse(self, found: TrainedDevices) -> tuple[int, str] | None:
         """Return the first row that the coordinator does not accept, and why. None: it accepts all rows."""
-        weights = weights_of(found.examples, self.max_weight)
+        weights = weights_of(found.examples, self.largest_weight)
         passes = ~found.diverged & self.aggregator.passes_check(found.largest, weights)
         if passes.all():
             return None
@@ -66,15 +71,16 @@ class RoundTotals:
 
     def add_reports(self, tasks: RunningTasks, rows: slice, found: TrainedDevices, times: Sequence[float]) -> None:
         """Count the reports of these tasks, which arrived at these times and are not refused."""
-        weights = weights_of(found.examples, self.max_weight)
+        weights = weights_of(found.examples, self.largest_weight)
         self.devices += tasks.device[rows]
         self.accepted.update(tasks.tier[rows])
-        self.reports.append((weights, replace(found, updates=NO_DEVICES.updates)))
+        counted = weights_of(found.examples, self.max_weight)
+        self.reports.append((counted, replace(found, updates=NO_DEVICES.updates)))
         # Added one after the other, as if they came alone. sum() rounds differently from Python 3.12 on.
         self.useful = reduce(add, map(sub, times, tasks.began[rows]), self.useful)
         if found.updates.shape[1] >= LARGE_UPDATE:  # at once: to collect them would only cost memory
             for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
-                self.aggregator.add(self.aggregate, (update,), weight, largest)
+                self.aggregator.add(self.aggregate, (update,), weight, largest, 1.0)
             return
         self.waiting.append((weights, found.largest, found.updates))
         self.bytes_waiting += found.updates.nbytes
@@ -85,7 +91,7 @@ class RoundTotals:
         """Add the waiting updates to the aggregate."""
         if self.waiting:
             weights, largest, updates = zip(*self.waiting, strict=True)
-            self.aggregator.add_many(self.aggregate, updates, np.concatenate(weights), np.concatenate(largest))
+            self.aggregator.add_many(self.aggregate, updates, np.concatenate(weights), np.concatenate(largest), None)
         self.waiting, self.bytes_waiting = [], 0
 
     def complete(self) -> int:

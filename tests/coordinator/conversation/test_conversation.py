@@ -105,7 +105,7 @@ class Room:
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
                 case Commit():
-                    self.uploads.forget_round(self.spool)
+                    self.uploads.forget_tasks(self.spool, unless=self.engine.leases.values())
                     self.tell(self.engine.committed(self.now, change=1.0, metrics={}))
                     continue
                 case Finish():
@@ -137,7 +137,7 @@ class Room:
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
-        self.tell(self.engine.announce(device, report.task, report.round))
+        self.tell(self.engine.announce(device, report.task, report.round, now))
         check_parts(report, SIZE)
         return True
 

@@ -122,7 +122,7 @@ def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Pat
         upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
         uploads.pause(upload)
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
-    uploads.forget_round(blobs)
+    uploads.forget_tasks(blobs, unless=())
     taken = {blobs.take_spool_file() for _ in range(6)}
     assert len(taken) == 6, "a spool file was given twice"
 
@@ -136,7 +136,7 @@ def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(blobs: FileBlob
         upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
         uploads.pause(upload)
         assert uploads.first_spoiled(task, spool)
-    uploads.forget_round(blobs)
+    uploads.forget_tasks(blobs, unless=())
     assert [granted(uploads, spool, task).offset for spool, task in ((blobs, "t1"), (other, "t2"))] == [0, CHUNK_BYTES]
     assert uploads.first_spoiled("t1", blobs)
     assert not uploads.first_spoiled("t2", other)

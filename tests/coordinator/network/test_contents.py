@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.contents import Content, Contents, LargeFile
+from fleetlearn_coordinator.network.contents import Content, Contents, FileContent
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.manifest import EVAL, TRAIN
@@ -37,15 +37,15 @@ def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
 
 def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     contents = Contents(open_bundle(bundle_path))
-    contents.publish("1" * 64, MODEL)
-    contents.publish("2" * 64, MODEL)
+    contents.publish("1" * 64, MODEL, {})
+    contents.publish("2" * 64, MODEL, {})
     assert contents.find("2" * 64, 0).size == MODEL.nbytes
     with pytest.raises(ProtocolError) as caught:
         contents.find("1" * 64, 0)
     assert caught.value.code is Code.UNKNOWN_CONTENT
 
 
-def received(content: Content | LargeFile, offset: int) -> bytes:
+def received(content: Content | FileContent, offset: int) -> bytes:
     """What a device has after the frames, in whose order there are no gaps."""
     parser = Protocol(Side.CLIENT, state=State.OPEN)
     payload = bytearray()
@@ -63,7 +63,7 @@ def received(content: Content | LargeFile, offset: int) -> bytes:
 def test_a_large_file_is_read_from_the_disk(tmp_path: Path, offset: int) -> None:
     payload = np.random.default_rng(0).bytes(300_001)
     (tmp_path / "file").write_bytes(payload)
-    large = LargeFile(9, tmp_path / "file")
+    large = FileContent(9, tmp_path / "file")
     (tmp_path / "file").unlink()
     assert large.size == len(payload)
     assert received(large, offset) == payload[offset:]
@@ -71,7 +71,7 @@ def test_a_large_file_is_read_from_the_disk(tmp_path: Path, offset: int) -> None
 
 def test_a_large_file_that_is_cut_short_is_not_sent_as_if_it_were_whole(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(300_001))
-    large = LargeFile(9, tmp_path / "file")
+    large = FileContent(9, tmp_path / "file")
     with (tmp_path / "file").open("r+b") as file:
         file.truncate(200_000)
     with pytest.raises(OSError, match="cut short"):
@@ -83,7 +83,7 @@ def test_a_bundles_large_files_are_not_held(bundle_path: Path, monkeypatch: pyte
     bundle = open_bundle(bundle_path)
     train, evaluation = (bundle.manifest.file(path).sha256 for path in (TRAIN, EVAL))
     contents = Contents(bundle)
-    assert isinstance(contents.find(train, 0), LargeFile)
+    assert isinstance(contents.find(train, 0), FileContent)
     assert isinstance(contents.find(evaluation, 0), Content)
     assert received(contents.find(train, 7), 7) == bundle.read(TRAIN)[7:]
     packed = Contents(open_bundle(pack_bundle(bundle_path, tmp_path / "packed.zip")))

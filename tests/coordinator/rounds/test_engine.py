@@ -22,7 +22,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
-from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Snapshot
+from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Restored, Snapshot
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_protocol import Code, ProtocolError
 from hypothesis import HealthCheck, given, settings
@@ -38,6 +38,18 @@ def started(devices: Iterable[str] = "abc", rules: Settings = SETTINGS) -> tuple
     commands = [command for device in devices for command in engine.check_in(device, None, 0.0)]
     commands += engine.tick(rules.gather)
     return engine, {command.device: command for command in commands if isinstance(command, Assign)}
+
+
+def restored(
+    round: int,
+    leases: Iterable[tuple[str, str]],
+    accepted: Iterable[tuple[str, str]] = (),
+    dropped: Iterable[tuple[str, str, str]] = (),
+) -> Restored:
+    """An open round as it was stored; the lost devices may go on."""
+    rows = list(dropped)
+    lost = [(task, device, None) for task, device, cause in rows if cause == LOST]
+    return Restored(round, [(*row, None) for row in leases], accepted, rows, lost)
 
 
 def of_type(commands: list[Command], kind: type) -> list[Command]:
@@ -150,7 +162,7 @@ def test_a_lost_device_with_its_work_done_gets_a_free_slot_back() -> None:
     engine.tick(15.0)
     assert engine.causes() == {LOST: 1}
     assert engine.check_in("a", tasks["a"].task, 20.0) == [Revived("a", tasks["a"].task, 1)]
-    assert engine.announce("a", tasks["a"].task, 1) == []
+    assert engine.announce("a", tasks["a"].task, 1, 0.0) == []
     engine.count_report("a", tasks["a"].task, 21.0)
     assert engine.causes() == {}
 
@@ -170,7 +182,7 @@ def test_a_lost_device_that_trains_on_gets_a_free_slot_back_when_it_reports() ->
     engine.disconnect("a", 10.0)
     engine.tick(15.0)
     assert engine.check_in("a", None, 20.0) == []
-    assert engine.announce("a", tasks["a"].task, 1) == [Revived("a", tasks["a"].task, 1)]
+    assert engine.announce("a", tasks["a"].task, 1, 0.0) == [Revived("a", tasks["a"].task, 1)]
     assert engine.causes() == {}
     engine.count_report("a", tasks["a"].task, 21.0)
     assert engine.accepted == {tasks["a"].task: "a"}
@@ -183,7 +195,7 @@ def test_a_lost_device_is_not_wanted_once_its_slot_is_taken() -> None:
     engine.tick(15.0)
     engine.check_in(lost, tasks[lost].task, 20.0)
     with pytest.raises(ProtocolError) as caught:
-        engine.announce(lost, tasks[lost].task, 1)
+        engine.announce(lost, tasks[lost].task, 1, 0.0)
     assert caught.value.code is Code.NOT_WANTED
 
 
@@ -217,7 +229,7 @@ def test_the_round_closes_when_nobody_is_left_to_wait_for() -> None:
 def test_reports_that_are_refused(device: str, task: str, round: int, code: Code) -> None:
     engine, _ = started()
     with pytest.raises(ProtocolError) as caught:
-        engine.announce(device, task, round)
+        engine.announce(device, task, round, 0.0)
     assert caught.value.code is code
 
 
@@ -387,13 +399,15 @@ def test_an_update_of_another_run_is_not_taken_for_one_of_this() -> None:
     engine.check_in("b", None, 0.0)
     assert engine.leases["a"].startswith("other-1-")
     with pytest.raises(ProtocolError) as caught:
-        engine.announce("a", tasks["a"].task, 1)
+        engine.announce("a", tasks["a"].task, 1, 0.0)
     assert caught.value.code is Code.UNKNOWN_TASK
 
 
 def test_a_restart_goes_on_with_the_round() -> None:
     engine = Engine(SETTINGS, version=4, round=5)
-    commands = engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [("t5-3", "c")], [("t5-4", "d", LOST)], now=1000.0)
+    commands = engine.restore(
+        restored(5, [("t5-1", "a"), ("t5-2", "b")], [("t5-3", "c")], [("t5-4", "d", LOST)]), 1000.0
+    )
     assert commands == []
     assert engine.deadline == 1060.0
     assert engine.check_in("a", "t5-1", 1001.0) == []
@@ -407,14 +421,14 @@ def test_a_restart_goes_on_with_the_round() -> None:
 
 def test_a_restart_gives_devices_time_to_return() -> None:
     engine = Engine(SETTINGS._replace(deadline=600.0), round=5)
-    engine.restore(5, [("t5-1", "a")], [], [], now=0.0)
+    engine.restore(restored(5, [("t5-1", "a")]), 0.0)
     assert engine.tick(RESTART_GRACE - 1) == []
     assert engine.tick(RESTART_GRACE) == [Ended("a", "t5-1", 5, LOST)]
 
 
 def test_a_restart_with_the_goal_reached_commits_at_once() -> None:
     engine = Engine(SETTINGS, round=5)
-    assert engine.restore(5, [], [("t5-1", "a"), ("t5-2", "b")], [], now=0.0) == [Commit(5, {})]
+    assert engine.restore(restored(5, [], [("t5-1", "a"), ("t5-2", "b")]), 0.0) == [Commit(5, {})]
 
 
 DEVICES = st.sampled_from([f"d{number}" for number in range(7)])
@@ -506,7 +520,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.engine.accepted.get(task) == device:
             return
         try:
-            self.do(self.engine.announce(device, task, number))
+            self.do(self.engine.announce(device, task, number, self.now))
         except ProtocolError:
             assert task not in self.running
             assert task not in self.counted
@@ -555,7 +569,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.open is not None:
             leases = [(task, device) for task, device in self.running.items()]
             dropped = [(task, device, cause) for task, (device, cause) in self.ended.items()]
-            self.do(self.engine.restore(self.open, leases, list(self.counted.items()), dropped, self.now))
+            self.do(self.engine.restore(restored(self.open, leases, list(self.counted.items()), dropped), self.now))
 
     @invariant()
     def leases_are_what_the_commands_said(self) -> None:
@@ -680,7 +694,7 @@ def test_a_device_that_failed_has_had_its_turn() -> None:
 
 def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:
     engine = Engine(SETTINGS)
-    engine.restore(3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")], 0.0)
+    engine.restore(restored(3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")]), 0.0)
     (given,) = engine.check_in("a", None, 1.0)
     assert isinstance(given, Assign)
     assert given.task == "t3-4"

@@ -21,7 +21,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Ended,
     Opened,
 )
-from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_protocol import Code
@@ -191,7 +191,7 @@ def test_progress_is_not_watched_unless_it_is_told() -> None:
 
 def test_leases_are_watched_again_once_their_devices_are_back_after_a_restart() -> None:
     engine = Engine(SETTINGS, round=5)
-    engine.restore(5, [("t5-1", "a"), ("t5-2", "b")], [], [("t5-3", "c", STALLED)], now=0.0)
+    engine.restore(Restored(5, [("t5-1", "a", None), ("t5-2", "b", None)], [], [("t5-3", "c", STALLED)]), 0.0)
     assert engine.selection.reliability.level("c") == 1
     engine.check_in("a", None, 30.0)
     assert awake(engine, 89.0) == []

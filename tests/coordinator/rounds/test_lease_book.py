@@ -53,6 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.leases: dict[str, Model] = {}
         self.accepted: dict[str, str] = {}
         self.dropped: dict[str, tuple[str, str]] = {}
+        self.versions: dict[str, int] = {}
 
     @rule(devices=st.sets(DEVICES), version=st.integers(0, 9), short=st.booleans())
     def give(self, devices: set[str], version: int, short: bool) -> None:
@@ -83,6 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
         lease = self.leases.pop(device)
         assert [*self.book.drop(device, cause)] == ([device] if lease.gone is None else [])
         self.dropped[lease.task] = device, cause
+        self.versions[lease.task] = lease.terms.version
 
     @rule(device=DEVICES, data=st.data())
     def revive(self, device: str, data: st.DataObject) -> None:
@@ -91,11 +93,12 @@ class AnyOrder(RuleBasedStateMachine):
             return
         task = data.draw(st.sampled_from(sorted(self.dropped)))
         was_lost = self.dropped[task] == (device, LOST)
-        assert self.book.revive(device, task, TERMS) == was_lost
+        ends = self.now + 60.0
+        assert self.book.revive(device, task, ends) == was_lost
         if was_lost:
             del self.dropped[task]
             self.book.watch(device, self.now)
-            self.leases[device] = Model(task, TERMS, self.now)
+            self.leases[device] = Model(task, Terms(self.versions[task], ends), self.now)
 
     @rule(device=DEVICES)
     def leave(self, device: str) -> None:
@@ -164,9 +167,11 @@ class AnyOrder(RuleBasedStateMachine):
         """Another process knows the leases and how others ended; all devices are away."""
         self.book = LeaseBook(GRACE, STALL)
         expires = self.now + 9.0
-        leases = [(lease.task, device) for device, lease in self.leases.items()]
+        leases = [(lease.task, device, TERMS) for device, lease in self.leases.items()]
         dropped = [(task, device, cause) for task, (device, cause) in self.dropped.items()]
-        self.book.restore(leases, self.accepted.items(), dropped, TERMS, expires)
+        self.versions = dict.fromkeys(self.dropped, TERMS.version)
+        lost = [(task, device, TERMS) for task, device, cause in dropped if cause == LOST]
+        self.book.restore(leases, self.accepted.items(), dropped, lost, expires)
         assert [*self.book.absent.values()] == [expires] * len(leases)
         for device, lease in [*self.leases.items()]:  # the model's lease begins when its device is back
             self.book.come_back(device, self.now)
@@ -211,7 +216,7 @@ def test_the_oldest_version_is_needed_until_its_last_lease_ends() -> None:
 def test_devices_have_their_own_time_to_return_after_a_restart() -> None:
     """One that returns and leaves has its usual grace, which is over before that of the restart."""
     book = LeaseBook(GRACE)
-    book.restore([("t2", "b"), ("t1", "a")], [("t3", "c")], [("t4", "d", LOST)], TERMS, 90.0)
+    book.restore([("t2", "b", TERMS), ("t1", "a", TERMS)], [("t3", "c")], [("t4", "d", LOST)], [], 90.0)
     book.come_back("a", 10.0)
     book.leave("a", 11.0)
     assert book.wake_at() == 15.0
@@ -239,6 +244,6 @@ def test_a_round_ends_and_nothing_is_left(stall: float) -> None:
     book.complete(["b"], ["task-b"])
     book.drop("a", LOST)
     assert book.causes() == {LOST: 1}
-    book.end_round()
+    book.end_round(0)
     assert book == LeaseBook(GRACE, stall)
     assert book.wake_at() is None

@@ -4,68 +4,24 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.rounds.commands import Abandon, Assign, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.commands import Abandon, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed
-from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 from line_bundle import write_line_bundle
-from peers import PERSONAL, SIZE, PlanMaker, plan_text, report_of, update_of, write_personal_bundle
-
-NOW = Clocks(0.0, 1000.0)
-
-
-class Fleet:
-    """A run whose devices answer at once."""
-
-    def __init__(self, plan: Plan) -> None:
-        bundle = open_bundle(plan.bundle)
-        self.store = open_store(plan.data_dir, bundle.sha256)
-        self.run = Run(plan, bundle, self.store, NOW, 15.0)
-
-    def check_in(self, *devices: str) -> list[Command]:
-        return [
-            command for device in devices for command in self.carry_out(self.run.engine.check_in(device, None, 0.0))
-        ]
-
-    def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
-        """Do what the server does with commands."""
-        heard: list[Command] = []
-        for command in self.run.record(commands, now):
-            heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
-        return heard
-
-    def save_update(self, lease: Assign, update: Vector, *, steps: bool = True, **fields: Any) -> None:
-        """Spool the update and make it durable; ``steps``: then add it."""
-        blobs = self.store.blobs
-        spool_file = blobs.take_spool_file()
-        blobs.write_spool_file(spool_file, 0, update.tobytes())
-        report = report_of(lease, update, **fields)  # type: ignore[arg-type]
-        self.run.save_update(report, spool_file, float(np.abs(update).max()))
-        if steps:
-            assert self.run.do_steps(NOW) == []
-
-    def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
-        """The same; what the engine then wants, carried out."""
-        self.save_update(lease, update, **fields)
-        return self.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0))
-
-
-def leases(commands: list[Command]) -> list[Assign]:
-    return [command for command in commands if isinstance(command, Assign)]
+from peers import PERSONAL, SIZE, PlanMaker, plan_text, update_of, write_personal_bundle
 
 
 def test_a_plan_becomes_the_engine_s_settings(make_plan: PlanMaker) -> None:
@@ -88,7 +44,7 @@ def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan:
     fleet.run.record(fleet.run.engine.tick(grace), NOW)
     assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["lost"]
     fleet.run.record(fleet.run.engine.check_in(first.device, None, grace), NOW)
-    fleet.run.record(fleet.run.engine.announce(first.device, first.task, 1), NOW)
+    fleet.run.record(fleet.run.engine.announce(first.device, first.task, 1, 0.0), NOW)
     assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["assigned"]
     fleet.store.close()
     fleet = Fleet(plan)

@@ -19,8 +19,8 @@ def test_the_tasks_of_a_round(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, "0" * 64)) as store:
         assert read_tasks(tmp_path) == (0, [])
         store.write([RoundOpened(1, 0.0)])
-        store.write([TaskGiven("t1-1", 1, "a")])
-        store.write([TaskGiven("t1-2", 1, "b")])
+        store.write([TaskGiven("t1-1", 1, "a", 0)])
+        store.write([TaskGiven("t1-2", 1, "b", 0)])
         store.write([TaskEnded("t1-2", "lost")])
         tasks = [Task("t1-1", "a", "assigned"), Task("t1-2", "b", "lost")]
         assert read_tasks(tmp_path) == (1, tasks)

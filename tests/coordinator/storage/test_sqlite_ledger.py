@@ -9,7 +9,7 @@ import pytest
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskGiven
+from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 
 
@@ -25,7 +25,7 @@ def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(tmp_path: Path, mon
     ledger = open_ledger(tmp_path)
     for number in range(1, 5):
         ledger.write([RoundOpened(number, 0.0)])
-        ledger.write([TaskGiven(f"t{number}-1", number, "a")])
+        ledger.write([TaskGiven(f"t{number}-1", number, "a", 0), TaskEnded(f"t{number}-1", "lost")])
         ledger.write([RoundClosed(number, "committed", {"reports": number}, 1.0)])
     assert [len(read_tasks(tmp_path, number)[1]) for number in range(1, 5)] == [0, 0, 1, 1]
     assert [row.summary["reports"] for row in read_status(tmp_path).rounds] == [1, 2, 3, 4]
@@ -36,7 +36,7 @@ def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         ledger.write([Metadata("a", 1), RoundOpened(1, 0.0), RoundOpened(1, 0.0)])
     assert ledger.get("a") is None
-    assert ledger.open_round() is None
+    assert ledger.unfinished(None).round is None
     ledger.write([Metadata("a", 1)])
     assert ledger.get("a") == 1
 
@@ -53,8 +53,8 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 3)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 2; this fleetlearn reads version 1"):
+    with pytest.raises(StoreError, match="version 3; this fleetlearn reads version 2"):
         open_ledger(tmp_path)

@@ -18,11 +18,12 @@ from fleetlearn_coordinator.storage.file_blobs import model_path
 from fleetlearn_coordinator.storage.ledger import (
     Metadata,
     ModelMade,
-    OpenRound,
+    ReportAccepted,
     RoundClosed,
     RoundOpened,
     TaskEnded,
     TaskGiven,
+    Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 from fleetlearn_coordinator.storage.store import MODELS_KEPT, SPOOL_FILES_HELD, Store, open_store
@@ -42,7 +43,7 @@ def spool(kept: Store, task: str, update: Vector, weight: int) -> None:
     spool_file = kept.blobs.take_spool_file()
     kept.blobs.write_spool_file(spool_file, 0, update.tobytes())
     report = Report(task, 1, (FLOAT32.part("update", update),), weight, 1, 1.0, True, 0.5)
-    kept.record_report(report, weight, spool_file)
+    kept.record_report(ReportAccepted(report, weight, spool_file))
 
 
 def add(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.Sum) -> None:
@@ -53,11 +54,10 @@ def add(kept: Store, task: str, update: Vector, weight: int, total: exact_mean.S
         kept.end_save(kept.begin_save(exact_mean.to_tensors(total))())
 
 
-def recover(kept: Store) -> tuple[OpenRound, exact_mean.Sum]:
+def recover(kept: Store) -> tuple[Unfinished, exact_mean.Sum]:
     """Do what a start does with the round that an earlier process left open."""
     with kept.repair_advice():
-        opened, total = kept.ledger.open_round(), exact_mean.init(SIZE)
-        assert opened is not None
+        opened, total = kept.ledger.unfinished(None), exact_mean.init(SIZE)
         tensors = kept.load_aggregator(exact_mean.to_tensors(total))
         if tensors is not None:
             total = exact_mean.from_tensors(tensors)
@@ -87,15 +87,15 @@ def test_an_open_round_is_found_again(tmp_path: Path, count: int, durable: str) 
     kept, total = open_store(tmp_path, BUNDLE, durable=durable), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(count)):
-        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}")])
+        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
         add(kept, f"t1-{number}", update, number + 1, total)
-    kept.write([TaskGiven("t1-x", 1, "x")])
-    kept.write([TaskGiven("t1-y", 1, "y")])
+    kept.write([TaskGiven("t1-x", 1, "x", 0)])
+    kept.write([TaskGiven("t1-y", 1, "y", 0)])
     kept.write([TaskEnded("t1-y", "lost")])
     kept.close()
     opened, found = recover(open_store(tmp_path, BUNDLE))
-    assert opened.number == 1
-    assert opened.leases == [("t1-x", "x")]
+    assert opened.round == 1
+    assert opened.leases == [("t1-x", "x", 0)]
     assert opened.dropped == [("t1-y", "y", "lost")]
     assert len(opened.reports) == count
     np.testing.assert_array_equal(exact_mean.mean(found), exact_mean.mean(total))
@@ -106,7 +106,7 @@ def test_the_disk_holds_a_bounded_number_of_updates(tmp_path: Path) -> None:
     kept, total = open_store(tmp_path, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(10) * 20):
-        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}")])
+        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
         add(kept, f"t1-{number}", update, 1, total)
     assert len(list((tmp_path / "uploads").iterdir())) <= SPOOL_FILES_HELD
 
@@ -114,7 +114,7 @@ def test_the_disk_holds_a_bounded_number_of_updates(tmp_path: Path) -> None:
 def test_a_damaged_update_is_named(tmp_path: Path) -> None:
     kept, total = open_store(tmp_path, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
-    kept.write([TaskGiven("t1-1", 1, "a")])
+    kept.write([TaskGiven("t1-1", 1, "a", 0)])
     add(kept, "t1-1", updates(1)[0], 1, total)
     kept.close()
     path = next((tmp_path / "uploads").iterdir())
@@ -190,13 +190,13 @@ def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     safe, total = open_store(tmp_path / "safe", BUNDLE, durable="power"), exact_mean.init(SIZE)
     safe.write([RoundOpened(1, 0.0)])
-    safe.write([TaskGiven("t1-1", 1, "a")])
+    safe.write([TaskGiven("t1-1", 1, "a", 0)])
     add(safe, "t1-1", updates(1)[0], 1, total)
     paths = ("sums", "", "uploads", "uploads/slot-0000")  # a new file's folder too, or its name may be gone
     assert synced == [(tmp_path / "safe" / path).stat().st_ino for path in paths]
     fast = open_store(tmp_path / "fast", BUNDLE)
     fast.write([RoundOpened(1, 0.0)])
-    fast.write([TaskGiven("t1-1", 1, "a")])
+    fast.write([TaskGiven("t1-1", 1, "a", 0)])
     add(fast, "t1-1", updates(1)[0], 1, total)
     assert len(synced) == len(paths)
 
@@ -206,7 +206,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     kept, total = open_store(tmp_path, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(SPOOL_FILES_HELD)):
-        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}")])
+        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
         if number < SPOOL_FILES_HELD - 1:
             add(kept, f"t1-{number}", update, 1, total)
             continue
@@ -223,7 +223,7 @@ def test_a_sum_that_is_cut_short_is_named(tmp_path: Path) -> None:
     kept, total = open_store(tmp_path, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(SPOOL_FILES_HELD)):
-        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}")])
+        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
         add(kept, f"t1-{number}", update, 1, total)
     turn = kept.ledger.get("sum")
     kept.close()
@@ -238,7 +238,7 @@ def folded(folder: Path) -> tuple[exact_mean.Sum, Path]:
     kept, total = open_store(folder, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(SPOOL_FILES_HELD)):
-        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}")])
+        kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
         add(kept, f"t1-{number}", update, 2, total)
     turn = kept.ledger.get("sum")
     kept.close()

@@ -1,0 +1,52 @@
+"""What staleness takes from an update: the factor s(tau) of an update whose task began tau model versions ago.
+
+``constant`` and ``polynomial`` and ``hinge`` are the three functions of Xie, Koyejo and Gupta, "Asynchronous Federated
+Optimization" (2019), arXiv 1903.03934, section 5.2. Polynomial with a = 1/2 is what buffered asynchronous training
+uses: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), arXiv 2106.06639, section 5.
+
+A fresh update (tau = 0) has the factor 1 with each of them. The mean divides by the weights without the factors:
+sum(s(tau_i) * w_i * delta_i) / sum(w_i). With all weights 1 that is the update of the second paper's Algorithm 1,
+1/K * sum(s(tau_i) * delta_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Hyper(NamedTuple):
+    """The hyper-parameters, by the names of the paper."""
+
+    a: float
+    b: float
+
+
+def constant(tau: int, hyper: Hyper) -> float:
+    """Return 1: staleness takes nothing."""
+    return 1.0
+
+
+def polynomial(tau: int, hyper: Hyper) -> float:
+    """Return (1 + tau)^-a."""
+    return float((1 + tau) ** -hyper.a)
+
+
+def hinge(tau: int, hyper: Hyper) -> float:
+    """Return 1 up to tau = b, and 1 / (a * (tau - b) + 1) beyond."""
+    return 1.0 if tau <= hyper.b else 1.0 / (hyper.a * (tau - hyper.b) + 1.0)
+
+
+class Function(NamedTuple):
+    """A function of the staleness."""
+
+    of: Callable[[int, Hyper], float]
+    defaults: Mapping[str, float]
+    """The hyper-parameters that it takes -> where the paper's experiments have them."""
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "constant": Function(constant, {}),
+    "polynomial": Function(polynomial, {"a": 0.5}),
+    "hinge": Function(hinge, {"a": 10.0, "b": 4.0}),
+}

@@ -1,0 +1,290 @@
+"""Every policy in which leases outlive their round, with devices, losses, time, slow commits and restarts in any
+order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+from fleetlearn_coordinator.rounds.commands import (
+    LOST,
+    STALE,
+    Abandon,
+    Assign,
+    CancelTask,
+    Command,
+    Commit,
+    Ended,
+    Opened,
+    Revived,
+)
+from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_protocol import ProtocolError
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+CARRY = Settings(
+    goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0, carry=True, max_staleness=1
+)
+BUFFERED = Settings(
+    goal=3, cohort=4, minimum=3, deadline=20.0, grace=3.0, gather=0.0, seed=3, stall=6.0, asynchronous=True,
+    max_staleness=2,
+)  # fmt: skip
+FEW_OF_EACH = BUFFERED._replace(max_updates=1, minimum=1)
+ONE_BY_ONE = BUFFERED._replace(goal=1, minimum=1, cohort=2, max_staleness=0)
+DEVICES = st.sampled_from([f"d{number}" for number in range(6)])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """The engine against a record made of its commands alone. A commit takes until ``commit`` ends it."""
+
+    of = BUFFERED
+    tasks = Bundle("tasks")
+    """(device, task, round) of leases that were given, for late and repeated reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules: Settings = self.of
+        self.engine = Engine(self.rules)
+        self.now = 0.0
+        self.connected: set[str] = set()
+        self.open: int | None = None
+        self.committing: int | None = None
+        self.last = 0
+        self.running: dict[str, str] = {}
+        self.began: dict[str, tuple[int, float]] = {}
+        """Task -> the version that it began from, and when."""
+        self.ended: dict[str, tuple[str, str, int]] = {}
+        """Task -> device, cause, round, of those that ended without a report."""
+        self.counted: dict[str, tuple[str, int]] = {}
+        """Task -> device, and the round that it counts for."""
+        self.given: list[tuple[str, str, int]] = []
+        self.revived: set[str] = set()
+        self.versions = 0
+
+    def counted_for(self, round: int | None) -> dict[str, str]:
+        return {task: device for task, (device, number) in self.counted.items() if number == round}
+
+    def do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Opened(number):
+                    assert self.open is None
+                    assert self.committing is None
+                    assert number == self.last + 1
+                    self.open = self.last = number
+                case Assign(device, task, number, again=again, version=version, deadline=deadline):
+                    assert device in self.connected
+                    assert deadline <= self.now + 2 * self.rules.deadline + 1e-6
+                    if again:
+                        assert self.running[task] == device
+                        assert self.began[task][0] == version
+                        continue
+                    assert number == self.open
+                    assert task not in self.began, "an id was given twice"
+                    assert version == self.versions, "a new task begins from the newest model"
+                    assert len(self.running.keys() - self.revived) < self.rules.cohort
+                    self.running[task], self.began[task] = device, (version, self.now)
+                    self.given.append((device, task, number))
+                case Ended(device, task, number, cause):
+                    assert self.running.pop(task) == device
+                    assert number == (self.open or self.last + 1)
+                    self.ended[task] = (device, cause, number)
+                    if cause == STALE:
+                        assert self.versions - self.began[task][0] > self.rules.max_staleness
+                case Revived(device, task):
+                    assert self.ended.pop(task)[:2] == (device, LOST)
+                    self.running[task] = device
+                    self.revived.add(task)
+                case CancelTask(device, task):
+                    assert device in self.connected
+                    assert task in self.ended
+                case Commit(number, dropped):
+                    assert number == self.open
+                    self.open, self.committing = None, number
+                    counted = self.counted_for(number)
+                    assert self.rules.minimum <= len(counted) <= self.rules.goal
+                    if self.rules.max_updates is not None:
+                        assert max(Counter(counted.values()).values()) <= self.rules.max_updates
+                    causes = Counter(cause for _, cause, round in self.ended.values() if round == number)
+                    assert dropped == causes
+                case Abandon(number):
+                    assert number == self.open
+                    assert not self.rules.asynchronous
+                    assert len(self.counted_for(number)) < self.rules.minimum
+                    self.open = None
+
+    @rule()
+    @precondition(lambda self: self.committing is not None)
+    def commit(self) -> None:
+        self.committing = None
+        self.versions += 1
+        self.do(self.engine.committed(self.now, change=1.0, metrics={}))
+
+    @rule(device=DEVICES)
+    def check_in(self, device: str) -> None:
+        self.connected.add(device)
+        self.do(self.engine.check_in(device, None, self.now))
+
+    @rule(target=tasks, data=st.data())
+    @precondition(lambda self: self.given)
+    def remember(self, data: st.DataObject) -> tuple[str, str, int]:
+        return data.draw(st.sampled_from(self.given[-12:]))
+
+    @rule(given=tasks)
+    def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
+        device, task, _ = given
+        self.connected.add(device)
+        self.do(self.engine.check_in(device, task, self.now))
+
+    @rule(device=DEVICES)
+    def disconnect(self, device: str) -> None:
+        self.connected.discard(device)
+        self.do(self.engine.disconnect(device, self.now))
+
+    def report_of(self, device: str, task: str, number: int) -> None:
+        if device not in self.connected or self.engine.has_counted(device, task):
+            return
+        try:
+            self.do(self.engine.announce(device, task, number, self.now))
+        except ProtocolError:
+            if task in self.running:  # a commit is under way that makes it too old
+                assert self.versions + 1 - self.began[task][0] > self.rules.max_staleness
+            return
+        assert task not in self.counted, "a report counted twice"
+        counts = self.engine.counts(device)
+        ahead = sum(round > self.last for _, round in self.counted.values()) // self.rules.goal
+        assert counts.early == (self.open is None)
+        assert counts.round == (self.open or self.last + 1 + ahead)
+        newest = self.versions + (self.committing is not None) + (ahead if self.open is None else 0)
+        assert counts.staleness == newest - self.began[task][0] <= self.rules.max_staleness
+        assert self.running.pop(task) == device
+        self.counted[task] = device, counts.round
+        self.do(self.engine.count_report(device, task, self.now))
+
+    @rule(given=tasks)
+    def report(self, given: tuple[str, str, int]) -> None:
+        self.report_of(*given)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.running)
+    def report_in_time(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(sorted(self.running)))
+        self.report_of(self.running[task], task, self.engine.round_of(task))
+
+    @rule(given=tasks)
+    def fail(self, given: tuple[str, str, int]) -> None:
+        self.do(self.engine.end(given[0], given[1], "failed: diverged", self.now))
+
+    @rule(given=tasks, amount=st.integers(0, 3))
+    def progress(self, given: tuple[str, str, int], amount: int) -> None:
+        device, task, _ = given
+        if device in self.connected:
+            self.engine.progress(device, task, "steps", amount, self.now)
+
+    @rule(seconds=st.floats(0.0, 12.0))
+    def time_passes(self, seconds: float) -> None:
+        """Let time pass as a driver does, which wakes at each moment that the engine names."""
+        until = self.now + seconds
+        for _ in range(200):
+            wake = self.engine.wake_at()
+            if wake is None or wake > until:
+                break
+            self.now = max(self.now, wake)
+            self.do(self.engine.tick(self.now))
+        else:
+            raise AssertionError("the engine wants to be woken again and again")
+        self.now = until
+
+    @rule()
+    def restart(self) -> None:
+        """The process dies, a commit under way is lost, and nobody is connected."""
+        first = self.committing or self.open
+        self.engine = Engine(self.rules, version=self.versions, round=self.last)
+        self.connected.clear()
+        self.open, self.committing = first, None
+        since = first or self.last + 1
+        lost = [
+            (task, device, self.began[task][0])
+            for task, (device, cause, _) in self.ended.items()
+            if cause == LOST and self.began[task][0] >= self.versions - self.rules.max_staleness
+        ]
+        if first is not None:  # what ended while its commit was under way now counts for it, too
+            self.ended = {task: (*row[:2], min(row[2], first)) for task, row in self.ended.items()}
+        early = sorted((round, place, task) for place, (task, (_, round)) in enumerate(self.counted.items()))
+        leases = [(task, device, self.began[task][0]) for task, device in self.running.items()]
+        restored = Restored(
+            first,
+            sorted(
+                ((task, device, self.began[task][0]) for task, device in self.running.items()), key=lambda row: row[2]
+            ),
+            list(self.counted_for(first).items()),
+            [(task, device, cause) for task, (device, cause, round) in self.ended.items() if round >= since],
+            lost,
+            [(task, self.counted[task][0]) for round, _, task in early if round > (first or self.last)],
+        )
+        if any(restored):
+            self.do(self.engine.restore(restored, self.now))
+
+    @invariant()
+    def no_lease_is_lost(self) -> None:
+        assert {task: device for device, task in self.engine.leases.items()} == self.running
+        assert self.engine.accepted == self.counted_for(self.open or self.committing)
+        early = {task: device for task, (device, round) in self.counted.items() if round > self.last}
+        assert self.engine.book.early == early
+        assert len(set(self.running.values())) == len(self.running), "a device with two leases"
+
+    @invariant()
+    def every_lease_ends(self) -> None:
+        for device, terms in self.engine.book.terms.items():
+            assert terms.ends <= self.now + 2 * self.rules.deadline + 1e-6, device
+            assert self.versions - terms.version <= self.rules.max_staleness
+        if self.running:
+            assert self.engine.wake_at() is not None
+
+    @invariant()
+    def the_policy_s_bounds_hold(self) -> None:
+        used = len(self.running.keys() - self.revived)
+        if not self.rules.asynchronous:
+            used += len(self.counted_for(self.open))
+        assert used <= self.rules.cohort + len(self.engine.accepted) * (not self.rules.asynchronous)
+        assert self.engine.version == self.versions
+
+    @invariant()
+    def every_connected_device_is_in_one_place(self) -> None:
+        selection = self.engine.selection
+        waiting = [*selection.idle, *chain.from_iterable(selection.doubted.values())]
+        leased = {device for device in self.engine.leases if device not in self.engine.book.absent}
+        assert len(set(waiting)) == len(waiting)
+        assert not set(waiting) & selection.resting
+        assert not leased & (set(waiting) | selection.resting)
+        assert set(waiting) | selection.resting | leased == self.connected
+
+    @invariant()
+    def no_slot_is_free_while_a_device_waits(self) -> None:
+        if self.open is not None and self.rules.asynchronous and self.engine.selection.idle:
+            assert len(self.running) >= self.rules.cohort
+
+    @invariant()
+    def a_round_ends(self) -> None:
+        """It is looked at by its deadline. Asynchronously it may then go on, but whoever rested may take part again."""
+        if self.open is not None:
+            assert self.engine.phase is Phase.OPEN
+            assert self.engine.deadline <= self.now + self.rules.deadline + 1e-6
+            assert (self.engine.wake_at() or 0.0) <= self.engine.deadline
+
+
+def machine(rules: Settings) -> type[RuleBasedStateMachine]:
+    return type("Policy", (AnyOrder,), {"of": rules})
+
+
+POLICIES = {"carry": CARRY, "buffered": BUFFERED, "few of each": FEW_OF_EACH, "one by one": ONE_BY_ONE}
+USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_order(name: str) -> None:
+    run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)  # type: ignore[no-untyped-call]

@@ -1,0 +1,57 @@
+"""For tests: a run without a network, whose devices answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit
+from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.storage.store import open_store
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+from peers import report_of
+
+NOW = Clocks(0.0, 1000.0)
+
+
+class Fleet:
+    """A run whose devices answer at once."""
+
+    def __init__(self, plan: Plan) -> None:
+        bundle = open_bundle(plan.bundle)
+        self.store = open_store(plan.data_dir, bundle.sha256)
+        self.run = Run(plan, bundle, self.store, NOW, 15.0)
+
+    def check_in(self, *devices: str) -> list[Command]:
+        return [
+            command for device in devices for command in self.carry_out(self.run.engine.check_in(device, None, 0.0))
+        ]
+
+    def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
+        """Do what the server does with commands."""
+        heard: list[Command] = []
+        for command in self.run.record(commands, now):
+            heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
+        return heard
+
+    def save_update(self, lease: Assign, update: Vector, *, steps: bool = True, **fields: Any) -> None:
+        """Spool the update and make it durable; ``steps``: then add it."""
+        blobs = self.store.blobs
+        spool_file = blobs.take_spool_file()
+        blobs.write_spool_file(spool_file, 0, update.tobytes())
+        report = report_of(lease, update, **fields)  # type: ignore[arg-type]
+        self.run.save_update(lease.device, report, spool_file, float(np.abs(update).max()))
+        if steps:
+            assert self.run.do_steps(NOW) == []
+
+    def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
+        """The same; what the engine then wants, carried out."""
+        self.save_update(lease, update, **fields)
+        return self.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0))
+
+
+def leases(commands: list[Command]) -> list[Assign]:
+    return [command for command in commands if isinstance(command, Assign)]
