@@ -104,7 +104,7 @@ PlanMaker = Callable[..., Plan]
 
 
 def plan_text(bundle: Path, data_dir: Path, recipe: str = "fedavg", **settings: Any) -> str:
-    """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on."""
+    """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on. None: the key is left out."""
     lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
     tables: dict[str, dict[str, Any]] = {
         "round": {"goal": 2, "over_selection": 1, "minimum": 1, "deadline": 30.0, "grace": 5.0, "gather": 0.05},
@@ -115,8 +115,19 @@ def plan_text(bundle: Path, data_dir: Path, recipe: str = "fedavg", **settings: 
         tables.setdefault(table, {})[name] = value
     for table, values in tables.items():
         lines.append(f"[{table}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
     return "\n".join(lines)
+
+
+BUFFERED: dict[str, Any] = {
+    "recipe": "fedbuff",
+    "round__goal": 2,
+    "round__concurrency": 3,
+    "round__minimum": None,
+    "round__over_selection": None,
+    "round__gather": None,
+}
+"""Settings of ``plan_text`` for asynchronous rounds."""
 
 
 class Peer:

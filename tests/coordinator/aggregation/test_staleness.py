@@ -89,7 +89,7 @@ def test_the_same_updates_give_the_same_bits_in_any_order(
         for values, weight, staleness, function in updates
     ]
 
-    def add(total: exact_mean.Sum, row: tuple[np.ndarray, int, float]) -> None:  # type: ignore[type-arg]
+    def add(total: exact_mean.Sum, row: tuple[np.ndarray, int, float]) -> None:
         exact_mean.add(total, (row[0],), row[1], float(np.abs(row[0]).max()), row[2])
 
     expected = exact_mean.init(3)

@@ -218,9 +218,7 @@ class AnyOrder(RuleBasedStateMachine):
         leases = [(task, device, self.began[task][0]) for task, device in self.running.items()]
         restored = Restored(
             first,
-            sorted(
-                ((task, device, self.began[task][0]) for task, device in self.running.items()), key=lambda row: row[2]
-            ),
+            sorted(leases, key=lambda row: row[2]),
             list(self.counted_for(first).items()),
             [(task, device, cause) for task, (device, cause, round) in self.ended.items() if round >= since],
             lost,
@@ -287,4 +285,4 @@ USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppre
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_order(name: str) -> None:
-    run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)
