@@ -73,6 +73,12 @@ def summarise(training: Measurements, evaluation: Measurements, bounds: Bounds) 
     }
 
 
+def summarise_staleness(staleness: Collection[int]) -> dict[str, float]:
+    """Return how stale a round's updates are. ``staleness``: of each of them."""
+    mean = sum(staleness) / max(1, len(staleness))
+    return {"mean": mean, "max": max(staleness, default=0), "stale": sum(map(bool, staleness))}
+
+
 def pooled(measured: Measurements) -> dict[str, float]:
     """Return the means of each metric over the examples of the devices that have it. fsum is exact: the order of the
     devices does not matter."""

@@ -62,8 +62,8 @@ class Round(Section, frozen=True, kw_only=True):
 
     goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
     """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer, K."""
-    over_selection: Annotated[float, Meta(ge=1, le=100)] = 1.3
-    """Tasks given for each report wanted, since some devices will vanish."""
+    over_selection: Annotated[float, Meta(ge=1, le=100)] | None = None
+    """Synchronous: tasks given for each report wanted, since some devices will vanish. Default: 1.3."""
     minimum: Annotated[int, Meta(ge=1)] = 1
     """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
     at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
@@ -76,8 +76,8 @@ class Round(Section, frozen=True, kw_only=True):
     stall: Duration | None = None
     """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
     upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
-    gather: Wait = 5.0
-    """Seconds to wait for ``goal`` devices once ``minimum`` are there."""
+    gather: Wait | None = None
+    """Synchronous: seconds to wait for ``goal`` devices once ``minimum`` are there. Default: 5."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
     """Most examples that count as an update's weight, whatever a device claims to have."""
     weighting: Literal["examples", "uniform"]
@@ -90,7 +90,7 @@ class Round(Section, frozen=True, kw_only=True):
     max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Asynchronous: largest share of a goal's updates that one device may have. Default: fast devices are not held
     back."""
-    late: Literal["discard", "carry"] = "discard"
+    late: Literal["discard", "carry"] | None = None
     """Synchronous: what becomes of an update that comes after its round has ended: it does not count, or it counts in
     the next round, as a stale one."""
 
@@ -110,14 +110,14 @@ class Staleness(Section, frozen=True, kw_only=True):
     """[staleness]: what an update counts whose model is tau versions old, where updates may be stale: asynchronously,
     or with round.late = "carry"."""
 
-    function: str
+    function: str | None = None
     """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a (tau - b) + 1).
     Default: polynomial."""
     a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Default: polynomial 0.5, hinge 10."""
     b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Of hinge alone. Default: 4."""
-    max: Annotated[int, Meta(ge=0, le=2**31)]
+    max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
     times the mean that is to be expected, concurrency / goal rounded up; else 1."""
 
@@ -250,7 +250,7 @@ class Plan(Section, frozen=True, kw_only=True):
             minimum=self.round.minimum,
             deadline=self.round.deadline,
             grace=self.round.grace,
-            gather=self.round.gather,
+            gather=self.round.gather or 0.0,
             seed=self.seed,
             rounds=self.stop.rounds,
             metric=self.stop.metric,
@@ -260,13 +260,18 @@ class Plan(Section, frozen=True, kw_only=True):
             stall=self.stall(heartbeat),
             asynchronous=self.round.asynchronous,
             carry=self.round.late == "carry",
-            max_staleness=self.staleness.max,
-            max_updates=None if self.round.max_share is None else int(self.round.goal * self._max_share),
+            max_staleness=self.staleness.max or 0,
+            max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
         )
 
     @property
-    def _max_share(self) -> Decimal:
-        return Decimal(str(self.round.max_share))  # as written: 100 * 0.29 is 29, not 28
+    def most_updates_of_a_device(self) -> int | None:
+        """How many updates of one device count in a round at most. None: any number."""
+        rule = self.round
+        if not rule.asynchronous:
+            return 1
+        # As written: 100 * 0.29 is 29, not 28.
+        return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))
 
     @property
     def largest_weight(self) -> int:
@@ -276,6 +281,8 @@ class Plan(Section, frozen=True, kw_only=True):
     def staleness_factor(self, staleness: int) -> float:
         """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
         rule = self.staleness
+        if rule.function is None:  # no update is stale
+            return 1.0
         hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
@@ -414,14 +421,17 @@ def _fill(raw: dict[str, Any]) -> None:
         raw["server"] = values | server
 
 
+SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
+"""Defaults of what only synchronous rounds have."""
+
+
 def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
-    other = ("over_selection", "gather", "late") if asynchronous else ("concurrency", "max_share")
-    for key in other:
+    for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
         if key in round_:
             own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
             raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
-    for key, value in defaults.items():
+    for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
         round_.setdefault(key, value)
     if isinstance(goal := round_.get("goal"), int):
         round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
@@ -429,7 +439,9 @@ def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
 
 def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
     asynchronous = round_["participation"] == "asynchronous"
-    if staleness and not asynchronous and round_.get("late") != "carry":
+    if not asynchronous and round_.get("late") != "carry":
+        if not staleness:
+            return
         key, value = next(iter(staleness.items()))
         raise ValueError(
             f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
@@ -457,7 +469,7 @@ def _contradictions(plan: Plan) -> Iterable[str]:
     round_, stop = plan.round, plan.stop
     if round_.minimum > round_.goal:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
-    if round_.max_share is not None and plan.engine_settings(1.0).max_updates == 0:
+    if plan.most_updates_of_a_device == 0:
         yield (
             f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "
             f"{1 / round_.goal:.3g} to 1"

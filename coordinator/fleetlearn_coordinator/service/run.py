@@ -30,6 +30,7 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     evaluation_of,
     possible,
     summarise,
+    summarise_staleness,
     training_of,
 )
 from fleetlearn_coordinator.plan.plan import Plan
@@ -137,7 +138,7 @@ class Run:
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
         self.staleness: dict[str, int] = {}
-        """Task -> staleness of the report's update. Fresh ones are left out."""
+        """Task -> staleness of that report's update."""
         self._early: deque[EarlyReport] = deque()
         """In the order in which they count."""
         self.aggregate = self.aggregator.init(bundle.manifest.size)
@@ -221,9 +222,7 @@ class Run:
 
     def _count(self, report: Report, staleness: int) -> None:
         """The report counts for the open round."""
-        self.reports[report.task] = report
-        if staleness:
-            self.staleness[report.task] = staleness
+        self.reports[report.task], self.staleness[report.task] = report, staleness
 
     def _give_up(self, found: Unfinished, now: Clocks) -> None:
         assert found.round is not None
@@ -410,9 +409,7 @@ class Run:
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
             logger.warning(text, devices, name, low, high)
         if self.engine.settings.outlive:
-            staleness = list(self.staleness.values())
-            mean = sum(staleness) / max(1, len(reports))
-            summary["staleness"] = {"mean": mean, "max": max(staleness, default=0), "stale": len(staleness)}
+            summary["staleness"] = summarise_staleness(self.staleness.values())
         summary |= {
             "dropped": dropped,
             "change": 0.0,

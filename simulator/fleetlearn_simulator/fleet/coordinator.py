@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -12,11 +12,11 @@ from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
-from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.round_training import RoundModels, RoundTraining
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend
 
@@ -29,11 +29,6 @@ class SimulatedCoordinator:
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
         self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
-        if self.engine.settings.outlive:
-            raise SimulatorError(
-                f"{self.plan.file}: updates that are stale are not simulated yet; it takes synchronous rounds with "
-                'round.late = "discard"'
-            )
         self.down = False
         """Whether its process is dead."""
         self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)
@@ -47,16 +42,36 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
-        self.begin_round(0.0)
+        self.training = RoundTraining(backend, scenario.seed)
+        self.totals = self._no_totals()
 
-    def begin_round(self, now: float) -> None:
+    def _no_totals(self) -> RoundTotals:
         weights = self.plan.largest_weight, self.plan.round.max_weight
-        self.totals = RoundTotals(self.aggregator, len(self.model), *weights, now)
-        self.training = RoundTraining(self.backend, self.model, self.earlier, self.scenario.seed)
+        return RoundTotals(self.aggregator, len(self.model), *weights)
+
+    def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
+        """A round opens. ``running``: returns the rounds of the tasks that devices have."""
+        self.totals.opened = now
+        models = RoundModels(self.model, self.earlier)
+        if self.outlive:
+            self.training.add_round(number, models, lambda: running().union(self.totals.given_in))
+        else:
+            self.training.begin_round(number, models)
+
+    @property
+    def outlive(self) -> bool:
+        """Whether tasks go on when their round ends, so that updates may be stale."""
+        return self.engine.settings.outlive
 
     def room(self) -> int:
-        """Return how many more reports the round takes."""
+        """Return how many reports the engine may be told of together. Asynchronously each may be followed by a task."""
+        if self.engine.settings.asynchronous or (self.outlive and self.engine.phase is not Phase.OPEN):
+            return 1
         return self.engine.wanted_reports()
+
+    def room_ahead(self) -> int:
+        """Return how many more reports may come, as far as is known now."""
+        return self.engine.settings.cohort if self.outlive else self.engine.wanted_reports()
 
     def commit(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
@@ -94,16 +109,24 @@ class SimulatedCoordinator:
         }
         self.history.append(summary)
         self.last_end = now
+        self.totals = self._no_totals()
         return summary
 
     def _evaluation(self) -> Measurements:
-        """Evaluate the round's model before training, on the data of the devices whose reports were accepted.
+        """Evaluate the models that tasks began from before training, on the data of the devices whose reports were
+        accepted.
 
         The rows are in the order of the reports.
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
-        found = dict(zip(sorted(devices), self.backend.evaluate(self.earlier, sorted(devices)), strict=True))
-        return evaluation_of([found[device] for device in devices], names, self.plan.round.max_weight)
+        found: dict[tuple[int, int], Evaluation] = {}
+        given_in = self.totals.given_in or [self.engine.round] * len(devices)
+        for number in sorted({*given_in}):
+            own = sorted({device for device, round in zip(devices, given_in, strict=True) if round == number})
+            evaluated = self.backend.evaluate(self.training.models[number].model, own)
+            found |= {(number, device): each for device, each in zip(own, evaluated, strict=True)}
+        rows = [found[key] for key in zip(given_in, devices, strict=True)]
+        return evaluation_of(rows, names, self.plan.round.max_weight)
 
     def resume(self, taken: Snapshot, connected: Iterable[str]) -> None:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``."""
@@ -113,12 +136,13 @@ class SimulatedCoordinator:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks
         that devices have."""
         self.down = False
-        old = self.engine
+        old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
-        if old.phase is not Phase.OPEN:
+        if old.phase is not Phase.OPEN and not old.settings.outlive:
             return []
-        book = old.book
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
         dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
-        return self.engine.restore(Restored(old.round, leases, book.accepted.items(), dropped, lost), now)
+        number = old.round if old.phase is Phase.OPEN else None
+        restored = Restored(number, leases, book.accepted.items(), dropped, lost, book.early.items())
+        return self.engine.restore(restored, now)

@@ -63,10 +63,16 @@ class DeviceTasks:
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
     def begin_round(self) -> None:
-        """Forget the transfers of the round before."""
+        """Forget the transfers of the round before, unless its tasks go on."""
+        if self.coordinator.outlive:
+            return
         if self.downloads is not None and self.uploads is not None:
             self.downloads.clear()
             self.uploads.clear()
+
+    def rounds_running(self) -> set[int]:
+        """Return the rounds in which tasks were given that devices still have."""
+        return {tasks.round[row] for tasks, row in self.running.values()}
 
     def assign(self, assigned: Sequence[Assign]) -> None:
         """Give devices their tasks, and expect how these end."""
@@ -82,9 +88,9 @@ class DeviceTasks:
         fates = sample_task_fates(
             self.scenario,
             devices,
-            engine.round,
+            np.array(list(map(turn_of, ids)), np.int64) if engine.settings.asynchronous else engine.round,
             now=now,
-            deadline=engine.deadline,
+            deadline=assigned[0].deadline,
             steps=steps,
             down=down,
             up=np.full(size, self.model_bytes),
@@ -121,7 +127,7 @@ class DeviceTasks:
         self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))
         training = self.coordinator.training
         if not training.started:  # tasks that are assigned later, one by one, train together when one of them is due
-            training.begin(tasks, self.coordinator.room())
+            training.begin(tasks, self.coordinator.room_ahead())
         self.expect_next(tasks, 0)
 
     def expect_next(self, tasks: RunningTasks, row: int) -> None:
@@ -215,8 +221,13 @@ class DeviceTasks:
         self.events.now = times[-1]
         totals = self.coordinator.totals
         totals.up += self.model_bytes * len(times)
-        totals.add_reports(tasks, rows, found, times)
         devices, ids = tasks.device[rows], tasks.task[rows]
+        coordinator, staleness = self.coordinator, list[int]()
+        if coordinator.outlive:
+            staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
+        totals.add_reports(
+            tasks, rows, found, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
+        )
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
             del self.running[device]
@@ -248,7 +259,7 @@ class DeviceTasks:
 
     def _train(self, tasks: RunningTasks, row: int) -> None:
         """Begin to train the task in this row, and other running tasks whose reports are due next."""
-        training, room = self.coordinator.training, self.coordinator.room()
+        training, room = self.coordinator.training, self.coordinator.room_ahead()
         begun, task = training.begun, tasks.task[row]
         others = [
             (held, at)
@@ -258,3 +269,9 @@ class DeviceTasks:
         others.sort(key=lambda hold: hold[0].ends[hold[1]])
         due = [(tasks, row), *others[: training.most(room) - 1]]
         training.begin(RunningTasks.from_rows(held.row(at) for held, at in due), room)
+
+
+def turn_of(task: str) -> int:
+    """Return a number for a task's round and, where a device has several turns in it, for its turn."""
+    round, _, slot = task.removeprefix("s-").partition("-")
+    return int(round) + (int(slot.partition(".")[2] or 1) - 1 << 32)

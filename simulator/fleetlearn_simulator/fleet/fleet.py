@@ -203,7 +203,7 @@ class Fleet:
             for command in rest:
                 match command:
                     case Opened(number):
-                        self.coordinator.begin_round(self.now)
+                        self.coordinator.begin_round(number, self.now, self.tasks.rounds_running)
                         self.tasks.begin_round()
                         self._note("opened", round=number, connected=len(self.connections.connected))
                     case Ended(device, task, _, cause):

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from operator import add, sub
 from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.commit import weights_of
-from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements
+from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, summarise_staleness
 from fleetlearn_protocol.errors import ProtocolError
 from numpy.typing import NDArray
 
@@ -26,14 +27,12 @@ MAX_BYTES_WAITING = 2**28
 class RoundTotals:
     """The accepted reports of a round, their aggregate, and the costs of all of its tasks."""
 
-    def __init__(
-        self, aggregator: Aggregator[Any], size: int, largest_weight: int, max_weight: int, opened: float
-    ) -> None:
+    def __init__(self, aggregator: Aggregator[Any], size: int, largest_weight: int, max_weight: int) -> None:
         """``size``: elements of an update. ``largest_weight``, ``max_weight``: the most examples for which a device
         counts in the mean, and in the metrics."""
-        self.aggregator, self.largest_weight, self.max_weight, self.opened = (
-            aggregator, largest_weight, max_weight, opened,
-        )  # fmt: skip
+        self.aggregator, self.largest_weight, self.max_weight = aggregator, largest_weight, max_weight
+        self.opened = 0.0
+        """When the round opened."""
         self.devices: list[int] = []
         """Devices whose reports were accepted."""
         self.accepted: Counter[int] = Counter()
@@ -42,8 +41,13 @@ class RoundTotals:
         """The accepted reports without their updates, and their weights in the metrics."""
         self.aggregate = aggregator.init(size)
         """The aggregator's state, with all accepted updates except the waiting ones."""
-        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]] = []
-        """Weights, largest magnitudes and updates of the last reports, which are added together later."""
+        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], Sequence[float], NDArray[np.float32]]] = []
+        """Weights, largest magnitudes, factors (or nothing: all are 1) and updates of the last reports, which are added
+        together later."""
+        self.given_in: list[int] = []
+        """Where updates may be stale: the rounds in which the tasks of the accepted reports were given."""
+        self.staleness: list[int] = []
+        """The same: the staleness of the accepted reports."""
         self.bytes_waiting = 0
         self.causes: Counter[str] = Counter()
         """Cause -> tasks that were lost by it."""
@@ -69,8 +73,17 @@ class RoundTotals:
             return row, f"rejected: {error.code.value}"
         raise AssertionError(f"the aggregator {self.aggregator.name} refuses row {row} only together with others")
 
-    def add_reports(self, tasks: RunningTasks, rows: slice, found: TrainedDevices, times: Sequence[float]) -> None:
-        """Count the reports of these tasks, which arrived at these times and are not refused."""
+    def add_reports(
+        self,
+        tasks: RunningTasks,
+        rows: slice,
+        found: TrainedDevices,
+        times: Sequence[float],
+        staleness: Sequence[int] = (),
+        factors: Sequence[float] = (),
+    ) -> None:
+        """Count the reports of these tasks, which arrived at these times and are not refused. ``staleness``,
+        ``factors``: theirs, or nothing where no update is stale."""
         weights = weights_of(found.examples, self.largest_weight)
         self.devices += tasks.device[rows]
         self.accepted.update(tasks.tier[rows])
@@ -78,11 +91,16 @@ class RoundTotals:
         self.reports.append((counted, replace(found, updates=NO_DEVICES.updates)))
         # Added one after the other, as if they came alone. sum() rounds differently from Python 3.12 on.
         self.useful = reduce(add, map(sub, times, tasks.began[rows]), self.useful)
+        if staleness:
+            self.given_in += tasks.round[rows]
+            self.staleness += staleness
         if found.updates.shape[1] >= LARGE_UPDATE:  # at once: to collect them would only cost memory
-            for update, weight, largest in zip(found.updates, weights.tolist(), found.largest.tolist(), strict=True):
-                self.aggregator.add(self.aggregate, (update,), weight, largest, 1.0)
+            factors = factors or [1.0] * len(found)
+            each = zip(found.updates, weights.tolist(), found.largest.tolist(), factors, strict=True)
+            for update, weight, largest, factor in each:
+                self.aggregator.add(self.aggregate, (update,), weight, largest, factor)
             return
-        self.waiting.append((weights, found.largest, found.updates))
+        self.waiting.append((weights, found.largest, factors, found.updates))
         self.bytes_waiting += found.updates.nbytes
         if self.bytes_waiting > MAX_BYTES_WAITING:
             self.add_up()
@@ -90,8 +108,10 @@ class RoundTotals:
     def add_up(self) -> None:
         """Add the waiting updates to the aggregate."""
         if self.waiting:
-            weights, largest, updates = zip(*self.waiting, strict=True)
-            self.aggregator.add_many(self.aggregate, updates, np.concatenate(weights), np.concatenate(largest), None)
+            weights, largest, factors, updates = zip(*self.waiting, strict=True)
+            together = np.array([*chain.from_iterable(factors)]) if factors[0] else None
+            columns = np.concatenate(weights), np.concatenate(largest), together
+            self.aggregator.add_many(self.aggregate, updates, *columns)
         self.waiting, self.bytes_waiting = [], 0
 
     def complete(self) -> int:
@@ -110,6 +130,7 @@ class RoundTotals:
     def summary(self) -> dict[str, Any]:
         """Return what goes into the round's line of rounds.jsonl."""
         return {
+            **({"staleness": summarise_staleness(self.staleness)} if self.staleness else {}),
             "causes": dict(sorted(self.causes.items())),
             "assigned": dict(sorted(self.assigned.items())),
             "accepted": dict(sorted(self.accepted.items())),

@@ -1,4 +1,4 @@
-"""The training of one round's devices.
+"""The training of the devices that have tasks, each from the model of the round in which its task was given.
 
 Training begins as soon as it is known which devices will report: many devices together, in other processes meanwhile.
 It can begin so early because it changes nothing in a round, except through devices that diverge.
@@ -6,9 +6,10 @@ It can begin so early because it changes nothing in a round, except through devi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count, repeat
+from typing import NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.vector import Vector
@@ -24,34 +25,62 @@ SPOILT_AFTER_TRAINING = frozenset({"scaled", "flipped", "garbage"})
 """Corruptions that change an update after training."""
 
 
-class RoundTraining:
-    """A round's devices, trained from its model in batches."""
+class RoundModels(NamedTuple):
+    """What the tasks of one round train from."""
 
-    def __init__(self, backend: Backend, model: Vector, earlier: Vector, seed: int) -> None:
-        """``earlier``: the model before the round's. Devices with stale updates train from it."""
-        self.backend, self.model, self.earlier, self.seed = backend, model, earlier, seed
+    model: Vector
+    earlier: Vector
+    """The model before the round's. Devices with the corruption ``stale`` train from it."""
+
+
+class RoundTraining:
+    """Devices that are trained in batches, each from its round's model."""
+
+    def __init__(self, backend: Backend, seed: int) -> None:
+        self.backend, self.seed = backend, seed
+        self.models: dict[int, RoundModels] = {}
+        """Round -> its models, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
         """Task -> the reader of its result, and its index there."""
         self.started = False
+        """Whether tasks of the newest round have begun."""
+        self._most_models = 0
+        """With more models than this, those that are not needed any more are looked for."""
+
+    def begin_round(self, round: int, models: RoundModels) -> None:
+        """A round opens. No device has a task of an earlier one."""
+        self.models, self.begun, self.started = {round: models}, {}, False
+
+    def add_round(self, round: int, models: RoundModels, needed: Callable[[], Collection[int]]) -> None:
+        """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for this round."""
+        if len(self.models) > self._most_models:
+            still = needed()
+            self.models = {number: kept for number, kept in self.models.items() if number in still}
+            self._most_models = 2 * len(self.models) + 8  # seldom: to look at all tasks with each model takes long
+        self.models[round] = models
 
     def most(self, room: int) -> int:
-        """Return how many tasks may begin together in a round that takes ``room`` more reports."""
-        return max(1, min(room, MAX_BYTES_AHEAD // max(1, self.model.nbytes)))
+        """Return how many tasks may begin together if ``room`` more reports may come."""
+        size = next(iter(self.models.values())).model.nbytes
+        return max(1, min(room, MAX_BYTES_AHEAD // max(1, size)))
 
     def begin(self, tasks: RunningTasks, room: int) -> None:
-        """Begin to train the first of these tasks that will report, as many as the round has ``room`` for."""
+        """Begin to train the first of these tasks that will report, as many as there is ``room`` for."""
         self.started = True
         due = [row for row, cause in enumerate(tasks.cause) if not cause]
         if self.begun:
             due = [row for row in due if tasks.task[row] not in self.begun]
         chosen = tasks.select(due[: self.most(room)])
-        if "stale" in chosen.corrupt:
-            fresh = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt != "stale"]
-            stale = [row for row, corrupt in enumerate(chosen.corrupt) if corrupt == "stale"]
-            self._begin(self.model, chosen.select(fresh))
-            self._begin(self.earlier, chosen.select(stale))
-        else:
-            self._begin(self.model, chosen)
+        for round in sorted({*chosen.round}):
+            models, rows = self.models[round], range(len(chosen.task))
+            of_round = chosen.select([row for row in rows if chosen.round[row] == round])
+            if "stale" in of_round.corrupt:
+                fresh = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt != "stale"]
+                stale = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt == "stale"]
+                self._begin(models.model, of_round.select(fresh))
+                self._begin(models.earlier, of_round.select(stale))
+            else:
+                self._begin(models.model, of_round)
 
     def _begin(self, model: Vector, chosen: RunningTasks) -> None:
         if chosen.task:

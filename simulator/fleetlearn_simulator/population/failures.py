@@ -54,7 +54,7 @@ class TaskFates(NamedTuple):
 def sample_task_fates(
     scenario: Scenario,
     ids: Ids,
-    round: int,
+    round: int | Ints,
     *,
     now: float,
     deadline: float,
@@ -69,8 +69,8 @@ def sample_task_fates(
     Args:
         scenario: Its ``compute.step_seconds`` must be a number.
         ids: int64, shape (n,).
-        round: The random numbers depend on it, on ``ids`` and on nothing else here. With ``failures.exact_stragglers``
-            all of ``ids`` together decide which devices straggle.
+        round: One for all, or shape (n,). The random numbers depend on it, on ``ids`` and on nothing else here. With
+            ``failures.exact_stragglers`` all of ``ids`` together decide which devices straggle.
         now: Seconds.
         deadline: Seconds, on the same clock.
         steps: Local steps of all epochs, at least 1, shape (n,).

@@ -237,10 +237,11 @@ def _one(
 
 def _contradictions(scenario: Scenario) -> Iterator[str]:
     population, plan, failures = scenario.population, scenario.plan, scenario.failures
-    if population.size < plan.round.minimum:
+    most_each = plan.most_updates_of_a_device
+    if most_each is not None and population.size * most_each < plan.round.minimum:
         yield (
             f"population.size = {population.size} is less than plan.round.minimum = {plan.round.minimum}; "
-            "no round could ever be committed"
+            f"with at most {most_each} of each device's updates in a round, none could ever be committed"
         )
     for key, most in {
         "population.size": population.size,
@@ -248,10 +249,10 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     }.items():
         if population.connected > most:
             yield f"population.connected = {population.connected} is more than {key} = {most}"
-    if population.connected < plan.round.minimum:
+    if most_each is not None and population.connected * most_each < plan.round.minimum:
         yield (
             f"population.connected = {population.connected} is less than plan.round.minimum = {plan.round.minimum}; "
-            "no round could ever be committed"
+            f"with at most {most_each} of each device's updates in a round, none could ever be committed"
         )
     largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
     if scenario.compute.memory > largest:

@@ -34,7 +34,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
     ):
         monkeypatch.setattr(round_totals, "MAX_BYTES_WAITING", look_ahead)
         monkeypatch.setattr(round_totals, "LARGE_UPDATE", large)
-        totals = RoundTotals(MEAN, 5, 8, 0.0)
+        totals = RoundTotals(MEAN, 5, 8, 8)
         held, done = [], 0
         for count in parts:
             places = range(done, done + count)
@@ -67,7 +67,7 @@ NOT_FINITE, OUT_OF_RANGE = "rejected: not-finite", "rejected: out-of-range"
 )
 def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: str | None) -> None:
     """The first of them is named, wherever it is."""
-    totals = RoundTotals(MEAN, 2, 100, 0.0)
+    totals = RoundTotals(MEAN, 2, 100, 100)
     well = trained_device([1.0, 2.0])
     for place in range(3):
         rows = [well] * 3 + [trained_device([np.inf, 0.0])]
@@ -78,7 +78,7 @@ def test_what_the_coordinator_would_refuse_is_refused(update: list[float], why: 
 
 
 def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
-    totals = RoundTotals(MEAN, 2, 100, 0.0)
+    totals = RoundTotals(MEAN, 2, 100, 100)
     for update in ([0.0, 0.0], [np.nan, 0.0], [3e8, 0.0]):
         rows = trained_devices(
             trained_device([1.0, 2.0]),
@@ -94,12 +94,12 @@ def test_what_has_diverged_is_refused_whatever_its_update_is() -> None:
 def test_the_weight_that_counts_is_the_coordinators() -> None:
     """Of 10^6 examples an update may be a thousandth as large, unless the weight ends before."""
     row = trained_devices(trained_device([1e4, 0.0], 10**6))
-    assert RoundTotals(MEAN, 2, 10**6, 0.0).refuse(row) == (0, OUT_OF_RANGE)
-    assert RoundTotals(MEAN, 2, 20_000, 0.0).refuse(row) is None
+    assert RoundTotals(MEAN, 2, 10**6, 10**6).refuse(row) == (0, OUT_OF_RANGE)
+    assert RoundTotals(MEAN, 2, 20_000, 20_000).refuse(row) is None
 
 
 def test_means_are_weighted_as_the_updates_are() -> None:
-    totals = RoundTotals(MEAN, 2, 30, 0.0)
+    totals = RoundTotals(MEAN, 2, 30, 30)
     assert totals.training() is NOTHING
     for device, (examples, loss, metrics) in enumerate([(10, 1.0, {"accuracy": 0.5}), (90, 3.0, {})]):
         found = trained_devices(trained_device([1.0, 2.0], examples, loss=loss, metrics=metrics))
@@ -110,7 +110,7 @@ def test_means_are_weighted_as_the_updates_are() -> None:
 
 
 def test_a_mean_of_nothing_is_not_there() -> None:
-    totals = RoundTotals(MEAN, 2, 30, 0.0)
+    totals = RoundTotals(MEAN, 2, 30, 30)
     totals.add_reports(
         RunningTasks.from_rows([running_task(0, 1.0)]),
         slice(1),
@@ -139,7 +139,7 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
     times = (10 + random.random(20)).tolist()
     found = []
     for parts in ([1] * 20, [20], [3, 0, 10, 7]):
-        totals = RoundTotals(MEAN, 5, 40, 0.0)
+        totals = RoundTotals(MEAN, 5, 40, 40)
         ends = np.cumsum(parts).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
             if end > start:

@@ -12,7 +12,7 @@ import pytest
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.fleet import round_training
-from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.round_training import RoundModels, RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Job
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
@@ -57,9 +57,16 @@ class Doubles:
     def close(self) -> None: ...
 
 
+def opened(backend: Any) -> RoundTraining:
+    """The training of the round that ``running_task`` is of."""
+    training = RoundTraining(backend, seed=1)
+    training.begin_round(3, RoundModels(MODEL, EARLIER))
+    return training
+
+
 def test_the_first_who_report_are_begun_together() -> None:
     backend = Doubles()
-    training = RoundTraining(backend, MODEL, EARLIER, seed=1)
+    training = opened(backend)
     out = [
         running_task(5, 5.0, corrupt="stale"),
         running_task(1, 10.0, "crash"),
@@ -87,7 +94,7 @@ def test_the_first_who_report_are_begun_together() -> None:
 
 def test_what_was_begun_together_is_taken_together() -> None:
     """What was begun separately comes the next time."""
-    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    training = opened(Doubles())
     out = [
         running_task(0, 1.0),
         running_task(1, 2.0),
@@ -106,7 +113,7 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 2 * MODEL.nbytes + 1)
     backend = Doubles()
     out = [running_task(device, float(device)) for device in range(5)]
-    training = RoundTraining(backend, MODEL, EARLIER, seed=1)
+    training = opened(backend)
     training.begin(RunningTasks.from_rows(out), room=4)
     monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 1)
     training.begin(RunningTasks.from_rows(out), room=4)
@@ -116,7 +123,7 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])])
 def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: list[float]) -> None:
     """No other update that was trained with it is corrupted."""
-    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    training = opened(Doubles())
     out = [running_task(0, 1.0), running_task(1, 2.0, corrupt=corrupt, factor=3.0), running_task(2, 3.0)]
     training.begin(RunningTasks.from_rows(out), room=3)
     found = training.results_for(tasks(*out))
@@ -125,7 +132,7 @@ def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: li
 
 
 def test_what_has_diverged_is_not_spoilt() -> None:
-    training = RoundTraining(Doubles(wild=0), MODEL, EARLIER, seed=1)
+    training = opened(Doubles(wild=0))
     out = [running_task(device, 1.0, corrupt="scaled", factor=3.0) for device in range(2)]
     training.begin(RunningTasks.from_rows(out), room=2)
     found = training.results_for(tasks(*out))
@@ -136,7 +143,7 @@ def test_what_has_diverged_is_not_spoilt() -> None:
 def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
     made = []
     for device in (0, 0, 1):
-        training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+        training = opened(Doubles())
         sent = running_task(device, 1.0, corrupt="garbage", factor=4.0)
         training.begin(RunningTasks.from_rows([sent]), room=1)
         made.append(training.results_for(tasks(sent)).updates[0])
@@ -147,7 +154,7 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
 
 def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
     """An update that was spoilt is not spoilt a second time."""
-    training = RoundTraining(Doubles(), MODEL, EARLIER, seed=1)
+    training = opened(Doubles())
     corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
     out = [running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
     training.begin(RunningTasks.from_rows(out), room=5)
@@ -181,7 +188,7 @@ def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
             return pending.read
 
     left: list[Any] = []
-    training = RoundTraining(Kept(), MODEL, EARLIER, seed=1)
+    training = opened(Kept())
     out = [running_task(device, float(device), corrupt=corrupt) for device in range(3)]
     training.begin(RunningTasks.from_rows(out), room=3)
     training.results_for(tasks(*out[:1]))

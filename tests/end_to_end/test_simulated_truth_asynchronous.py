@@ -1,0 +1,80 @@
+"""A server and the simulator, asynchronous, with the same outcomes in the same order: the same model, bit for bit.
+
+The simulator decides in which order devices finish. Then devices that speak the protocol by hand, and train as a device
+does, do the same on a real server, which is stopped and started again in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import Accepted, Task
+from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.training.backend import Job, PerDevice, local_settings
+from line_bundle import write_line_bundle
+from peers import Peer, fleet
+from virtual import drive, make_scenario
+
+RULES: dict[str, dict[str, Any]] = {
+    "fedbuff": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
+    "fedavg": {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"},
+}
+
+
+@pytest.mark.parametrize("recipe", RULES)
+def test_server_and_simulator_make_the_same_model(tmp_path: Path, recipe: str) -> None:
+    write_line_bundle(tmp_path / "line.bundle")
+    scenario = make_scenario(
+        tmp_path, tmp_path / "line.bundle", 5,
+        plan__recipe=recipe, plan__round=RULES[recipe], plan__stop__rounds=6,
+        plan__server={"optimizer": "adam", "lr": 0.05},
+        tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
+    )  # fmt: skip
+    simulated = drive(scenario)
+    order = [row["device"] for row in simulated.events if row["event"] == "accepted"]
+    plan = msgspec.structs.replace(scenario.plan, data_dir=tmp_path / "run")
+    bundle = open_bundle(plan.bundle)
+    trainer = PerDevice(bundle, local_settings(plan, bundle), source_of(scenario, bundle))
+
+    async def do(coordinator: RunServer, peers: dict[int, Peer], tasks: dict[int, Task], device: int) -> None:
+        """The device finishes its task."""
+        peer = peers[device]
+        if device not in tasks:
+            tasks[device] = await peer.task()
+        task = tasks.pop(device)
+        model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
+        trained = trainer.train(model, [Job(device, task.seed, None)])
+        more = {
+            "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
+            "metrics": {name: float(column[0]) for name, column in trained.metrics.items()}, "evaluation": None,
+        }  # fmt: skip
+        assert isinstance(await peer.upload(task, trained.updates[0], **more), Accepted)
+
+    async def play() -> None:
+        rest = list(order)
+        while rest:
+            part, rest = rest[:7], rest[7:]  # then the server is stopped, and another one goes on
+            async with AsyncExitStack() as held:
+                coordinator, join = await held.enter_async_context(fleet(plan))
+                peers, tasks = {device: await join(name_of(device)) for device in range(5)}, dict[int, Task]()
+                for device in part:
+                    await do(coordinator, peers, tasks, device)
+
+    asyncio.run(play())
+    version, model = read_model(plan.data_dir)
+    assert version == 6
+    real = [row.summary for row in read_status(plan.data_dir).rounds]
+    assert [row["staleness"] for row in real] == [row["staleness"] for row in simulated.rounds]
+    assert max(row["staleness"]["max"] for row in real) >= 1
+    assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]
+    assert model.tobytes() == simulated.model.tobytes()

@@ -1,0 +1,125 @@
+"""Asynchronous rounds and late updates in virtual time: who trains from which model, and what counts how much."""
+
+from __future__ import annotations
+
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.aggregation.exact_mean import multiplier
+from fleetlearn_protocol import open_bundle
+from virtual import Driven, by_lines, drive, make_scenario
+
+BUFFERED: dict[str, Any] = {
+    "plan__recipe": "fedbuff",
+    "plan__round": {"goal": 3, "concurrency": 4, "deadline": 1000.0},
+    "plan__stop__rounds": 8,
+    "plan__local": {"epochs": 1, "batch_size": 0, "lr": 0.01, "evaluate": True},
+    "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
+}
+"""Six devices of different speeds, one step each, whatever their numbers of examples."""
+
+
+def replayed(run: Driven, line: Path) -> tuple[list[np.ndarray], list[list[int]]]:  # type: ignore[type-arg]
+    """Return the models and the staleness of each round's updates, worked out from the event log alone.
+
+    Each task is trained from the model that was the newest when it was assigned. The model moves by the mean of a
+    buffer's updates, each times s(tau)."""
+    models = [open_bundle(line).parameters().astype(np.float64)]
+    began: dict[str, int] = {}
+    buffer: list[np.ndarray] = []  # type: ignore[type-arg]
+    staleness: list[list[int]] = [[]]
+    for row in run.events:
+        match row["event"]:
+            case "assigned":
+                began[row["task"]] = len(models) - 1
+            case "accepted":
+                version = began.pop(row["task"])
+                tau = len(models) - 1 - version
+                update = by_lines(models[version], row["device"], 1, lr=0.01) - models[version]
+                buffer.append(multiplier(1, 1 / sqrt(1 + tau)) * update)
+                staleness[-1].append(tau)
+            case "committed":
+                models.append(models[-1] + np.sum(buffer, axis=0) / len(buffer))
+                buffer = []
+                staleness.append([])
+    return models, staleness[:-1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"coordinator": {"crashes": [15.0, 61.0], "restart": 3.0}}, {"failures": {"crash": 0.2}}],
+    ids=["calm", "the coordinator dies", "devices die"],
+)
+def test_each_task_is_trained_from_its_own_version(tmp_path: Path, line: Path, more: dict[str, Any]) -> None:
+    run = drive(make_scenario(tmp_path, line, 6, **(BUFFERED | more)))
+    assert run.fleet.finished == "8 rounds done"
+    models, staleness = replayed(run, line)
+    np.testing.assert_allclose(run.model, models[-1], rtol=1e-5)
+    assert [len(row) for row in staleness] == [3] * 8
+    assert max(max(row) for row in staleness) >= 1
+    for row, found in zip(run.rounds, staleness, strict=True):
+        assert row["staleness"] == {"mean": sum(found) / 3, "max": max(found), "stale": sum(map(bool, found))}
+        assert row["reports"] == 3
+        assert row["evaluation"], "devices measured the models that their tasks began from"
+    if more:
+        assert any(row["event"] in ("crash", "lost") for row in run.events)
+
+
+def test_up_to_the_concurrency_devices_work_at_a_time(tmp_path: Path, line: Path) -> None:
+    run = drive(make_scenario(tmp_path, line, 6, **BUFFERED))
+    out, most = set[str](), 0
+    for row in run.events:
+        if row["event"] == "assigned":
+            out.add(row["task"])
+        elif row["event"] in ("accepted", "lost"):
+            out.remove(row["task"])
+        most = max(most, len(out))
+    assert most == 4
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path, line: Path) -> None:
+    """Also with devices that vanish, come and go, and differ in what they have."""
+    churn = BUFFERED | {"failures": {"train": 0.01}, "coordinator": {"limits": True}}
+    churn |= {"service": {"uploads": 1, "downloads": 1}}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first, second = (drive(make_scenario(tmp_path / name, line, 6, **churn)) for name in "ab")
+    assert first.events == second.events
+    assert first.model.tobytes() == second.model.tobytes()
+
+
+def test_stale_tasks_are_cancelled(tmp_path: Path, line: Path) -> None:
+    run = drive(make_scenario(tmp_path, line, 6, **BUFFERED, plan__staleness={"max": 0}))
+    causes = [row["causes"] for row in run.rounds]
+    assert any(row.get("stale") for row in causes)
+    assert max(row["staleness"]["max"] for row in run.rounds) == 0
+
+
+def test_late_updates_are_carried_into_the_next_round(tmp_path: Path, line: Path) -> None:
+    """Three tasks for two reports, over and over: what comes late counts in the next round, so no work is lost."""
+    carry = BUFFERED | {"plan__recipe": "fedavg"}
+    carry["plan__round"] = {
+        "goal": 2,
+        "over_selection": 1.5,
+        "deadline": 1000.0,
+        "late": "carry",
+        "weighting": "uniform",
+    }
+    run = drive(make_scenario(tmp_path, line, 6, **carry))
+    models, staleness = replayed(run, line)
+    np.testing.assert_allclose(run.model, models[-1], rtol=1e-5)
+    assert max(max(row) for row in staleness) == 1
+    assert all(not row["causes"].get("surplus") for row in run.rounds)
+
+
+def test_a_device_s_second_turn_in_a_round_has_a_fate_of_its_own(tmp_path: Path, line: Path) -> None:
+    """One device fills a buffer alone. It straggles in some turns, and does another number of steps in each of them."""
+    alone = BUFFERED | {"plan__round": {"goal": 20, "concurrency": 1, "deadline": 1e5}, "plan__stop__rounds": 1}
+    alone["plan__local"] = {"epochs": 20, "batch_size": 0, "lr": 0.01}
+    run = drive(make_scenario(tmp_path, line, 1, **alone, failures={"stragglers": 0.5}))
+    accepted = [row for row in run.events if row["event"] == "accepted"]
+    assert [row["task"] for row in accepted] == ["s-1-1", *(f"s-1-{turn}.{turn}" for turn in range(2, 21))]
+    assert len({row["steps"] for row in accepted}) > 3
