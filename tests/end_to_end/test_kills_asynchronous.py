@@ -45,6 +45,17 @@ TURNS = {
     **{point: 1 for point in POINTS if point.startswith("a sum ")},  # a sum may be skipped where updates come quickly
 }
 """Point -> which time it kills; else the second."""
+USUAL = {
+    "tasks are recorded but not sent",
+    "an update is recorded but not acknowledged",
+    "an update is acknowledged but not summed",
+    "a sum is recorded",
+    "a round is closed and its commit not begun",
+    "the thread has made the new model",
+    "the new model is half recorded",
+    "a round is recorded and nobody told",
+}
+"""Points that are tried each time; the others take long together."""
 
 
 class Devices:
@@ -159,7 +170,9 @@ def test_there_are_stale_updates(undisturbed: tuple[bytes, list[object]]) -> Non
     assert max(row["max"] for row in undisturbed[1]) >= 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=() if point in USUAL else pytest.mark.slow) for point in POINTS]
+)
 def test_the_coordinator_killed_changes_nothing(
     run: Processes, plain_bundle: Path, undisturbed: tuple[bytes, list[object]], point: str
 ) -> None:

@@ -13,6 +13,7 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
+from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer, State, change_norm
 
 S = TypeVar("S")
@@ -28,6 +29,15 @@ def weights_of(examples: NDArray[np.int64], max_weight: int) -> NDArray[np.int64
     return np.minimum(examples, max_weight)
 
 
+class Began(NamedTuple):
+    """Where the task of a round's only update began, for a server that mixes models as FedAsync does."""
+
+    model: Vector
+    """float32, shape (P,)."""
+    factor: float
+    """What its staleness leaves of the update."""
+
+
 class NextModel(NamedTuple):
     """What a committed round made."""
 
@@ -39,12 +49,24 @@ class NextModel(NamedTuple):
 
 
 def next_model(
-    aggregator: Aggregator[S], aggregate: S, optimizer: Optimizer, optimizer_state: State, model: Vector
+    aggregator: Aggregator[S],
+    aggregate: S,
+    optimizer: Optimizer,
+    optimizer_state: State,
+    model: Vector,
+    began: Began | None = None,
 ) -> NextModel:
     """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay as they are.
 
     ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has none, FleetError
     (not-finite) if the model would not stay finite.
+
+    With ``began`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
+    alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
+    arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
     """
-    optimizer_state, after = optimizer.apply(optimizer_state, aggregator.result(aggregate), model)
+    delta = aggregator.result(aggregate)
+    if began is not None:  # x_i - x = update + (model that the task began from - x)
+        delta += multiplier(1, began.factor) * np.subtract(began.model, model, dtype=np.float64)
+    optimizer_state, after = optimizer.apply(optimizer_state, delta, model)
     return NextModel(after, optimizer_state, change_norm(model, after))

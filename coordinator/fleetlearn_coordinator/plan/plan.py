@@ -127,7 +127,10 @@ class Server(Section, frozen=True, kw_only=True):
 
     optimizer: str
     lr: Rate | None = None
-    """Learning rate (the papers' eta)."""
+    """Learning rate (the papers' eta; FedAsync's mixing rate alpha)."""
+    mix: bool = False
+    """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
+    asynchronous rounds. Default: the recipe's."""
     momentum: Decay | None = None
     """Of the optimizer momentum."""
     beta1: Decay | None = None
@@ -418,7 +421,8 @@ def _fill(raw: dict[str, Any]) -> None:
         values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
         for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
             raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
-        raw["server"] = values | server
+        more = dict(recipe.server) if chosen == recipe.optimizer else {}
+        raw["server"] = values | more | server
 
 
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
@@ -469,6 +473,11 @@ def _contradictions(plan: Plan) -> Iterable[str]:
     round_, stop = plan.round, plan.stop
     if round_.minimum > round_.goal:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    if plan.server.mix and (round_.goal != 1 or not round_.asynchronous or plan.server.optimizer != "sgd"):
+        yield (
+            "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
+            f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
+        )
     if plan.most_updates_of_a_device == 0:
         yield (
             f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "

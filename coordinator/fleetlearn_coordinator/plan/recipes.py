@@ -7,6 +7,7 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 SYNCHRONOUS: Mapping[str, Any] = {"participation": "synchronous", "weighting": "examples"}
@@ -29,6 +30,8 @@ class Recipe(NamedTuple):
     source: str
     round: Mapping[str, Any] = SYNCHRONOUS
     """Defaults of [round]."""
+    server: Mapping[str, Any] = MappingProxyType({})
+    """Further defaults of [server]."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
@@ -73,5 +76,15 @@ RECIPES: Mapping[str, Recipe] = {
         {"lr": 1.0},
         "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639, Algorithm 1",
         {**ASYNCHRONOUS, "goal": 10},
+    ),
+    "fedasync": Recipe(
+        1,
+        20,
+        None,
+        "sgd",
+        {"lr": 0.6},
+        "Xie, Koyejo and Gupta, Asynchronous Federated Optimization, arXiv 1903.03934, Algorithm 1",
+        {**ASYNCHRONOUS, "goal": 1},
+        {"mix": True},
     ),
 }

@@ -210,7 +210,7 @@ class Engine:
         if self.settings.asynchronous:
             self._turns.update(device for _, device in given)
         ended = (device for device, cause in book.dropped.values() if cause != STOPPED)
-        selection.had_turn = {*book.tasks, *ended}
+        selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
         return self._advance(now)
 
@@ -346,7 +346,7 @@ class Engine:
             if not self.participation.goes_on(self.book):
                 return commands + self._close(now, by_deadline=True)
             self.deadline = now + self.settings.deadline
-            self.selection.end_rest(self.book.tasks)
+            self.selection.end_rest()
         return commands + self._advance(now)
 
     # --- what follows from them ---
@@ -431,6 +431,7 @@ class Engine:
         if self.settings.stall < inf:
             self.selection.fail(device, cause, self.book.held_up(device, cause))
         self.selection.resting.update(self.book.drop(device, cause))
+        self.selection.had_turn.add(device)
         return Ended(device, task, self.round + (self.phase is not Phase.OPEN), cause)
 
     def _drop_and_tell(self, device: str, cause: str, code: Code, text: str) -> list[Command]:
@@ -462,7 +463,7 @@ class Engine:
 
     def _end_round(self) -> None:
         self.phase = Phase.GATHERING
-        self.selection.end_round(self.book.accepted.values(), self.book.tasks)
+        self.selection.end_round(self.book.accepted.values())
         self.book.end_round(self.version - self.settings.max_staleness)
 
     def _check_committing(self) -> None:

@@ -42,7 +42,8 @@ class Selection:
     resting: set[str] = field(default_factory=set)
     """Devices that had their turn in this round."""
     had_turn: set[str] = field(default_factory=set)
-    """Devices that have a lease or had their turn in this round, connected or not."""
+    """Devices that had their turn in this round, connected or not. In synchronous rounds a turn begins with the lease;
+    asynchronously a device has had it when it may have no other."""
     updates: Counter[str] = field(default_factory=Counter)
     """Device -> its updates that count in this round. Empty unless they are limited."""
     reliability: Reliability = field(default_factory=Reliability)
@@ -75,9 +76,12 @@ class Selection:
         self.reliability.clear(devices)
         if not self.settings.asynchronous:
             self.resting.update(there)
+            if self.settings.carry:  # its turn may have begun in the round before
+                self.had_turn.update(devices)
             return
         self.count(devices)
-        self.had_turn.difference_update(device for device in devices if not self._is_at_limit(device))
+        if self.settings.max_updates is not None:
+            self.had_turn.update(filter(self._is_at_limit, devices))
         for device in there:
             if device in self.had_turn:
                 self.resting.add(device)
@@ -104,10 +108,10 @@ class Selection:
         most = self.settings.max_updates
         return most is not None and self.updates[device] >= most
 
-    def end_rest(self, running: Iterable[str]) -> None:
-        """Devices that rest may be given tasks again, except those that have as many updates in the round as they may.
-        ``running``: devices with a lease."""
-        self.had_turn = {*running, *filter(self._is_at_limit, self.updates)}
+    def end_rest(self) -> None:
+        """Devices that rest may be given tasks again, except those that have as many updates in the round as they
+        may."""
+        self.had_turn = set(filter(self._is_at_limit, self.updates))
         over = self.resting - self.had_turn
         self.resting -= over
         for device in sorted(over):
@@ -119,9 +123,8 @@ class Selection:
         if held_up or cause not in (SURPLUS, LATE, STALE):
             self.reliability.fail(device, DOUBT if held_up else 1)
 
-    def end_round(self, reported: Collection[str], running: Iterable[str]) -> None:
-        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted;
-        ``running``: those whose leases go on."""
+    def end_round(self, reported: Collection[str]) -> None:
+        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted."""
         held_up = 0 if self.settings.asynchronous else self.held_up  # no device waits for another there
         self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)
         if self.reliability.points:
@@ -132,7 +135,6 @@ class Selection:
         put_back(self.idle, self.resting)
         self.resting.clear()
         self.had_turn.clear()
-        self.had_turn.update(running)
         self.updates.clear()
         self.held_up = 0
 
@@ -142,7 +144,8 @@ class Selection:
             devices = self._choose_with_care(most, round, first, book)
         else:
             devices = take(self.idle, picks(self.settings.seed, round, first, min(most, len(self.idle))))
-        self.had_turn.update(devices)
+        if not self.settings.asynchronous:
+            self.had_turn.update(devices)
         return devices
 
     def _choose_with_care(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:

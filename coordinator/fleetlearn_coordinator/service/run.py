@@ -22,7 +22,7 @@ from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.messages import UPDATE, Part, Report
 from fleetlearn_protocol.vector import Vector, check_finite, digest
 
-from fleetlearn_coordinator.aggregation.commit import next_model, weight_of
+from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import (
     deciding,
@@ -359,12 +359,25 @@ class Run:
 
         Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
         summary, needed = self._summary(command.dropped, now), self.engine.book.oldest_version()
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed)
+        began = None
+        if self.plan.server.mix:
+            (staleness,) = self.staleness.values()
+            began = self._began(self.engine.version - staleness, staleness)
+            # A report that came early, or may still come of a lost device, needs the model that its task began from.
+            needed = self.engine.version - self.engine.settings.max_staleness
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began)
 
-    def _make_model(self, round: int, summary: dict[str, Any], at: float, needed: int | None) -> WrittenModel:
+    def _began(self, version: int, staleness: int) -> Began:
+        """Return where a task of this version began. Raises StoreError (missing, damaged)."""
+        model = self.model if not staleness else self.store.load_parameters(version, self.digest_of(version))
+        return Began(model, self.plan.staleness_factor(staleness))
+
+    def _make_model(
+        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
+    ) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
         model, state, summary["change"] = next_model(
-            self.aggregator, self.aggregate, self.optimizer, self.state, self.model
+            self.aggregator, self.aggregate, self.optimizer, self.state, self.model, began
         )
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
         rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]

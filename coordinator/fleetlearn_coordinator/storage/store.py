@@ -177,6 +177,10 @@ class Store:
             )
         return version, vector, state
 
+    def load_parameters(self, version: int, sha256: str) -> Vector:
+        """Return an older model as a float32 vector (P,). Raises StoreError (missing, damaged)."""
+        return self.blobs.load_model(version, sha256)[PARAMETERS]
+
     def write_model(
         self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], needed: int | None = None
     ) -> list[Row]:

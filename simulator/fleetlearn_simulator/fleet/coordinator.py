@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.aggregation.commit import Began, next_model
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
@@ -78,9 +78,16 @@ class SimulatedCoordinator:
         self.totals.add_up()
         self.earlier, self.abandoned_in_a_row = self.model, 0
         self.model, self.optimizer_state, change = next_model(
-            self.aggregator, self.totals.aggregate, self.optimizer, self.optimizer_state, self.model
+            self.aggregator, self.totals.aggregate, self.optimizer, self.optimizer_state, self.model, self._began()
         )
         return self._close("committed", number, dropped, change, now, connected)
+
+    def _began(self) -> Began | None:
+        """Return where the task of the round's only update began, if the server mixes models."""
+        if not self.plan.server.mix:
+            return None
+        ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
+        return Began(self.training.models[number].model, self.plan.staleness_factor(staleness))
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.aggregators import make
-from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.aggregation.commit import Began, next_model
 from fleetlearn_coordinator.aggregation.exact_mean import WEIGHT_BITS, multiplier, multipliers
 from fleetlearn_coordinator.aggregation.optimizers import make as make_optimizer
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, Hyper
@@ -113,3 +113,15 @@ def test_the_same_updates_give_the_same_bits_in_any_order(
             Fraction(multiplier(weight, own)) * Fraction(float(vector[place])) for vector, weight, own in rows
         )
         assert found == pytest.approx(float(exactly / divisor), rel=1e-12, abs=1e-12)
+
+
+def test_fedasync_mixes_models_by_hand() -> None:
+    """Xie et al., Algorithm 1: x + alpha * s * (x_i - x), with alpha 0.6, s 0.5: from x = 4, a task that began from 1
+    and ended at 3, 4 + 0.3 * (3 - 4). By its update of 2 alone the model would move the other way."""
+    mean, sgd = make("mean"), make_optimizer("sgd", lr=0.6)
+    state = mean.init(1)
+    mean.add(state, (np.full(1, 2, np.float32),), 1, 2.0, 0.5)
+    model = np.full(1, 4, np.float32)
+    mixed = next_model(mean, state, sgd, {}, model, Began(np.ones(1, np.float32), 0.5))
+    assert mixed.model.tolist() == pytest.approx([3.7])
+    assert next_model(mean, state, sgd, {}, model).model.tolist() == pytest.approx([4.6])

@@ -150,7 +150,11 @@ def test_half_of_the_goal_is_the_least(goal: int, minimum: int) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_fills_in_the_plan(name: str) -> None:
     recipe = RECIPES[name]
-    plan = parse(f'recipe = "{name}"\n{SMALL}')
+    plan = parse(
+        f'recipe = "{name}"\nname = "a"\nbundle = "a.bundle"' + "\n[round]\ngoal = 4" * ("goal" not in recipe.round)
+    )
+    assert {key: getattr(plan.round, key) for key in recipe.round} == recipe.round
+    assert {key: getattr(plan.server, key) for key in recipe.server} == recipe.server
     assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
     assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
     assert plan.optimizer(manifest()).name == recipe.optimizer
@@ -457,3 +461,57 @@ def test_a_process_that_could_not_serve_the_plan_is_refused(
 
 def test_a_process_that_can_serve_the_plan_passes() -> None:
     parse(f"{SMALL}stall = 30.0").check_service(ServiceSettings(max_connections=6))
+
+
+BUFFERED = 'name = "a"\nbundle = "a.bundle"\nrecipe = "fedbuff"\n[round]\n'
+
+
+def test_what_an_asynchronous_plan_gives_the_engine() -> None:
+    settings = parse(f"{BUFFERED}goal = 20").engine_settings(15.0)
+    assert (settings.asynchronous, settings.goal, settings.cohort, settings.minimum) == (True, 20, 200, 20)
+    assert (settings.max_staleness, settings.max_updates, settings.carry) == (100, None, False)
+    settings = parse(f"{BUFFERED}goal = 100\nconcurrency = 250\nmax_share = 0.29").engine_settings(15.0)
+    assert (settings.cohort, settings.max_staleness, settings.max_updates) == (250, 30, 29)
+    settings = parse(f'{SMALL}late = "carry"').engine_settings(15.0)
+    assert (settings.asynchronous, settings.carry, settings.max_staleness) == (False, True, 1)
+    settings = parse(SMALL).engine_settings(15.0)
+    assert not settings.outlive
+
+
+def test_what_an_update_weighs() -> None:
+    assert parse(SMALL).largest_weight == 1_000_000
+    plan = parse(f"{BUFFERED}goal = 2")
+    assert plan.largest_weight == 1
+    assert [plan.staleness_factor(tau) for tau in (0, 3)] == [1.0, 0.5]
+    plan = parse(f'{BUFFERED}goal = 2\n[staleness]\nfunction = "hinge"\nb = 2')
+    assert [plan.staleness_factor(tau) for tau in (0, 2, 3)] == [1.0, 1.0, 1 / 11]
+    assert parse(SMALL).staleness_factor(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{SMALL}concurrency = 9", ["round.concurrency = 9 is for asynchronous rounds", 'is "synchronous"']),
+        (f"{SMALL}max_share = 0.5", ["round.max_share = 0.5 is for asynchronous rounds"]),
+        (f"{BUFFERED}over_selection = 1.3", ["round.over_selection = 1.3 is for synchronous rounds", '"asynchronous"']),
+        (f'{BUFFERED}late = "carry"', ["round.late = 'carry' is for synchronous rounds"]),
+        (f"{SMALL}[staleness]\nmax = 3", ["staleness.max = 3: no update is stale", 'round.late = "carry"']),
+        (
+            f'{BUFFERED}[staleness]\nfunction = "linear"',
+            ["staleness.function = 'linear'", "constant, polynomial, hinge"],
+        ),
+        (f'{BUFFERED}[staleness]\nfunction = "constant"\na = 1', ["staleness.a = 1: constant takes neither"]),
+        (f"{BUFFERED}[staleness]\nb = 1", ["staleness.b = 1: polynomial takes a"]),
+        (
+            f"{BUFFERED}max_share = 0.01",
+            ["round.max_share = 0.01 of round.goal = 10 is less than one update", "0.1 to 1"],
+        ),
+        (f"{BUFFERED}goal = 2\n[server]\nmix = true", ["server.mix = true", "round.goal = 1 (it is 2)"]),
+        (f"{BUFFERED}concurrency = 0", ["round.concurrency = 0"]),
+        (f'{SMALL}participation = "sometimes"', ["round.participation = 'sometimes'"]),
+    ],
+)
+def test_a_mistake_of_participation_is_named(text: str, expected: list[str]) -> None:
+    said = refusal(text)
+    for part in expected:
+        assert part in said

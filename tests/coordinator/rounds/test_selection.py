@@ -98,7 +98,7 @@ def test_all_may_be_chosen_again_when_a_round_ends() -> None:
     assert selection.had_turn == {*chosen}
     selection.resting.update(chosen)
     selection.reliability.fail(chosen[0], DOUBT)
-    selection.end_round(chosen[1:], [])
+    selection.end_round(chosen[1:])
     assert not selection.had_turn | selection.resting
     assert [*selection.idle] == sorted({*"abc"} - {chosen[0]})
     assert [*selection.doubted[1]] == [chosen[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from virtual import Driven, by_lines, drive, make_scenario
 
 BUFFERED: dict[str, Any] = {
@@ -113,6 +116,18 @@ def test_late_updates_are_carried_into_the_next_round(tmp_path: Path, line: Path
     np.testing.assert_allclose(run.model, models[-1], rtol=1e-5)
     assert max(max(row) for row in staleness) == 1
     assert all(not row["causes"].get("surplus") for row in run.rounds)
+
+
+def test_a_run_that_was_stopped_begins_again(tmp_path: Path, line: Path) -> None:
+    scenario = make_scenario(tmp_path, line, 6, **BUFFERED)
+    whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
+    asked = count()
+    assert simulate(scenario, tmp_path / "part.sim", should_stop=lambda: next(asked) > 20) is None
+    again = simulate(scenario, tmp_path / "part.sim", resume=True)
+    assert whole is not None
+    assert again is not None
+    assert again.model.tobytes() == whole.model.tobytes()
+    assert read_rows(again.folder, ROUNDS) == read_rows(whole.folder, ROUNDS)
 
 
 def test_a_device_s_second_turn_in_a_round_has_a_fate_of_its_own(tmp_path: Path, line: Path) -> None:
