@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, FromCoordinator, Grant, Held, Refused, Task
 from peers import BUFFERED, Peer, plan_text, report_of, update_of, write_test_bundle
 from processes import Processes, free_port, processes, service_file
@@ -177,3 +178,28 @@ def test_the_coordinator_killed_changes_nothing(
     run: Processes, plain_bundle: Path, undisturbed: tuple[bytes, list[object]], point: str
 ) -> None:
     assert train(run, plain_bundle, (point, TURNS.get(point, 2))) == undisturbed
+
+
+def test_real_devices_train_on_while_their_coordinator_dies(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """Four device processes, as quick as they are. Whatever was acknowledged counts, once."""
+    port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
+    settings = {"round__goal": 3, "round__concurrency": 4, "round__grace": 30.0, "stop__rounds": 8, "local__lr": 0.1}
+    plan.write_text(plan_text(bundle_path, data_dir, **(BUFFERED | settings)))
+    service_file(plan, port)
+    names = [f"device-{number}" for number in range(4)]
+    for name, shard in zip(names, shards, strict=False):
+        run.device(name, f"ws://127.0.0.1:{port}", shard)
+    for point, turn in (("an update is recorded but not acknowledged", 5), ("the new model is half recorded", 2)):
+        assert run.coordinator(plan, CRASH, point, str(turn), plan).wait(60) == -9, run.log("coordinator")
+    assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
+    rounds = [row.summary for row in read_status(data_dir).rounds]
+    assert [row["reports"] for row in rounds] == [3] * 8
+    tasks = [task for number in range(1, 9) for task in read_tasks(data_dir, number)[1] if task.state == "accepted"]
+    assert len(tasks) == len({task.task for task in tasks}) == 24
+    for name in names:
+        assert run.wait(name) == 0, run.log(name)
+        acknowledged = run.log(name).count(": update accepted")
+        unfinished = sum(task.device == name for task in read_tasks(data_dir, 9)[1] if task.state == "accepted")
+        assert acknowledged <= sum(task.device == name for task in tasks) + unfinished

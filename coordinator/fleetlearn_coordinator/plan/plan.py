@@ -5,165 +5,29 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier, Name, Number
+from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
-from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
+from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.sections import SECTIONS, Local, Round, Server, Staleness, Stop
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.plan.toml_errors import Positive, Section, near, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import Settings
-
-Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
-Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
-Rate = Annotated[float, Meta(gt=0, lt=1e6)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]
-CONCURRENCY = 10
-"""By default this many times the goal is the most tasks that run at a time, asynchronously; and this many times the
-mean staleness is the largest that counts."""
 
 
 class PlanError(FleetError):
     """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
-
-
-class Local(Section, frozen=True, kw_only=True):
-    """[local]: what a device does with a task."""
-
-    epochs: Positive
-    """Passes over the device's data. Default: the recipe's."""
-    batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
-    """Examples per step; 0: all of the device's in one. Default: the recipe's."""
-    lr: Rate | None = None
-    """Learning rate of the local step. Default: the bundle's; an error where it has none."""
-    mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
-    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
-    for fedprox and moon, else 0."""
-    time_budget: Duration | None = None
-    """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
-    evaluate: bool = True
-    """Whether devices measure the round's model on their own data before training."""
-    hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
-    """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
-
-
-class Round(Section, frozen=True, kw_only=True):
-    """[round]: who takes part, and for how long."""
-
-    goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
-    """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer, K."""
-    over_selection: Annotated[float, Meta(ge=1, le=100)] | None = None
-    """Synchronous: tasks given for each report wanted, since some devices will vanish. Default: 1.3."""
-    minimum: Annotated[int, Meta(ge=1)] = 1
-    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
-    at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
-    deadline: Duration = 600.0
-    """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has as long from its own
-    start, or from its round's end."""
-    grace: Wait = 10.0
-    """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
-    device makes progress."""
-    stall: Duration | None = None
-    """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
-    upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
-    gather: Wait | None = None
-    """Synchronous: seconds to wait for ``goal`` devices once ``minimum`` are there. Default: 5."""
-    max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
-    """Most examples that count as an update's weight, whatever a device claims to have."""
-    weighting: Literal["examples", "uniform"]
-    """Whether an update weighs as much as its device has examples, or all weigh the same. Default: the recipe's."""
-    participation: Literal["synchronous", "asynchronous"]
-    """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
-    round ends, so that updates may be stale. Default: the recipe's."""
-    concurrency: Annotated[int, Meta(ge=1, le=MAX_UPDATES)] | None = None
-    """Asynchronous: most tasks that run at a time. Default: ten times the goal."""
-    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """Asynchronous: largest share of a goal's updates that one device may have. Default: fast devices are not held
-    back."""
-    late: Literal["discard", "carry"] | None = None
-    """Synchronous: what becomes of an update that comes after its round has ended: it does not count, or it counts in
-    the next round, as a stale one."""
-
-    @property
-    def asynchronous(self) -> bool:
-        return self.participation == "asynchronous"
-
-    @property
-    def cohort(self) -> int:
-        """Tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that run at a time."""
-        if self.asynchronous:
-            return self.concurrency or min(CONCURRENCY * self.goal, MAX_UPDATES)
-        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
-
-
-class Staleness(Section, frozen=True, kw_only=True):
-    """[staleness]: what an update counts whose model is tau versions old, where updates may be stale: asynchronously,
-    or with round.late = "carry"."""
-
-    function: str | None = None
-    """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a (tau - b) + 1).
-    Default: polynomial."""
-    a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    """Default: polynomial 0.5, hinge 10."""
-    b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    """Of hinge alone. Default: 4."""
-    max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
-    """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
-    times the mean that is to be expected, concurrency / goal rounded up; else 1."""
-
-
-class Server(Section, frozen=True, kw_only=True):
-    """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
-
-    optimizer: str
-    lr: Rate | None = None
-    """Learning rate (the papers' eta; FedAsync's mixing rate alpha)."""
-    mix: bool = False
-    """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
-    asynchronous rounds. Default: the recipe's."""
-    momentum: Decay | None = None
-    """Of the optimizer momentum."""
-    beta1: Decay | None = None
-    """Decay of the mean update (adagrad, adam, yogi)."""
-    beta2: Decay | None = None
-    """Decay of its square (adam, yogi)."""
-    tau: Annotated[float, Meta(ge=1e-12, le=1e6)] | None = None
-    """Added to the square root of the second moment (adagrad, adam, yogi): larger is less adaptive."""
-
-    @property
-    def hyper(self) -> dict[str, float]:
-        """The hyper-parameters given to the optimizer."""
-        values = {key: getattr(self, key) for key in ("lr", "momentum", "beta1", "beta2", "tau")}
-        return {key: value for key, value in values.items() if value is not None}
-
-
-class Stop(Section, frozen=True, kw_only=True):
-    """[stop]: when training is over. Whichever comes first."""
-
-    rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
-    """Committed rounds."""
-    metric: Name | None = None
-    """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by examples."""
-    target: Number | None = None
-    """The metric's value at which to stop."""
-    direction: Literal["above", "below"] = "above"
-    """Whether to stop at or above the target, or at or below it. Default: below for the loss, else above."""
-    bounds: tuple[Number, Number] | None = None
-    """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
-    left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
-    than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
-    epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
-    """Stop when a round changes the model by less than this (L2 norm)."""
 
 
 class Plan(Section, frozen=True, kw_only=True):
@@ -221,7 +85,7 @@ class Plan(Section, frozen=True, kw_only=True):
             if "service" in raw:
                 raise ValueError(MOVED)
             refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
-            _fill(raw)
+            fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, place)
             for problem in _contradictions(plan):
                 raise ValueError(problem)
@@ -380,93 +244,12 @@ class Plan(Section, frozen=True, kw_only=True):
 
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
-SECTIONS: Mapping[str, type[Section]] = {
-    "local": Local,
-    "round": Round,
-    "staleness": Staleness,
-    "server": Server,
-    "stop": Stop,
-}
 MOVED = (
     "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
     "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
     "durable is now a key of the plan itself, beside data_dir"
 )
 """What the author of an older plan is told."""
-
-
-def _fill(raw: dict[str, Any]) -> None:
-    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
-    name = raw.get("recipe", "fedavg")
-    if name not in list(RECIPES):  # a list, since what was given may not be hashable
-        raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
-    recipe = RECIPES[name]
-    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
-    raw.setdefault("data_dir", f"{raw.get('name')}.run")
-    if isinstance(local, dict):
-        local.setdefault("epochs", recipe.epochs)
-        local.setdefault("batch_size", recipe.batch_size)
-    if isinstance(round_, dict):
-        _fill_round(round_, recipe.round)
-    if isinstance(staleness, dict) and isinstance(round_, dict):
-        _fill_staleness(staleness, round_)
-    if isinstance(stop, dict):
-        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
-    if isinstance(server, dict):
-        chosen = server.setdefault("optimizer", recipe.optimizer)
-        if chosen not in list(optimizers.OPTIMIZERS):
-            hint = near(str(chosen), optimizers.OPTIMIZERS)
-            allowed = ", ".join(optimizers.OPTIMIZERS)
-            raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
-        values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
-        for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
-            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
-        more = dict(recipe.server) if chosen == recipe.optimizer else {}
-        raw["server"] = values | more | server
-
-
-SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
-"""Defaults of what only synchronous rounds have."""
-
-
-def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
-    for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
-        if key in round_:
-            own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
-            raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
-    for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
-        round_.setdefault(key, value)
-    if isinstance(goal := round_.get("goal"), int):
-        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
-
-
-def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
-    asynchronous = round_["participation"] == "asynchronous"
-    if not asynchronous and round_.get("late") != "carry":
-        if not staleness:
-            return
-        key, value = next(iter(staleness.items()))
-        raise ValueError(
-            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
-            'round.participation = "asynchronous" or round.late = "carry"'
-        )
-    function = staleness.setdefault("function", "polynomial")
-    if function not in list(staleness_functions.FUNCTIONS):
-        known = staleness_functions.FUNCTIONS
-        raise ValueError(
-            f"staleness.function = {function!r} is not known{near(str(function), known)} Functions: {', '.join(known)}."
-        )
-    takes = staleness_functions.FUNCTIONS[function].defaults
-    for key in {"a", "b"} & set(staleness) - set(takes):
-        raise ValueError(f"staleness.{key} = {staleness[key]!r}: {function} takes {' and '.join(takes) or 'neither'}")
-    for key, value in takes.items():
-        staleness.setdefault(key, value)
-    goal, most = round_.get("goal"), round_.get("concurrency")
-    if asynchronous and isinstance(goal, int) and goal > 0:
-        mean = -(-most // goal) if isinstance(most, int) else CONCURRENCY
-        staleness.setdefault("max", CONCURRENCY * mean)
-    staleness.setdefault("max", 1)
 
 
 def _contradictions(plan: Plan) -> Iterable[str]:

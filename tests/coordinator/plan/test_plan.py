@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.optimizers import make
-from fleetlearn_coordinator.plan.plan import SECTIONS, Plan, PlanError
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import (

@@ -1,0 +1,83 @@
+"""The values of a plan that depend on its recipe and on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleetlearn_coordinator.aggregation import optimizers
+from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
+from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.sections import CONCURRENCY, SECTIONS
+from fleetlearn_coordinator.plan.toml_errors import near
+
+SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
+"""Defaults of what only synchronous rounds have."""
+
+
+def fill_defaults(raw: dict[str, Any]) -> None:
+    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
+    name = raw.get("recipe", "fedavg")
+    if name not in list(RECIPES):  # a list, since what was given may not be hashable
+        raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
+    recipe = RECIPES[name]
+    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    raw.setdefault("data_dir", f"{raw.get('name')}.run")
+    if isinstance(local, dict):
+        local.setdefault("epochs", recipe.epochs)
+        local.setdefault("batch_size", recipe.batch_size)
+    if isinstance(round_, dict):
+        _fill_round(round_, recipe.round)
+    if isinstance(staleness, dict) and isinstance(round_, dict):
+        _fill_staleness(staleness, round_)
+    if isinstance(stop, dict):
+        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
+    if isinstance(server, dict):
+        chosen = server.setdefault("optimizer", recipe.optimizer)
+        if chosen not in list(optimizers.OPTIMIZERS):
+            hint = near(str(chosen), optimizers.OPTIMIZERS)
+            allowed = ", ".join(optimizers.OPTIMIZERS)
+            raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
+        values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
+        for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
+            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
+        more = dict(recipe.server) if chosen == recipe.optimizer else {}
+        raw["server"] = values | more | server
+
+
+def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
+    for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
+        if key in round_:
+            own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
+            raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
+    for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
+        round_.setdefault(key, value)
+    if isinstance(goal := round_.get("goal"), int):
+        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
+
+
+def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
+    asynchronous = round_["participation"] == "asynchronous"
+    if not asynchronous and round_.get("late") != "carry":
+        if not staleness:
+            return
+        key, value = next(iter(staleness.items()))
+        raise ValueError(
+            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
+            'round.participation = "asynchronous" or round.late = "carry"'
+        )
+    function = staleness.setdefault("function", "polynomial")
+    if function not in list(FUNCTIONS):
+        hint = near(str(function), FUNCTIONS)
+        raise ValueError(f"staleness.function = {function!r} is not known{hint} Functions: {', '.join(FUNCTIONS)}.")
+    takes = FUNCTIONS[function].defaults
+    for key in {"a", "b"} & set(staleness) - set(takes):
+        raise ValueError(f"staleness.{key} = {staleness[key]!r}: {function} takes {' and '.join(takes) or 'neither'}")
+    for key, value in takes.items():
+        staleness.setdefault(key, value)
+    goal, most = round_.get("goal"), round_.get("concurrency")
+    if asynchronous and isinstance(goal, int) and goal > 0:
+        mean = -(-most // goal) if isinstance(most, int) else CONCURRENCY
+        staleness.setdefault("max", CONCURRENCY * mean)
+    staleness.setdefault("max", 1)

@@ -1,0 +1,161 @@
+"""The tables of a plan file, and the keys that each takes. plan.py puts them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Annotated, Literal
+
+import msgspec
+from fleetlearn_protocol.messages import MAX_EXAMPLES, Name, Number
+from msgspec import Meta
+
+from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.plan.toml_errors import Positive, Section
+
+Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
+Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
+Rate = Annotated[float, Meta(gt=0, lt=1e6)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+CONCURRENCY = 10
+"""By default this many times the goal is the most tasks that run at a time, asynchronously; and this many times the
+mean staleness is the largest that counts."""
+
+
+class Local(Section, frozen=True, kw_only=True):
+    """[local]: what a device does with a task."""
+
+    epochs: Positive
+    """Passes over the device's data. Default: the recipe's."""
+    batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
+    """Examples per step; 0: all of the device's in one. Default: the recipe's."""
+    lr: Rate | None = None
+    """Learning rate of the local step. Default: the bundle's; an error where it has none."""
+    mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
+    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
+    for fedprox and moon, else 0."""
+    time_budget: Duration | None = None
+    """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
+    evaluate: bool = True
+    """Whether devices measure the round's model on their own data before training."""
+    hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
+    """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
+
+
+class Round(Section, frozen=True, kw_only=True):
+    """[round]: who takes part, and for how long."""
+
+    goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
+    """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer, K."""
+    over_selection: Annotated[float, Meta(ge=1, le=100)] | None = None
+    """Synchronous: tasks given for each report wanted, since some devices will vanish. Default: 1.3."""
+    minimum: Annotated[int, Meta(ge=1)] = 1
+    """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
+    at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
+    deadline: Duration = 600.0
+    """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has as long from its own
+    start, or from its round's end."""
+    grace: Wait = 10.0
+    """Seconds that a device's task outlives its connection, for it to come back; all absences together, until the
+    device makes progress."""
+    stall: Duration | None = None
+    """Seconds that a task lives without progress: no step, no batch of the evaluation, no byte of a download or an
+    upload. Default: a fifth of the deadline, but at most 300; at least 30 and four heartbeats."""
+    gather: Wait | None = None
+    """Synchronous: seconds to wait for ``goal`` devices once ``minimum`` are there. Default: 5."""
+    max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
+    """Most examples that count as an update's weight, whatever a device claims to have."""
+    weighting: Literal["examples", "uniform"]
+    """Whether an update weighs as much as its device has examples, or all weigh the same. Default: the recipe's."""
+    participation: Literal["synchronous", "asynchronous"]
+    """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
+    round ends, so that updates may be stale. Default: the recipe's."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_UPDATES)] | None = None
+    """Asynchronous: most tasks that run at a time. Default: ten times the goal."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Asynchronous: largest share of a goal's updates that one device may have. Default: fast devices are not held
+    back."""
+    late: Literal["discard", "carry"] | None = None
+    """Synchronous: what becomes of an update that comes after its round has ended: it does not count, or it counts in
+    the next round, as a stale one."""
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.participation == "asynchronous"
+
+    @property
+    def cohort(self) -> int:
+        """Tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that run at a time."""
+        if self.asynchronous:
+            return self.concurrency or min(CONCURRENCY * self.goal, MAX_UPDATES)
+        return math.ceil(self.goal * Decimal(str(self.over_selection)))  # as written: 100 * 1.1 is 110, not 111
+
+
+class Staleness(Section, frozen=True, kw_only=True):
+    """[staleness]: what an update counts whose model is tau versions old, where updates may be stale: asynchronously,
+    or with round.late = "carry"."""
+
+    function: str | None = None
+    """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a (tau - b) + 1).
+    Default: polynomial."""
+    a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Default: polynomial 0.5, hinge 10."""
+    b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Of hinge alone. Default: 4."""
+    max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
+    times the mean that is to be expected, concurrency / goal rounded up; else 1."""
+
+
+class Server(Section, frozen=True, kw_only=True):
+    """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
+
+    optimizer: str
+    lr: Rate | None = None
+    """Learning rate (the papers' eta; FedAsync's mixing rate alpha)."""
+    mix: bool = False
+    """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
+    asynchronous rounds. Default: the recipe's."""
+    momentum: Decay | None = None
+    """Of the optimizer momentum."""
+    beta1: Decay | None = None
+    """Decay of the mean update (adagrad, adam, yogi)."""
+    beta2: Decay | None = None
+    """Decay of its square (adam, yogi)."""
+    tau: Annotated[float, Meta(ge=1e-12, le=1e6)] | None = None
+    """Added to the square root of the second moment (adagrad, adam, yogi): larger is less adaptive."""
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """The hyper-parameters given to the optimizer."""
+        values = {key: getattr(self, key) for key in ("lr", "momentum", "beta1", "beta2", "tau")}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class Stop(Section, frozen=True, kw_only=True):
+    """[stop]: when training is over. Whichever comes first."""
+
+    rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
+    """Committed rounds."""
+    metric: Name | None = None
+    """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by examples."""
+    target: Number | None = None
+    """The metric's value at which to stop."""
+    direction: Literal["above", "below"] = "above"
+    """Whether to stop at or above the target, or at or below it. Default: below for the loss, else above."""
+    bounds: tuple[Number, Number] | None = None
+    """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
+    left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
+    than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
+    epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
+    """Stop when a round changes the model by less than this (L2 norm)."""
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "local": Local,
+    "round": Round,
+    "staleness": Staleness,
+    "server": Server,
+    "stop": Stop,
+}
