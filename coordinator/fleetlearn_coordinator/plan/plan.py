@@ -217,7 +217,12 @@ class Plan(Section, frozen=True, kw_only=True):
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""
-        if self.round.cohort > service.max_connections:
+        if self.round.cohort > service.max_connections and self.round.asynchronous:
+            text = (
+                f"max_connections = {service.max_connections} of the service is less than round.concurrency = "
+                f"{self.round.cohort}; as many tasks could never run at a time"
+            )
+        elif self.round.cohort > service.max_connections:
             text = (
                 f"max_connections = {service.max_connections} of the service is less than the cohort of "
                 f"{self.round.cohort} (round.goal * round.over_selection); no round could be full"

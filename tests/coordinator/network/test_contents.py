@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.contents import Content, Contents, FileContent
+from fleetlearn_coordinator.network.contents import Content, Contents, FileContent, Older
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.manifest import EVAL, TRAIN
@@ -43,6 +43,24 @@ def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     with pytest.raises(ProtocolError) as caught:
         contents.find("1" * 64, 0)
     assert caught.value.code is Code.UNKNOWN_CONTENT
+
+
+def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_path: Path, tmp_path: Path) -> None:
+    contents, old = Contents(open_bundle(bundle_path)), np.arange(len(MODEL), dtype=np.float32)
+    (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
+    where = Older(str(tmp_path / "v1"), 6, old.nbytes)
+    assert contents.publish("1" * 64, old, {}) == []
+    transfer = contents.find("1" * 64, 0).transfer
+    assert contents.publish("2" * 64, MODEL, {"1" * 64: where}) == []
+    found = contents.find("1" * 64, 0)
+    assert isinstance(found, FileContent)
+    assert found.transfer != transfer, "chunks of the two cannot be taken for each other"
+    assert received(found, 5) == old.tobytes()[5:]
+    contents.serve_older("0" * 64, where)  # another device came back with a task of it
+    assert contents.publish("3" * 64, MODEL, {"1" * 64: where}) == ["0" * 64, "2" * 64]
+    assert contents.publish("4" * 64, MODEL, {}) == ["1" * 64, "3" * 64]
+    with pytest.raises(ProtocolError):
+        contents.find("1" * 64, 0)
 
 
 def received(content: Content | FileContent, offset: int) -> bytes:

@@ -516,3 +516,10 @@ def test_a_mistake_of_participation_is_named(text: str, expected: list[str]) -> 
     said = refusal(text)
     for part in expected:
         assert part in said
+
+
+def test_a_service_must_hold_the_devices_of_an_asynchronous_plan() -> None:
+    plan = parse(f"{BUFFERED}concurrency = 50")
+    plan.check_service(ServiceSettings(max_connections=50))
+    with pytest.raises(PlanError, match=r"max_connections = 49 of the service is less than round\.concurrency = 50"):
+        plan.check_service(ServiceSettings(max_connections=49))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from math import sqrt
 from pathlib import Path
 
@@ -266,3 +267,23 @@ def test_a_late_update_counts_while_the_next_round_gathers(make_plan: PlanMaker)
     fleet.store.close()
     assert change(plan, 1) == pytest.approx(3.0)
     assert np.all(read_model(plan.data_dir)[1] != read_model(plan.data_dir, 0)[1])
+
+
+def test_a_round_that_is_given_up_takes_nothing_of_the_next_along(asynchronous: PlanMaker) -> None:
+    """Somebody removed the damaged sum of a round while it was committed. What came early counts for the next round."""
+    plan = asynchronous(round__concurrency=4)
+    fleet = Fleet(plan)
+    tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
+    for device in "abc":
+        fleet.save_update(tasks[device], update_of(1.0), steps=False)
+        fleet.run.record(fleet.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
+    fleet.store.close()
+    shutil.rmtree(plan.data_dir / "sums")
+    fleet = Fleet(plan)
+    fleet.run.resume(NOW)
+    assert (fleet.run.engine.version, fleet.run.engine.round) == (0, 2)
+    assert fleet.run.engine.accepted == {tasks["c"].task: "c"}
+    (lease,) = (row for row in leases(fleet.check_in("d")) if row.device == "d")
+    fleet.report(lease, update_of(1.0))
+    fleet.store.close()
+    assert [row.outcome for row in read_status(plan.data_dir).rounds] == ["abandoned", "committed"]
