@@ -41,7 +41,6 @@ from fleetlearn_export.tracing.trace import (
     trace_evaluation,
     trace_inference,
     trace_step,
-    trace_step_with_means,
     train_program,
 )
 
@@ -125,7 +124,7 @@ def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
     if whole or step.buffers:
         raise ExportError(f"{min([*whole, *step.buffers])} takes its statistics of the whole batch")
     try:
-        model = emitted(partial(trace_step_with_means, step)).model
+        model = emitted(partial(trace_step, step, with_means=True)).model
     except EmissionError as error:
         raise ExportError(f"PyTorch's exporter writes the graph ({error})") from None
     code_weights(fold_batch_norms(model), frozen)

@@ -15,7 +15,7 @@ from fleetlearn_export.checks.comparison import (
     Session,
     batches,
     compare,
-    effect_of_rounding,
+    difference_of_each,
     first_inputs,
     first_passing,
     open_session,
@@ -75,7 +75,7 @@ def _check(user: UserModel, step: TrainStep, session: Session, many: TrainMany, 
         except ExportError:  # PyTorch in float64 tells whether float32 can do better
             effect: dict[str, float] = {}
             for inputs in inputs_to_widen(given):
-                keep_larger(effect, effect_of_rounding(expected, found(inputs, torch.float64)))
+                keep_larger(effect, difference_of_each(expected, found(inputs, torch.float64)))
             effect |= {f"{name} where all do": effect[name] for name in last}
             worst = max(worst, compare(pairs, what, rounding=effect))
     return worst

@@ -154,7 +154,7 @@ def compare(
     return max(found.values())
 
 
-def effect_of_rounding(tensors: Tensors, others: Tensors) -> dict[str, float]:
+def difference_of_each(tensors: Tensors, others: Tensors) -> dict[str, float]:
     """Return each tensor's largest difference from the other of its name; 0 where that is infinite or NaN."""
     found = {name: largest_difference(others[name], tensor) for name, tensor in tensors.items()}
     return {name: value if np.isfinite(value) else 0.0 for name, value in found.items()}

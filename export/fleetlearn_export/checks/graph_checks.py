@@ -15,7 +15,7 @@ from fleetlearn_export.checks.comparison import (
     batches,
     call_in_pytorch,
     compare,
-    effect_of_rounding,
+    difference_of_each,
     first_passing,
     open_session,
 )
@@ -102,7 +102,7 @@ def _check_outputs(
             except ExportError:  # PyTorch in float64 tells whether float32 can do better
                 with DoublePrecision():
                     found = _in_pytorch(module, as_double(given), as_double(batch), inputs)
-                effect = effect_of_rounding(rows, dict(zip(rows, found, strict=True)))
+                effect = difference_of_each(rows, dict(zip(rows, found, strict=True)))
                 worst = max(worst, compare(pairs, what, rounding=effect))
         return worst
 

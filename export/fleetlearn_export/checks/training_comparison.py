@@ -16,7 +16,7 @@ from fleetlearn_export.checks.comparison import (
     batches,
     call_in_pytorch,
     compare,
-    effect_of_rounding,
+    difference_of_each,
     first_inputs,
     in_blocks,
     largest,
@@ -116,7 +116,7 @@ def compare_training(
         expected = reference({name: value.clone() for name, value in given.items()} if precise else given)
         effect: dict[str, float] = {}
         for training, inputs in zip(precise, inputs_to_widen(given), strict=False):
-            keep_larger(effect, effect_of_rounding(expected.results, training(inputs).results))
+            keep_larger(effect, difference_of_each(expected.results, training(inputs).results))
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
         effect = {_described(name): value for name, value in effect.items()}
@@ -173,7 +173,7 @@ def _compare_gradients(
     effect: dict[str, float] = {}
     for inputs in inputs_to_widen(given) if precision.widened else ():
         found, _ = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
-        keep_larger(effect, effect_of_rounding(gradients, found))
+        keep_larger(effect, difference_of_each(gradients, found))
     sizes = {name: largest(gradient) for name, gradient in gradients.items()}
     largest_of_all = max(sizes.values())
     differences, allowed = {}, {}

@@ -155,21 +155,16 @@ def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping
     return exported
 
 
-def trace_step(step: TrainStep, table: Decompositions) -> Traced:
-    """Trace one local step: forward, backward and update. ``table`` as for ``trace``. Raises ExportError."""
+def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = False) -> Traced:
+    """Trace one local step: forward, backward and update. ``table`` as for ``trace``. Raises ExportError.
+
+    with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch behind its own.
+    """
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    module = trace(step.run, arguments, rows, table)
+    module = trace(step.run_with_means if with_means else step.run, arguments, rows, table)
     _refuse_unsupported_operators(module.graph)
-    return Traced(module, arguments, rows, step.outputs())
-
-
-def trace_step_with_means(step: TrainStep, table: Decompositions) -> Traced:
-    """Trace one local step with its means over the batch as outputs behind its own. Raises ExportError."""
-    arguments = step.arguments()
-    rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    module = trace(step.run_with_means, arguments, rows, table)
-    return Traced(module, arguments, rows, step.outputs() + step.means())
+    return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
 
 def trace_evaluation(user: UserModel, values: Tensors, table: Decompositions) -> Traced:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.checks.comparison import BLOCK, compare, effect_of_rounding, in_blocks, largest_difference
+from fleetlearn_export.checks.comparison import BLOCK, compare, difference_of_each, in_blocks, largest_difference
 
 
 def test_compare() -> None:
@@ -35,7 +35,7 @@ def test_where_float32_itself_is_off_more_is_allowed() -> None:
     rows = {"a": (np.array([1.0007, 1]), torch.tensor([1.0, 1.0]))}
     with pytest.raises(ExportError, match=r"where 1e-05 is allowed"):
         compare(rows, "it")
-    effect = effect_of_rounding({"a": rows["a"][1]}, {"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)})
+    effect = difference_of_each({"a": rows["a"][1]}, {"a": torch.tensor([1.0001, 1.0], dtype=torch.float64)})
     assert effect == {"a": pytest.approx(1e-4)}
     assert compare(rows, "it", rounding=effect) == pytest.approx(7e-4, rel=1e-3)
     with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.0009 .* where 8e-04 is allowed"):

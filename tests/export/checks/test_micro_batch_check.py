@@ -15,7 +15,7 @@ from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.graphs.micro_batches import split_batch
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import make_user_model, training_mode
-from fleetlearn_export.tracing.trace import trace_step_with_means
+from fleetlearn_export.tracing.trace import trace_step
 from onnx import numpy_helper
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ def small(*inner: nn.Module, loss: Callable[..., Tensor] = nn.functional.cross_e
 
 def with_means(step: TrainStep) -> onnx.ModelProto:
     with training_mode(step.objective.model):
-        return emitted(partial(trace_step_with_means, step)).model
+        return emitted(partial(trace_step, step, with_means=True)).model
 
 
 def test_a_mean_over_examples_passes() -> None:

@@ -16,7 +16,7 @@ from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.graphs.micro_batches import SEED, SEED_STEP, joined, split_batch
 from fleetlearn_export.model.train_step import MEAN, TrainStep, make_train_step
 from fleetlearn_export.model.user_model import make_user_model, training_mode
-from fleetlearn_export.tracing.trace import trace_step_with_means
+from fleetlearn_export.tracing.trace import trace_step
 from torch import nn
 
 ROWS = 7
@@ -30,7 +30,7 @@ def step_of(case: zoo.Case, step: Any) -> TrainStep:
 
 def with_means(step: TrainStep) -> onnx.ModelProto:
     with training_mode(step.objective.model):
-        return emitted(partial(trace_step_with_means, step)).model
+        return emitted(partial(trace_step, step, with_means=True)).model
 
 
 def attention(dropout: float = 0.0) -> zoo.Case:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,33 +43,38 @@ def texts(made: Exported) -> list[str]:
     return [line.text for group in summary(made.bundle, BATCH) for line in group]
 
 
+def export(case: zoo.Case, folder: Path, memory: str | None, stages: list[str], **options: Any) -> Exported:
+    """Export within the memory, if it is given, and measure a step: its peak is near the estimate."""
+    made = export_bundle(
+        case.module,
+        case.loss,
+        case.batch(4),
+        folder / "tight.bundle",
+        memory=memory,
+        batch=None if memory is None else BATCH,
+        progress=stages.append,
+        **options,
+    )
+    assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
+    return made
+
+
 def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = zoo.classifier(convolutions(), zoo.numbers(3, 32, 32), 10)
     stages: list[str] = []
 
-    def export(memory: str | None) -> int:
-        made = export_bundle(
-            case.module,
-            case.loss,
-            case.batch(4),
-            tmp_path / "tight.bundle",
-            step=LocalStep("momentum"),
-            memory=memory,
-            batch=None if memory is None else BATCH,
-            progress=stages.append,
-        )
-        assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
-        lines = texts(made)
-        assert any("are computed twice" in text for text in lines) == (memory is not None)
+    def within(memory: str | None) -> int:
+        made = export(case, tmp_path, memory, stages, step=LocalStep("momentum"))
+        assert any("are computed twice" in text for text in texts(made)) == (memory is not None)
         return estimated(made.bundle, BATCH)
 
-    whole = export(None)
+    whole = within(None)
     budget = f"{(whole - 40 * MIB) // MIB} MiB"
-    assert export(budget) <= (whole - 40 * MIB)
+    assert within(budget) <= (whole - 40 * MIB)
     assert any("of results again" in stage for stage in stages)
     with pytest.raises(ExportError, match=r"does not fit into 20 MiB: it needs about \d+ MiB"):
-        export("20 MiB")
+        within("20 MiB")
 
 
 def attention() -> nn.Module:
@@ -83,24 +89,13 @@ def test_micro_batches_save_memory_where_no_layer_looks_at_the_whole_batch(tmp_p
     case = zoo.classifier(attention(), zoo.numbers(96, 64), 10)
     stages: list[str] = []
 
-    def export(memory: str | None) -> int:
-        made = export_bundle(
-            case.module,
-            case.loss,
-            case.batch(4),
-            tmp_path / "tight.bundle",
-            step=LocalStep("adam", clip=True),
-            hyper={"max_norm": 1.0},
-            memory=memory,
-            batch=None if memory is None else BATCH,
-            progress=stages.append,
-        )
+    def within(memory: str | None) -> int:
+        made = export(case, tmp_path, memory, stages, step=LocalStep("adam", clip=True), hyper={"max_norm": 1.0})
         assert made.difference < 1e-3
-        assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
         assert any("25 examples at a time" in text for text in texts(made)) == (memory is not None)
         return estimated(made.bundle, BATCH)
 
-    whole = export(None)
-    tight = export("120 MiB")
+    whole = within(None)
+    tight = within("120 MiB")
     assert tight <= 120 * MIB < whole
     assert any("in micro-batches of 25 of 100 examples" in stage for stage in stages)
