@@ -14,6 +14,8 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +159,24 @@ def main() -> None:
     options.add_argument("--peers", help="an interpreter that has MNN or ExecuTorch (default: not compared)")
     chosen = options.parse_args()
     compiled = not chosen.no_compile
-    with measure.scratch() as folder:
-        results = {
-            (name, threads): compare(name, folder, chosen.repeats, chosen.scale, threads, compiled, chosen.peers)
-            for name in chosen.models
-            for threads in chosen.threads
-        }
-    print(file=sys.stderr)
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    try:
+        with measure.scratch() as folder:
+            for name, threads in product(chosen.models, chosen.threads):
+                results[name, threads] = compare(
+                    name, folder, chosen.repeats, chosen.scale, threads, compiled, chosen.peers
+                )
+    finally:  # what was measured before a model failed, or before Ctrl-C
+        print(file=sys.stderr)
+        show(results)
+    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}
+    measure.write_json(
+        chosen.json, settings, {f"{name}, threads {threads}": result for (name, threads), result in results.items()}
+    )
+
+
+def show(results: Mapping[tuple[str, int], dict[str, Any]]) -> None:
+    """Print a table of the figures, and why contenders failed. The keys are model and number of threads."""
     columns = {
         "CPU-ms per step": "cpu_ms_per_step",
         "ratio to eager": "ratio",
@@ -181,10 +194,6 @@ def main() -> None:
     for (name, threads), result in results.items():
         for kind, reason in result["failed"].items():
             print(f"\n{name}, threads {threads}, {kind} failed: {reason}")
-    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}
-    measure.write_json(
-        chosen.json, settings, {f"{name}, threads {threads}": result for (name, threads), result in results.items()}
-    )
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ from fleetlearn_export.model.user_model import UserModel
 
 PROBE = 2.0**20
 """A learning rate so large that the step's result shows the gradient, and hardly the parameter."""
+DIVERGED = 100.0
+"""The check's steps diverge if they make the largest parameter this many times as large. In such a model later outputs
+may be NaN in PyTorch too."""
 USUAL = {"mu": 0.25, "max_norm": 0.5, "weight_decay": 0.1, "temperature": 0.5, "momentum": 0.8}
 # A large epsilon: a gradient that is rounding errors alone would make a whole step of lr under Adam.
 USUAL |= {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
@@ -71,7 +74,7 @@ class CheckedStep(NamedTuple):
     difference: float
     """The largest difference from PyTorch."""
     values: Tensors
-    """The parameters and buffers after the check's steps."""
+    """The parameters and buffers after the check's steps; before them, if the steps diverge."""
     batch_of_one: bool
     """Whether the model can train on a single example (BatchNorm may not)."""
 
@@ -128,7 +131,10 @@ def compare_training(
             fed = given
         del expected, got, rows  # before the next step: each is as large as the model
         give_back_freed_memory()
-    return CheckedStep(worst, {name: given[f"param.{name}"] for name in step.values}, batch_of_one)
+    values = {name: given[f"param.{name}"] for name in step.values}
+    if not max(map(largest, values.values())) <= DIVERGED * max(1.0, *map(largest, step.values.values())):
+        values = dict(step.values)
+    return CheckedStep(worst, values, batch_of_one)
 
 
 def inputs_to_widen(given: Tensors) -> Iterator[Tensors]:

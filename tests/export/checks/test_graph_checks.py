@@ -78,3 +78,21 @@ def test_what_a_single_example_is_nothing_for(tmp_path: Path) -> None:
     exported = export_bundle(torch.nn.Linear(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
     assert not exported.batch_of_one
     assert exported.difference < 1e-5
+
+
+class Product(torch.nn.Module):
+    """The rows times the product of all parameters, which nothing holds back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factors.prod()
+
+
+def test_a_model_whose_training_diverges_is_compared_at_its_first_parameters(tmp_path: Path) -> None:
+    """After a few steps the product is infinite, and 0 times the product is NaN in PyTorch too."""
+    x = torch.tensor([[0.0], [1.0]] * 4)
+    exported = export_bundle(Product(), lambda outputs, y: -(outputs * y).mean(), (x, torch.ones(8, 1)), tmp_path / "b")
+    assert exported.difference < 1e-3
