@@ -91,19 +91,20 @@ def cells(chosen: Any) -> Iterator[Cell]:
 
 
 def table(results: Mapping[Cell, Sequence[float]], data: str) -> list[Sequence[str]]:
-    """The accuracies in per cent: the median over seeds, with the least and the greatest where no device is hostile."""
+    """The accuracies in per cent: the median over seeds at each share of hostile devices, and without them also the
+    least and the greatest."""
     found = {cell: runs for cell, runs in results.items() if cell.data == data}
-    attacks = list(dict.fromkeys((cell.attack, cell.share) for cell in found))
-    rows: list[Sequence[str]] = [
-        ("recipe", *(f"{attack} {share:.0%}" if attack else "none" for attack, share in attacks))
-    ]
+    shares = sorted({cell.share for cell in found if cell.attack})
+    attacks = list(dict.fromkeys(cell.attack for cell in found if cell.attack))
+    percent = " / ".join(f"{100 * share:g}" for share in shares)
+    rows: list[Sequence[str]] = [("recipe", "no attack", *(f"{attack}: {percent} %" for attack in attacks))]
     for recipe in dict.fromkeys(cell.recipe for cell in found):
-        shown = []
-        for attack, share in attacks:
-            runs = sorted(found[Cell(data, recipe, attack, share)])
-            spread = f" [{100 * runs[0]:.1f}-{100 * runs[-1]:.1f}]" if not attack else ""
-            shown.append(f"{100 * float(np.median(runs)):.{0 if attack else 1}f}{spread}")
-        rows.append((recipe, *shown))
+        least, middle, most = (100 * np.quantile(found[Cell(data, recipe, "", 0.0)], [0.0, 0.5, 1.0])).tolist()
+        shown = [
+            " / ".join(f"{100 * np.median(found[Cell(data, recipe, attack, share)]):.0f}" for share in shares)
+            for attack in attacks
+        ]
+        rows.append((recipe, f"{middle:.1f} [{least:.1f}-{most:.1f}]", *shown))
     return rows
 
 
