@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_simulator.population.traits import tiers_of
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
@@ -244,3 +246,18 @@ def test_fine_tuning(tmp_path: Path) -> None:
     assert results["head, features"]["gflops_per_step"] < results["head, float32"]["gflops_per_step"] / 100
     assert results["head, features"]["kept_bytes"] == 4 * 16 * 8
     assert all(result["cpu_ms_per_step"]["median"] > 0 for result in results.values())
+
+
+def test_aggregation(tmp_path: Path) -> None:
+    results = figures(tmp_path, "aggregation.py", "--updates", "9", "--elements", "5000")
+    assert set(results) == {"numpy.median", *RULES}
+    assert all(row["cpu"] > 0 for row in results.values())
+
+
+def test_robust(tmp_path: Path) -> None:
+    command = ["robust.py", "--keep", str(tmp_path / "kept"), "--seeds", "2", "--rounds", "3", "--workers", "1"]
+    command += ["--recipes", "fedavg", "median", "--data", "alike", "--attacks", "a little", "--shares", "0.2"]
+    cells = figures(tmp_path, *command, "--figures", str(tmp_path))["cells"]
+    assert [(row["recipe"], row["attack"]) for row in cells] == list(product(["fedavg", "median"], ["", "a little"]))
+    assert all(len(row["runs"]) == 2 and 0 < min(row["runs"]) <= 1 for row in cells)
+    assert (tmp_path / "robust.svg").stat().st_size > 1000

@@ -1,4 +1,5 @@
-"""A server and the simulator, asynchronous, with the same outcomes in the same order: the same model, bit for bit.
+"""A server and the simulator, where updates are stale, with the same outcomes in the same order: the same model, bit
+for bit. Every aggregator is among them.
 
 The simulator decides in which order devices finish. Then devices that speak the protocol by hand, and train as a device
 does, do the same on a real server, which is stopped and started again in between.
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_coordinator.aggregation.robust.rules import RULES as ROBUST
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Accepted, Task
@@ -25,10 +27,12 @@ from line_bundle import write_line_bundle
 from peers import Peer, fleet
 from virtual import drive, make_scenario
 
+CARRY: dict[str, Any] = {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"}
 RULES: dict[str, dict[str, Any]] = {
     "fedbuff": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
     "fedasync": {"goal": 1, "concurrency": 5, "deadline": 1000.0},
-    "fedavg": {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"},
+    "fedavg": CARRY,
+    **dict.fromkeys(ROBUST, CARRY),
 }
 
 

@@ -1,24 +1,29 @@
 """Aggregators: how the updates of a round become one vector, for the server optimizer.
 
 Each is a set of functions over a state of its own, which updates are added to as they arrive: ``init(size) -> state``,
-``add(state, parts, weight, largest, factor)``, ``result(state) -> vector``. The state can be written and read as named
+``add(state, update, weight, largest, factor)``, ``result(state) -> vector``. The state can be written and read as named
 tensors. ``Aggregator`` has all that one must provide (the simulator adds many updates at a time); ``Plan.aggregator``
 chooses one.
 
 ``mean`` is the mean weighted by the devices' examples, as in Federated Averaging: McMahan et al.,
-"Communication-Efficient Learning of Deep Networks from Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
+"Communication-Efficient Learning of Deep Networks from Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1. The
+others, in robust/, bound what hostile devices can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation.robust import kept_updates
+from fleetlearn_coordinator.aggregation.robust.kept_updates import KeptUpdates
+from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds
+from fleetlearn_coordinator.aggregation.updates import Update
 
 S = TypeVar("S")
 """The aggregator's state: the updates added so far, in whatever form the aggregator needs."""
@@ -36,15 +41,15 @@ class Aggregator(NamedTuple, Generic[S]):
     the update must be refused."""
     passes_check: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.bool_]]
     """Largest magnitudes (n,), weights (n,) -> which updates ``check`` lets pass (n,)."""
-    add: Callable[[S, Iterable[Vector], int, float, float], None]
-    """Adds to the state, in place, an update in parts (flat float32, P elements together), its weight, its largest
-    magnitude, and the factor by which staleness makes it smaller (above 0, at most 1: fresh). Raises ProtocolError as
-    ``check`` does, and leaves the state as it was."""
+    add: Callable[[S, Update, int, float, float], None]
+    """Adds to the state, in place, an update of P elements, its weight, its largest magnitude, and the factor by which
+    staleness makes it smaller (above 0, at most 1: fresh). With ``keeps_updates`` the update is read again later.
+    Raises ProtocolError as ``check`` does, and leaves the state as it was."""
     add_many: Callable[
         [S, Sequence[NDArray[np.float32]], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None], None
     ]
     """Adds n updates that have passed ``check``: in parts of shape (rows, P), weights (n,), largest magnitudes (n,),
-    factors (n,) or None (all are 1)."""
+    factors (n,) or None (all are 1). The parts' memory may be used for something else afterwards."""
     result: Callable[[S], NDArray[np.float64]]
     """The state -> what the server optimizer moves the model by, float64, shape (P,). The same bits in whatever order
     the updates were added. Raises ValueError if there are none."""
@@ -57,24 +62,53 @@ class Aggregator(NamedTuple, Generic[S]):
     ends; else it writes the state from time to time, and removes the updates that are in it."""
 
 
-AGGREGATORS: Mapping[str, Aggregator[Any]] = {
-    "mean": Aggregator(
-        name="mean",
-        init=exact_mean.init,
+MEAN = Aggregator(
+    name="mean",
+    init=exact_mean.init,
+    check=exact_mean.check,
+    passes_check=exact_mean.passes_check,
+    add=exact_mean.add,
+    add_many=exact_mean.add_many,
+    result=exact_mean.mean,
+    to_tensors=exact_mean.to_tensors,
+    from_tensors=exact_mean.from_tensors,
+    keeps_updates=False,
+)
+
+
+def _robust(name: str, bounds: Bounds) -> Aggregator[KeptUpdates]:
+    def result(kept: KeptUpdates) -> NDArray[np.float64]:
+        if not len(kept):
+            raise ValueError(f"the {name} of no updates was asked for; add one first")
+        return RULES[name].result(kept.in_order(), bounds)
+
+    return Aggregator(
+        name=name,
+        init=kept_updates.init,
         check=exact_mean.check,
         passes_check=exact_mean.passes_check,
-        add=exact_mean.add,
-        add_many=exact_mean.add_many,
-        result=exact_mean.mean,
-        to_tensors=exact_mean.to_tensors,
-        from_tensors=exact_mean.from_tensors,
-        keeps_updates=False,
-    ),
+        add=kept_updates.add,
+        add_many=kept_updates.add_many,
+        result=result,
+        to_tensors=lambda kept: {},
+        from_tensors=_refuse_tensors,
+        keeps_updates=True,
+    )
+
+
+def _refuse_tensors(tensors: Tensors) -> KeptUpdates:
+    raise ValueError("the open round's updates were added up by another aggregator, and are not there any more")
+
+
+AGGREGATORS: Mapping[str, Callable[[Bounds], Aggregator[Any]]] = {
+    MEAN.name: lambda bounds: MEAN,
+    **{name: partial(_robust, name) for name in RULES},
 }
 
 
-def make(name: str) -> Aggregator[Any]:
-    """Return the aggregator called ``name``. Raises ValueError on an unknown name."""
+def make(name: str, bounds: Bounds = DEFAULTS) -> Aggregator[Any]:
+    """Return the aggregator called ``name``. ``bounds`` are for the robust ones. Raises ValueError on an unknown
+    name."""
     if name not in AGGREGATORS:
         raise ValueError(f"there is no aggregator {name!r}; there are {', '.join(AGGREGATORS)}")
-    return AGGREGATORS[name]
+    return AGGREGATORS[name](bounds)

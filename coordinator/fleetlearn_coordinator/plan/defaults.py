@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from fleetlearn_coordinator.aggregation import optimizers
+from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, SECTIONS
@@ -21,13 +23,15 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, staleness, aggregation, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
         local.setdefault("batch_size", recipe.batch_size)
+    if isinstance(aggregation, dict):
+        _fill_aggregation(aggregation, recipe.aggregator)
     if isinstance(round_, dict):
-        _fill_round(round_, recipe.round)
+        _fill_round(round_, recipe.round, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)
     if isinstance(stop, dict):
@@ -45,7 +49,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         raw["server"] = values | more | server
 
 
-def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any], least: Callable[[int], int]) -> None:
+    """``least``: goal -> from how many updates on the aggregator works."""
     asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
     for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
         if key in round_:
@@ -54,7 +59,7 @@ def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
         round_.setdefault(key, value)
     if isinstance(goal := round_.get("goal"), int):
-        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2)))
+        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2), min(goal, least(goal))))
 
 
 def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
@@ -81,3 +86,20 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
         mean = -(-most // goal) if isinstance(most, int) else CONCURRENCY
         staleness.setdefault("max", CONCURRENCY * mean)
     staleness.setdefault("max", 1)
+
+
+def _fill_aggregation(aggregation: dict[str, Any], default: str) -> None:
+    name = aggregation.setdefault("aggregator", default)
+    if name not in list(aggregators.AGGREGATORS):
+        hint, allowed = near(str(name), aggregators.AGGREGATORS), ", ".join(aggregators.AGGREGATORS)
+        raise ValueError(f"aggregation.aggregator = {name!r} is not known{hint} Aggregators: {allowed}.")
+    takes = RULES[name].takes if name in RULES else None
+    for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
+        raise ValueError(f"aggregation.{key} = {aggregation[key]!r}: {name} takes {takes or 'neither'}")
+
+
+def _least_updates(aggregation: object, goal: int) -> int:
+    if not isinstance(aggregation, dict) or aggregation["aggregator"] not in RULES:
+        return 1
+    hostile = aggregation.get("hostile", DEFAULTS.hostile)
+    return least_updates(aggregation["aggregator"], Bounds(hostile), goal) if isinstance(hostile, float) else 1

@@ -18,9 +18,11 @@ from msgspec import Meta
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
+from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
+from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import SECTIONS, Local, Round, Server, Staleness, Stop
+from fleetlearn_coordinator.plan.sections import SECTIONS, Aggregation, Local, Round, Server, Staleness, Stop
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -48,6 +50,7 @@ class Plan(Section, frozen=True, kw_only=True):
     local: Local
     round: Round
     staleness: Staleness
+    aggregation: Aggregation
     server: Server
     stop: Stop
     file: str
@@ -154,8 +157,8 @@ class Plan(Section, frozen=True, kw_only=True):
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self) -> aggregators.Aggregator[Any]:
-        """Return the aggregator. There is one today."""
-        return aggregators.make("mean")
+        """Return the aggregator."""
+        return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""
@@ -266,6 +269,7 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
             f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
         )
+    yield from _contradictions_of_aggregation(plan)
     if plan.most_updates_of_a_device == 0:
         yield (
             f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "
@@ -299,3 +303,23 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         )
     if stop.metric is not None and not plan.local.evaluate:
         yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'
+
+
+def _contradictions_of_aggregation(plan: Plan) -> Iterable[str]:
+    name, round_ = plan.aggregation.aggregator, plan.round
+    rule = RULES.get(name)
+    if rule is None:
+        return
+    if plan.server.mix:
+        yield f"aggregation.aggregator = {name!r} combines several updates; server.mix = true has one at a time"
+    if round_.goal > MAX_KEPT:
+        yield f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most {MAX_KEPT}"
+    bounds = plan.aggregation.bounds
+    least = least_updates(name, bounds, round_.goal)
+    if round_.minimum < least:
+        share = f"aggregation.hostile = {bounds.hostile:g}"
+        what = f"round.minimum = {round_.minimum} and round.goal = {round_.goal}"
+        if least > round_.goal:
+            hostile = bounds.count(round_.goal)
+            yield f"{what}: with {hostile} hostile devices ({share}) {name} needs {rule.least(hostile)} updates"
+        yield f"{what}: with {share} {name} needs a minimum of {least}"

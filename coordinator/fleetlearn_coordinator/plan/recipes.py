@@ -32,10 +32,22 @@ class Recipe(NamedTuple):
     """Defaults of [round]."""
     server: Mapping[str, Any] = MappingProxyType({})
     """Further defaults of [server]."""
+    aggregator: str = "mean"
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
 _REDDI = "Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295, Algorithm 2"
+
+_ROBUST = {
+    "median": "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 1",
+    "trimmed-mean": "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 2",
+    "krum": "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section 4",
+    "multi-krum": "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section 5",
+    "bulyan": "El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, arXiv 1802.07927",
+    "geometric-median": "Pillutla et al., Robust Aggregation for Federated Learning, arXiv 1912.13445, Algorithm 2",
+    "centred-clipping": "Karimireddy et al., Learning from History for Byzantine Robust Optimization, arXiv 2012.10333",
+}
+"""Recipe and aggregator of this name -> its source."""
 
 RECIPES: Mapping[str, Recipe] = {
     "fedsgd": Recipe(1, 0, None, "sgd", {"lr": 1.0}, f"{_MCMAHAN}, section 2: E = 1, B = all"),
@@ -87,4 +99,5 @@ RECIPES: Mapping[str, Recipe] = {
         {**ASYNCHRONOUS, "goal": 1},
         {"mix": True},
     ),
+    **{name: Recipe(1, 20, None, "sgd", {"lr": 1.0}, source, aggregator=name) for name, source in _ROBUST.items()},
 }

@@ -12,6 +12,7 @@ from fleetlearn_protocol.messages import MAX_EXAMPLES, Name, Number
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.aggregation.robust.rules import Bounds
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
@@ -108,6 +109,24 @@ class Staleness(Section, frozen=True, kw_only=True):
     times the mean that is to be expected, concurrency / goal rounded up; else 1."""
 
 
+class Aggregation(Section, frozen=True, kw_only=True):
+    """[aggregation]: how a round's updates become one."""
+
+    aggregator: str = "mean"
+    """mean, or one that bounds what hostile devices can do: median, trimmed-mean, krum, multi-krum, bulyan,
+    geometric-median, centred-clipping. Default: the recipe's."""
+    hostile: Annotated[float, Meta(ge=0, lt=0.5)] | None = None
+    """Of trimmed-mean, krum, multi-krum and bulyan: the largest share of the devices that may send anything. Default:
+    0.2."""
+    radius: Annotated[float, Meta(gt=0, le=1e30)] | None = None
+    """Of centred-clipping: the longest difference of an update from the centre that counts whole (L2 norm)."""
+
+    @property
+    def bounds(self) -> Bounds:
+        given = {key: getattr(self, key) for key in Bounds._fields}
+        return Bounds(**{key: value for key, value in given.items() if value is not None})
+
+
 class Server(Section, frozen=True, kw_only=True):
     """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
 
@@ -156,6 +175,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "round": Round,
     "staleness": Staleness,
+    "aggregation": Aggregation,
     "server": Server,
     "stop": Stop,
 }

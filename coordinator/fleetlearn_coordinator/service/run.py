@@ -48,6 +48,7 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
@@ -204,9 +205,10 @@ class Run:
             state = aggregator.from_tensors(tensors)
         for row in reports:
             if row.spool_file is not None:
-                update = ENCODINGS[row.report.part(UPDATE).encoding].decode(self.store.take_back_update(row))
-                factor = self.plan.staleness_factor(row.staleness)
-                aggregator.add(state, (update,), row.weight, check_finite(update), factor)
+                part, content = row.report.part(UPDATE), self.store.take_back_update(row)
+                largest = check_finite(ENCODINGS[part.encoding].decode(content))
+                update = SpooledUpdate(self.store.blobs, row.spool_file, part)
+                aggregator.add(state, update, row.weight, largest, self.plan.staleness_factor(row.staleness))
         return state
 
     def _load_early(self, row: SavedReport) -> None:
@@ -306,9 +308,8 @@ class Run:
 
     def _add(self, aggregate: Any, update: AcceptedUpdate) -> None:
         """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
-        blocks = self.store.blobs.read_spool_file(update.spool_file, update.part.size)
-        parts = map(ENCODINGS[update.part.encoding].decode, blocks)
-        self.aggregator.add(aggregate, parts, update.weight, update.largest, update.factor)
+        spooled = SpooledUpdate(self.store.blobs, update.spool_file, update.part)
+        self.aggregator.add(aggregate, spooled, update.weight, update.largest, update.factor)
 
     def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
         self.store.end_save(saved)

@@ -83,9 +83,10 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     """Serve a plan, with its data directory open and its host listening, until the block is left."""
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    places = process_settings.places(service.max_connections, files=descriptors(service.uploads))
+    kept = plan.round.goal if plan.aggregator().keeps_updates else 0
+    places = process_settings.places(service.max_connections, files=descriptors(service.uploads, kept))
     _check_places(plan, service, places)
-    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads)
+    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept)
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         host = Host(service, places)

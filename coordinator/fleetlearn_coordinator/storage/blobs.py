@@ -34,8 +34,8 @@ class Blobs(Protocol):
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write at an offset in bytes. Raises OSError."""
 
-    def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
-        """Yield the first ``size`` bytes, in parts that share one buffer. Safe to call from any thread. Raises
+    def read_spool_file(self, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
+        """Yield ``size`` bytes from ``begin`` on, in parts that share one buffer. Safe to call from any thread. Raises
         StoreError (a short file)."""
 
     def settle_spool_file(self, number: int) -> None:

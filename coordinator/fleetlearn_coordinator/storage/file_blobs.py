@@ -69,13 +69,15 @@ class FileBlobs:
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         write_all(self._spool[number], content, offset)
 
-    def read_spool_file(self, number: int, size: int) -> Iterator[memoryview]:
+    def read_spool_file(self, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
         buffer = np.empty(min(size, PART_BYTES), np.uint8).data
         for place in range(0, size, len(buffer)):
             part = buffer[: size - place]
-            if os.preadv(self._spool[number], [part], place) != len(part):
+            if os.preadv(self._spool[number], [part], begin + place) != len(part):
                 path = self._spool_path(number)
-                raise StoreError(Code.WRONG_LENGTH, f"{path} ends before its update's {size} bytes: it is damaged")
+                raise StoreError(
+                    Code.WRONG_LENGTH, f"{path} ends before its update's {begin + size} bytes: it is damaged"
+                )
             yield part
 
     def settle_spool_file(self, number: int) -> None:

@@ -197,9 +197,9 @@ class Store:
         return [Metadata("state_crc32", checksum_of(state)), made]
 
 
-def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: int = 16) -> Store:
+def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: int = 16, kept: int = 0) -> Store:
     """Open and lock a data directory, which is made if it does not exist. ``bundle`` is the SHA-256 of the run's
-    bundle, ``uploads`` how many may be granted at a time.
+    bundle. ``uploads``, ``kept``: as for ``descriptors``.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its database is lost.
     """
@@ -207,7 +207,7 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: 
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         opened.callback(os.close, lock(folder / LOCK))
-        blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads))))
+        blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads, kept))))
         ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power)))
         _refuse_lost(folder, ledger, blobs)
         if ledger.is_new:
@@ -244,9 +244,10 @@ def _check_bundle(folder: Path, kept: object, bundle: str) -> None:
         )
 
 
-def descriptors(uploads: int) -> int:
-    """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time."""
-    return SPOOL_FILES_HELD + 2 * uploads
+def descriptors(uploads: int, kept: int = 0) -> int:
+    """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time and the aggregator
+    keeps ``kept`` updates of a round."""
+    return max(SPOOL_FILES_HELD, kept) + 2 * uploads
 
 
 def checksum_of(state: Mapping[str, Vector]) -> int:

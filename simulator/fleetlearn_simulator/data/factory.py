@@ -11,6 +11,7 @@ from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_simulator.data.generators import Cube, Generator, Hospitals, Synthetic
 from fleetlearn_simulator.data.npz_source import npz_source, required
+from fleetlearn_simulator.data.relabelled import RelabelledSource
 from fleetlearn_simulator.data.sources import CachedSource, FunctionSource, GeneratedSource, Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -20,6 +21,8 @@ from fleetlearn_simulator.scenario.sections import Data
 def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
     """Make the source of a scenario's data. It keeps the arrays of the devices that were used last."""
     made = make_source(scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base)
+    if any(row.kind == "labels" for row in scenario.failures.corrupt):
+        made = RelabelledSource(made, scenario)
     return CachedSource(made)
 
 

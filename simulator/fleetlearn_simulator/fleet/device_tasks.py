@@ -20,7 +20,8 @@ from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
-from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, sample_task_fates
+from fleetlearn_simulator.population.failures import CAUSES, sample_task_fates
+from fleetlearn_simulator.scenario.corruptions import CORRUPTIONS
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import LocalSettings, steps_of
 from fleetlearn_simulator.training.trained_devices import TrainedDevices

@@ -14,10 +14,12 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.commit import weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, summarise_staleness
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
 from fleetlearn_protocol.errors import ProtocolError
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, NO_DEVICES, TrainedDevices, concatenate
 
 MAX_BYTES_WAITING = 2**28
@@ -49,6 +51,7 @@ class RoundTotals:
         self.staleness: list[int] = []
         """The same: the staleness of the accepted reports."""
         self.bytes_waiting = 0
+        self.kept = UpdateFile(size) if aggregator.keeps_updates and size >= LARGE_UPDATE else None
         self.causes: Counter[str] = Counter()
         """Cause -> tasks that were lost by it."""
         self.assigned: Counter[int] = Counter()
@@ -98,7 +101,8 @@ class RoundTotals:
             factors = factors or [1.0] * len(found)
             each = zip(found.updates, weights.tolist(), found.largest.tolist(), factors, strict=True)
             for update, weight, largest, factor in each:
-                self.aggregator.add(self.aggregate, (update,), weight, largest, factor)
+                row = self.kept.keep(update) if self.kept else ArrayUpdate(update)
+                self.aggregator.add(self.aggregate, row, weight, largest, factor)
             return
         self.waiting.append((weights, found.largest, factors, found.updates))
         self.bytes_waiting += found.updates.nbytes

@@ -17,12 +17,14 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
-from fleetlearn_simulator.training.trained_devices import ResultReader, TrainedDevices
+from fleetlearn_simulator.training.trained_devices import ResultReader, TrainedDevices, read_all
 
 MAX_BYTES_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due."""
 SPOILT_AFTER_TRAINING = frozenset({"scaled", "flipped", "garbage"})
 """Corruptions that change an update after training."""
+LITTLE = "little"
+"""The corruption that takes the updates of all devices that have it."""
 
 
 class RoundModels(NamedTuple):
@@ -85,6 +87,8 @@ class RoundTraining:
     def _begin(self, model: Vector, chosen: RunningTasks) -> None:
         if chosen.task:
             reader = self.backend.begin(model, jobs_from_columns(chosen.device, chosen.seed, chosen.steps))
+            if LITTLE in chosen.corrupt:
+                reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, reader, chosen)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
@@ -107,6 +111,26 @@ class RoundTraining:
     def drop(self, task: str) -> None:
         """Forget a task: nobody will read its result."""
         self.begun.pop(task, None)
+
+
+class _Conspiracy:
+    """Devices that send, in place of their updates, the mean of these minus ``factor`` standard deviations."""
+
+    def __init__(self, reader: ResultReader, tasks: RunningTasks) -> None:
+        self._reader, self._tasks = reader, tasks
+        self._found: TrainedDevices | None = None
+
+    def read(self, indices: Sequence[int]) -> TrainedDevices:
+        if self._found is None:
+            self._found = read_all(self._reader, len(self._tasks.task)).copy()
+            corrupt = np.array([kind == LITTLE for kind in self._tasks.corrupt])
+            rows = np.flatnonzero(corrupt & ~self._found.diverged)
+            updates = self._found.updates[rows].astype(np.float64)
+            factors = np.array(self._tasks.factor)[rows, None]
+            if len(rows):
+                self._found.updates[rows] = updates.mean(axis=0) - factors * updates.std(axis=0)
+                self._found.largest[rows] = np.abs(self._found.updates[rows]).max(axis=1)
+        return self._found.select(indices)
 
 
 def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]) -> TrainedDevices:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
+from fleetlearn_simulator.scenario.corruptions import corruptions_of
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.scenario.sections import Weibull
 
@@ -23,7 +24,6 @@ CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
 this phase (a hazard). ``crash``: it died in training. ``outage``: its region had no network for longer than
 ``plan.round.grace``. ``straggler``: it was slow, and slow devices report nothing. ``out-of-time``: it had no time to
 train. After the last two the device is still connected."""
-CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped")
 EVALUATION_COST = 1 / 3
 """The cost of evaluating a batch, relative to a training step: a backward pass costs two forward passes."""
 
@@ -125,7 +125,7 @@ def sample_task_fates(
     if len(ends) > 1:
         table = np.array([*ends.values()])
         seconds, cause = table.min(axis=0), np.array([*ends], np.int8)[table.argmin(axis=0)]
-    corrupt, factor = _corruption(scenario, ids)
+    corrupt, factor = corruptions_of(scenario, ids)
     return TaskFates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
 
 
@@ -199,14 +199,3 @@ def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
             hit = (ids % scenario.failures.regions == row.region) & (after < length)
             found[hit] = np.minimum(found[hit], after)
     return found
-
-
-def _corruption(scenario: Scenario, ids: Ids) -> tuple[Codes, Floats]:
-    """Return the corruption of each device, which it applies in each round, and its factor."""
-    rows = scenario.failures.corrupt
-    if not rows:
-        return np.zeros(len(ids), np.int8), np.ones(len(ids))
-    ends = np.cumsum([row.share for row in rows])
-    which = np.searchsorted(ends, keyed_random.uniform(scenario.seed, "corrupt", ids), side="right")
-    codes = np.array([*(CORRUPTIONS.index(row.kind) for row in rows), 0], np.int8)
-    return codes[which], np.array([*(row.factor for row in rows), 1.0])[which]

@@ -185,9 +185,12 @@ class Corrupt(Section, frozen=True, kw_only=True):
 
     share: Share
     """Share of the devices."""
-    kind: Literal["garbage", "stale", "scaled", "flipped"]
+    kind: Literal["garbage", "stale", "scaled", "flipped", "labels", "little"]
     """garbage: noise, whose norm is ``factor`` times the update's. stale: trained from the model of the round before.
-    scaled: ``factor`` times the update. flipped: minus ``factor`` times the update."""
+    scaled: ``factor`` times the update. flipped: minus ``factor`` times the update. labels: trained on labels
+    ``factor`` - y in place of y, such as 9 - y for digits. little: all send the mean of their updates minus ``factor``
+    standard deviations in each element, those that train together; Baruch, Baruch and Goldberg, A Little Is Enough,
+    arXiv 1902.06156, Algorithm 3, where the factor is z."""
     factor: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
 
 

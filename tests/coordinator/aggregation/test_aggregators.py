@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.aggregators import AGGREGATORS, Aggregator, make
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.vector import Vector
 
 SIZE, COUNT = 40, 9
 RANDOM = np.random.default_rng(4)
@@ -21,11 +24,16 @@ def aggregator(request: pytest.FixtureRequest) -> Aggregator[Any]:
     return make(request.param)
 
 
+class InThreeParts(ArrayUpdate):
+    def __iter__(self) -> Iterator[Vector]:
+        return iter(np.split(self.vector, [7, 30]))
+
+
 def added(aggregator: Aggregator[Any], rows: list[int], state: Any = None) -> Any:
     """A state with these updates, in this order."""
     state = aggregator.init(SIZE) if state is None else state
     for row in rows:
-        aggregator.add(state, np.split(UPDATES[row], [7, 30]), int(WEIGHTS[row]), float(LARGEST[row]))
+        aggregator.add(state, InThreeParts(UPDATES[row]), int(WEIGHTS[row]), float(LARGEST[row]), 1.0)
     return state
 
 
@@ -40,15 +48,19 @@ def test_its_result_is_the_same_in_every_order_and_division(aggregator: Aggregat
     assert bits(aggregator, added(aggregator, [*range(COUNT)][::-1])) == expected
     for parts in ([UPDATES], [UPDATES[:2], UPDATES[2:3], UPDATES[3:]]):
         together = aggregator.init(SIZE)
-        aggregator.add_many(together, parts, WEIGHTS, LARGEST)
+        aggregator.add_many(together, parts, WEIGHTS, LARGEST, None)
         assert bits(aggregator, together) == expected
     mixed = added(aggregator, [0, 1, 2])
-    aggregator.add_many(mixed, [UPDATES[3:]], WEIGHTS[3:], LARGEST[3:])
+    aggregator.add_many(mixed, [UPDATES[3:]], WEIGHTS[3:], LARGEST[3:], None)
     assert bits(aggregator, mixed) == expected
 
 
 def test_its_state_goes_on_from_its_tensors(aggregator: Aggregator[Any]) -> None:
     """Flat, and of the same dtypes and sizes as those of a state without updates: so the store can read them."""
+    if aggregator.keeps_updates:
+        with pytest.raises(ValueError, match="added up by another aggregator"):
+            aggregator.from_tensors(make("mean").to_tensors(make("mean").init(SIZE)))
+        return
     half = added(aggregator, [4, 5, 6])
     tensors = aggregator.to_tensors(half)
     empty = aggregator.to_tensors(aggregator.init(SIZE))
@@ -91,5 +103,5 @@ def test_the_mean_is_weighted() -> None:
 
 
 def test_an_unknown_aggregator_is_named() -> None:
-    with pytest.raises(ValueError, match="there is no aggregator 'median'; there are mean"):
-        make("median")
+    with pytest.raises(ValueError, match="there is no aggregator 'mode'; there are mean, median"):
+        make("mode")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.optimizers import defaults, make
+from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ def test_a_recipe_makes_its_optimizer(name: str) -> None:
 
 def test_the_table_has_the_names_that_users_type() -> None:
     synchronous = ["fedsgd", "fedavg", "fedprox", "moon", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync"]
+    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs is not None}
     assert needs == {"fedprox": "proximal", "moon": "contrastive"}
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet import fleet as fleet_module
 from fleetlearn_simulator.fleet import round_training
 from fleetlearn_simulator.fleet.connections import MIN_REFILL_SECONDS
@@ -23,7 +25,7 @@ from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.events import AcceptedLine
 from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Job, PerDevice
+from fleetlearn_simulator.training.backend import Job, PerDevice, local_settings
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
@@ -244,6 +246,12 @@ def test_a_crash_costs_the_time_until_then(tmp_path: Path, line: Path) -> None:
     assert row["device_seconds"]["wasted"] == pytest.approx(sum(times), abs=0.01)
 
 
+def seeds_of(scenario: Scenario, size: int) -> list[tuple[int, int]]:
+    """The devices of the first round, with the seeds of their tasks."""
+    seeds = task_seeds(scenario.plan.seed, 1, [name_of(device) for device in range(size)])
+    return list(zip(range(size), seeds, strict=True))
+
+
 def corrupted(folder: Path, line: Path, kind: str, factor: float = 1.0, **more: Any) -> Driven:
     rows = [{"share": 1.0, "kind": kind, "factor": factor}]
     return drive(make_scenario(folder, line, 3, failures__corrupt=rows, **more), most=200)
@@ -259,6 +267,19 @@ def test_scaled_updates_are_accepted_while_the_sum_can_hold_them(tmp_path: Path,
     right = drive(make_scenario(tmp_path, line, 3)).model - initial(line)
     scaled = corrupted(tmp_path, line, "scaled", 1000.0).model - initial(line)
     np.testing.assert_allclose(scaled, 1000.0 * right, rtol=1e-4)
+
+
+def test_conspirators_send_the_mean_of_their_updates_less_a_little(tmp_path: Path, line: Path) -> None:
+    """Three devices with 10, 20 and 30 examples, all of them hostile."""
+    scenario = make_scenario(tmp_path, line, 3)
+    backend = PerDevice(
+        open_bundle(line), local_settings(scenario.plan, open_bundle(line)), source_of(scenario, open_bundle(line))
+    )
+    jobs = [Job(device, seed, None) for device, seed in seeds_of(scenario, 3)]
+    updates = backend.train(initial(line), jobs).updates.astype(np.float64)
+    expected = updates.mean(axis=0) - 1.5 * updates.std(axis=0)
+    found = corrupted(tmp_path, line, "little", 1.5).model - initial(line)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e8, 1e9])

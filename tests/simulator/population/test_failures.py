@@ -9,7 +9,8 @@ import pytest
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.train import train
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.population.failures import CAUSES, CORRUPTIONS, TaskFates, sample_task_fates
+from fleetlearn_simulator.population.failures import CAUSES, TaskFates, sample_task_fates
+from fleetlearn_simulator.scenario.corruptions import CORRUPTIONS
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import line_data, write_line_bundle
 
