@@ -29,7 +29,7 @@ def command(output: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "examples.demo", "--output", str(output), *arguments]
 
 
-def run_demo(output: Path, *arguments: str, timeout: float = 170.0) -> subprocess.CompletedProcess[str]:
+def run_demo(output: Path, *arguments: str, timeout: float = 400.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(output, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
     )
