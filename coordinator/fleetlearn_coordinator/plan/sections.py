@@ -12,6 +12,7 @@ from fleetlearn_protocol.messages import MAX_EXAMPLES, Name, Number
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
+from fleetlearn_coordinator.plan.selection_section import Selection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
@@ -158,4 +159,5 @@ SECTIONS: Mapping[str, type[Section]] = {
     "staleness": Staleness,
     "server": Server,
     "stop": Stop,
+    "selection": Selection,
 }
