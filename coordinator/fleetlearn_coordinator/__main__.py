@@ -95,6 +95,12 @@ def _show(found: Status, last: int) -> None:
     if found.running:
         shown = ("phase", "round", "connected", "leases", "accepted", "uploading")
         console.print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
+        if found.live.get("ineligible") or found.live.get("barred"):
+            causes = ", ".join(f"{count} by {key}" for key, count in sorted(found.live["ineligible_by"].items()))
+            console.print(
+                f"{found.live['ineligible']} devices are not eligible{f' ({causes})' if causes else ''}; "
+                f"{found.live['barred']} took part lately"
+            )
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))

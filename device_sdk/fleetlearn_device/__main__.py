@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
         "--feature-cache", type=_mebibytes, metavar="MIB", help="memory for a frozen model's features; default: 128"
     )
     run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
+    run.add_argument("--tag", action="append", default=[], metavar="TAG", help="to be chosen by; may be given again")
+    run.add_argument("--tier", metavar="TIER", help="the kind of device that this is")
+    run.add_argument("--charging", choices=("yes", "no"), help="default: as Linux says at each check-in")
+    run.add_argument("--network", choices=("metered", "unmetered"), help="default: not stated")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
 
@@ -105,6 +109,10 @@ def _run(options: argparse.Namespace) -> int:
             provider=options.provider,
             name=options.name,
             feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
+            tags=options.tag,
+            tier=options.tier,
+            charging=None if options.charging is None else options.charging == "yes",
+            network=options.network,
             until_finished=options.until_finished,
         )
     except (DataError, ValueError) as error:

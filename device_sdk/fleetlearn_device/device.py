@@ -11,6 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from fleetlearn_device.driver.connection import check_url
+from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import Batch
@@ -43,11 +44,15 @@ class Device:
         name: The device's name at its first start. None: a random name.
         feature_cache: Most MiB of memory for what the frozen part of a model makes of each example, which is then
             computed once. For bundles with features, and data that are arrays. 0: whole models are trained.
+        tags: Names that the coordinator may choose devices by, such as a region: at most 16, of letters, digits, ._-.
+        tier: The kind of device that this is.
+        charging: Whether the device is charging, or a function that says so at each check-in. None: as Linux says.
+        network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None: not stated.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, runtime, number of threads, provider or feature_cache that is not
-    allowed.
+    Raises DataError, and ValueError on a url, runtime, number of threads, provider, feature_cache, tag, tier or
+    network that is not allowed.
     """
 
     def __init__(
@@ -62,6 +67,10 @@ class Device:
         examples: int | None = None,
         name: str | None = None,
         feature_cache: int = FEATURE_CACHE,
+        tags: Iterable[str] = (),
+        tier: str | None = None,
+        charging: Charging = None,
+        network: NetworkNow = None,
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
@@ -74,6 +83,7 @@ class Device:
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
         self.feature_cache = feature_cache
+        self.description = Description(tags, tier, charging, network)
         self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
@@ -118,7 +128,7 @@ class Device:
             )
             features = self.feature_cache * 2**20
             trainer = Trainer(directory, self.data, self.runtime, self.threads, self.provider, features)
-            driver = Driver(self.url, self.timing, directory, trainer, session)
+            driver = Driver(self.url, self.timing, directory, trainer, session, self.description)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
             if self._stopped:  # while the directory was opened

@@ -64,6 +64,7 @@ RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 """Numbers by name."""
+Tags = Annotated[tuple[Identifier, ...], Meta(max_length=16)]
 FailureCode = Literal[
     "diverged",
     "out-of-time",
@@ -142,11 +143,21 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """How many training examples the device has."""
     runtime: Label = ""
-    """What trains there, for people: `onnxruntime 1.31.1`."""
+    """What trains there: `onnx 1.31.1`. A plan may choose devices by its first word."""
     software: Label = ""
     """The SDK and its version, for people: `fleetlearn-device 0.1.0`."""
     held: Held | None = None
     """The finished update that it will report next, if it has one."""
+    memory: Count | None = None
+    """Bytes of RAM. null, here and below: not known."""
+    tags: Tags = ()
+    """What its owner calls it by, such as a region or a kind of camera. A plan may choose devices by them."""
+    tier: Identifier | None = None
+    """The kind of device that it is. A plan may choose devices by it."""
+    charging: bool | None = None
+    """Whether it is charging, or has mains power, now."""
+    network: Literal["metered", "unmetered"] | None = None
+    """Whether its connection is paid for by the byte."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -234,6 +245,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """Longest pause between two messages of the device, in seconds."""
     chunk_bytes: Annotated[int, Meta(ge=4, le=CHUNK_BYTES, multiple_of=4)]
     """Largest payload of a chunk that the device may send, in bytes."""
+    ineligible: Text = ""
+    """For people: why the device gets no task while it is as its check-in says. Empty: it may get one."""
 
 
 class Task(Message, frozen=True, tag="task"):

@@ -71,8 +71,8 @@ def allowed(kind: types.Type) -> list[Any]:
             return [{}, {f"n{i}": 0.5 for i in range(64)}, {"_": 1e30, "type": -1e30}]
         case types.DictType(key_type=key, value_type=value, max_length=int(most)):
             return [dict(zip(allowed(key), allowed(value), strict=True)), {f"n{i}": f"e{i}" for i in range(most)}]
-        case types.VarTupleType(item_type=item, max_length=int(most)):
-            return [allowed(item), [allowed(item)[0]] * most]
+        case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
+            return [[], allowed(item), [allowed(item)[0]] * most][bool(least) :]
         case types.StructType(fields=fields):
             return [{f.name: allowed(f.type)[place] for f in fields} for place in (0, -1)]
     raise TypeError(f"no values are known for {kind}")
@@ -101,9 +101,10 @@ def forbidden(kind: types.Type) -> list[Any]:
             keys = [{bad: "x"} for bad in forbidden(key) if isinstance(bad, str)]
             values = [{"x": bad} for bad in forbidden(value)]
             return [[], None, {}, {f"n{i}": "x" for i in range(most + 1)}, *keys, *values]
-        case types.VarTupleType(item_type=item, max_length=int(most)):
+        case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
             good = allowed(item)[0]
-            return [{}, None, good, [], [good] * (most + 1), *([good, bad] for bad in forbidden(item))]
+            few: list[Any] = [[]] if least else []
+            return [{}, None, good, *few, [good] * (most + 1), *([good, bad] for bad in forbidden(item))]
         case types.DictType():
             many = {f"n{i}": 0 for i in range(65)}
             return [[], None, many, {"a": "1"}, {"a": None}, {"a": True}, {"a": 1.1e30}, {"1": 1}, {"": 1}, {"a\n": 1}]

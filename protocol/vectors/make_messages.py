@@ -16,7 +16,17 @@ A, B = "a" * 64, "0123456789abcdef" * 4
 
 EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "check-in": m.CheckIn(
-        1, "camera-7.attic", 1200, "onnxruntime 1.31.1", "fleetlearn-device 0.1.0", m.Held("t3-1", 3)
+        protocol=1,
+        device="camera-7.attic",
+        examples=1200,
+        runtime="onnx 1.31.1",
+        software="fleetlearn-device 0.1.0",
+        held=m.Held("t3-1", 3),
+        memory=8 * 2**30,
+        tags=("attic", "region-2"),
+        tier="pi-5",
+        charging=True,
+        network="unmetered",
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -35,7 +45,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     ),
     "uploaded": m.Uploaded("t4-11"),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
-    "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072),
+    "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"),
     "task": m.Task(
         task="t4-11",
         round=4,
@@ -101,7 +111,7 @@ def messages() -> dict[str, Any]:
 
 def by_hand_valid() -> list[dict[str, Any]]:
     beat = {"type": "heartbeat", "task": None, "steps": 0}
-    welcome = {"type": "welcome", "coordinator": "x", "heartbeat": 15.0, "chunk_bytes": 4}
+    welcome = {"type": "welcome", "coordinator": "x", "heartbeat": 15.0, "chunk_bytes": 4, "ineligible": ""}
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),
         entry("heartbeat", "escaped letters", r'{"t\u0079pe":"heart\u0062eat"}', fields=beat),

@@ -235,7 +235,7 @@ class Conversation:
         self._owner.perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
         self._owner.perform(Send(admitted.welcome))
         self._owner.perform(CheckedIn(message.device))
-        self.port.join(message.device, message.held.task if message.held is not None else None, self.seen)
+        self.port.join(message, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:

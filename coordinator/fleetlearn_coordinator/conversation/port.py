@@ -37,8 +37,8 @@ class Port(Protocol):
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Decide whether the device may stay. Nothing is remembered yet."""
 
-    def join(self, device: str, held: str | None, now: float) -> None:
-        """The device was welcomed. ``held``: the task whose finished update it still has."""
+    def join(self, check_in: CheckIn, now: float) -> None:
+        """The device was welcomed."""
 
     def leave(self, device: str, now: float) -> None:
         """The device's connection is gone. Not called where the device has connected again before."""

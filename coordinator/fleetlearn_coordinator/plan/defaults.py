@@ -13,6 +13,8 @@ from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
+RELATED = ("local", "round", "staleness", "aggregation", "server", "stop")
+"""The sections whose defaults depend on the recipe or on each other."""
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
 """Defaults of what only synchronous rounds have."""
 
@@ -23,7 +25,9 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, staleness, aggregation, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    for section in SECTIONS:
+        raw.setdefault(section, {})
+    local, round_, staleness, aggregation, server, stop = (raw[section] for section in RELATED)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)

@@ -23,6 +23,7 @@ from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import SECTIONS, Aggregation, Local, Round, Server, Staleness, Stop
+from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -53,6 +54,7 @@ class Plan(Section, frozen=True, kw_only=True):
     aggregation: Aggregation
     server: Server
     stop: Stop
+    selection: Selection
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -87,7 +89,7 @@ class Plan(Section, frozen=True, kw_only=True):
         try:
             if "service" in raw:
                 raise ValueError(MOVED)
-            refuse_unknown(raw, "plan", Plan, SECTIONS, hidden=("file",))
+            refuse_unknown(raw, "plan", Plan, {**SECTIONS, **NESTED}, hidden=("file",))
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, place)
             for problem in _contradictions(plan):
@@ -132,6 +134,7 @@ class Plan(Section, frozen=True, kw_only=True):
             carry=self.round.late == "carry",
             max_staleness=self.staleness.max or 0,
             max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
+            selection=self.selection.rules(self.round.deadline, self.round.max_weight),
         )
 
     @property
@@ -207,6 +210,8 @@ class Plan(Section, frozen=True, kw_only=True):
                 "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices compute it for "
                 'nothing. Set recipe = "moon" and local.mu, or export without it'
             )
+        if remark := self.selection.remark(self.round.weighting):
+            found.append(remark)
         return found
 
     def check_against(self, manifest: Manifest) -> None:
@@ -275,6 +280,9 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "
             f"{1 / round_.goal:.3g} to 1"
         )
+    yield from plan.selection.contradictions(
+        asynchronous=round_.asynchronous, tasks=round_.goal if round_.asynchronous else round_.cohort
+    )
     if round_.cohort > MAX_UPDATES:
         yield f"round.goal * round.over_selection gives a cohort of {round_.cohort}; the limit is {MAX_UPDATES}"
     if plan.local.time_budget is not None and plan.local.time_budget > round_.deadline:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.aggregation.robust.rules import Bounds
+from fleetlearn_coordinator.plan.selection_section import Selection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
@@ -178,4 +179,5 @@ SECTIONS: Mapping[str, type[Section]] = {
     "aggregation": Aggregation,
     "server": Server,
     "stop": Stop,
+    "selection": Selection,
 }

@@ -44,6 +44,7 @@ from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_coordinator.rounds.reliability import DOUBT
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
 
 RESTART_GRACE = 90.0
 """Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
@@ -108,7 +109,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.book = LeaseBook(self.settings.grace, self.settings.stall, self.settings.outlive)
         self.participation = participation_of(self.settings)
-        self.selection = Selection(self.settings)
+        self.selection = selection_of(self.settings)
+        self.selection.next_round = self.round + 1
 
     # --- what a driver may ask ---
 
@@ -210,6 +212,9 @@ class Engine:
         if self.settings.asynchronous:
             self._turns.update(device for _, device in given)
         ended = (device for device, cause in book.dropped.values() if cause != STOPPED)
+        selection.next_round = self.round + (found.round is None)
+        if found.round is not None:
+            selection.go_on(device for _, device in given)
         selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
         return self._advance(now)
@@ -356,7 +361,7 @@ class Engine:
         commands: list[Command] = []
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
-        if self.phase is Phase.GATHERING and policy.may_open(len(waiting.idle) + there, waiting.waiting() + there, now):
+        if self.phase is Phase.GATHERING and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
             self.round += 1
             self.phase, self.deadline = Phase.OPEN, now + self.settings.deadline
             self._given = 0
@@ -411,7 +416,7 @@ class Engine:
             return []
         if not self.book.revive(device, task, self.participation.lease_ends(self.deadline, now)):
             return []
-        self.selection.resting.discard(device)
+        self.selection.remove(device)  # it may wait for another task
         return [Revived(device, task, self.round)]
 
     def _check(self, device: str, task: str, round: int) -> None:
@@ -463,6 +468,7 @@ class Engine:
 
     def _end_round(self) -> None:
         self.phase = Phase.GATHERING
+        self.selection.next_round = self.round + 1
         self.selection.end_round(self.book.accepted.values())
         self.book.end_round(self.version - self.settings.max_staleness)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from struct import unpack
+
+MASK = 2**64 - 1
 
 
 @lru_cache(4)
@@ -34,3 +36,13 @@ def picks(seed: int, round: int, first: int, count: int, what: str = "picks") ->
         drawn.update(str(block).encode())
         found += unpack("<8Q", drawn.digest())
     return found[first % 8 : first % 8 + count]
+
+
+def stream(draw: int) -> Iterator[int]:
+    """Yield as many numbers of 64 random bits as are wanted, which follow from one: SplitMix64 (Steele, Lea and Flood,
+    "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014)."""
+    while True:
+        draw = draw + 0x9E3779B97F4A7C15 & MASK
+        mixed = (draw ^ draw >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+        yield mixed ^ mixed >> 31

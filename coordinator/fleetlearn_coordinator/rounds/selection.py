@@ -49,6 +49,12 @@ class Selection:
     reliability: Reliability = field(default_factory=Reliability)
     held_up: int = 0
     """How many of this round's leases kept their slots from other devices (``LeaseBook.held_up``)."""
+    next_round: int = 1
+    """The open round, or the next one to open."""
+
+    def ready(self) -> int:
+        """Return how many devices that are not in doubt a new round could give tasks."""
+        return len(self.idle)
 
     def waiting(self) -> int:
         """Return how many devices may be given a task, in doubt or not."""
@@ -60,9 +66,12 @@ class Selection:
             names.discard(device)
         level = self.reliability.level(device) if self.reliability.points else 0
         if level:
-            self.doubted.setdefault(level, SortedList()).add(device)
+            self.doubted.setdefault(level, self._no_names()).add(device)
         elif device not in self.idle:
             self.idle.add(device)
+
+    def _no_names(self) -> SortedList[str]:
+        return SortedList()
 
     def remove(self, device: str) -> None:
         """The device's connection is gone."""
@@ -100,9 +109,12 @@ class Selection:
         for device in devices:
             if not self.settings.asynchronous or self._is_at_limit(device):
                 self.had_turn.add(device)
-                if device in self.idle or any(device in names for names in self.doubted.values()):
+                if self._waits(device):
                     self.remove(device)
                     self.resting.add(device)
+
+    def _waits(self, device: str) -> bool:
+        return device in self.idle or any(device in names for names in self.doubted.values())
 
     def _is_at_limit(self, device: str) -> bool:
         most = self.settings.max_updates
@@ -132,11 +144,17 @@ class Selection:
             self.resting.difference_update(doubted)
             for device in doubted:
                 self.add(device)
-        put_back(self.idle, self.resting)
+        self._end_rest_of_all()
         self.resting.clear()
         self.had_turn.clear()
         self.updates.clear()
         self.held_up = 0
+
+    def _end_rest_of_all(self) -> None:
+        put_back(self.idle, self.resting)
+
+    def go_on(self, devices: Iterable[str]) -> None:
+        """After a restart: these devices were given the open round's tasks so far."""
 
     def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
         """Take ``most`` devices, or all that there are. ``first``: the number of the round's first lease among them."""
@@ -165,15 +183,19 @@ class Selection:
             proven = [device for device in known.proven if device in self.idle]
             unproven = sum(device not in known.proven for device in book.tasks) + len(chosen)
             count = min(most - len(chosen) - max(0, spare - unproven), len(proven))
-            picked = take(SortedList(proven), draws[len(chosen) : len(chosen) + max(0, count)])
+            picked = self._take(SortedList(proven), draws[len(chosen) : len(chosen) + max(0, count)])
             for device in picked:
                 self.idle.discard(device)
             chosen += picked
-        chosen += take(self.idle, draws[len(chosen) :])
+        chosen += self._take(self.idle, draws[len(chosen) :])
         if len(book.accepted) < rule.minimum:
             for level in sorted(self.doubted):
-                chosen += take(self.doubted[level], draws[len(chosen) :])
+                chosen += self._take(self.doubted[level], draws[len(chosen) :])
         return chosen
+
+    def _take(self, names: SortedList[str], draws: Sequence[int]) -> list[str]:
+        """Take a device out for each number."""
+        return take(names, draws)
 
     def _choose_trials(self, draws: Iterable[int]) -> list[str]:
         """Take devices in doubt that get another chance though others are idle: each draw names one, which has it with

@@ -6,6 +6,8 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
+from fleetlearn_coordinator.rounds.selection_rules import SelectionRules
+
 
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
@@ -42,6 +44,8 @@ class Settings(NamedTuple):
     """Where leases outlive their round: an update of a larger staleness does not count."""
     max_updates: int | None = None
     """Asynchronous: most updates of one device in one round. None: any number."""
+    selection: SelectionRules | None = None
+    """Which devices are given tasks. None: any, each with the same probability."""
 
     @property
     def outlive(self) -> bool:

@@ -48,6 +48,8 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -154,6 +156,11 @@ class Run:
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
+        ruled = self.engine.selection
+        self.selection = (
+            RememberedSelection(ruled, store.ledger, version) if isinstance(ruled, RuledSelection) else None
+        )
+        """Where the plan has rules for it."""
         self.finished: str | None = None
         """Why training is over, or None."""
         self.store.write(self._finish(self._still_finished()))
@@ -264,11 +271,14 @@ class Run:
         """Return the SHA-256 of a version's model."""
         return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
 
-    def save_update(self, device: str, report: Report, spool_file: int, largest: float) -> None:
+    def save_update(
+        self, device: str, report: Report, spool_file: int, largest: float, now: float | None = None
+    ) -> None:
         """Make a spooled and checked update durable. A later step adds it to the round's other updates.
 
-        ``largest`` is the largest magnitude of its elements. The caller then tells the device and calls
-        ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing is saved then.
+        ``largest`` is the largest magnitude of its elements, ``now`` the engine's time if it is known. The caller then
+        tells the device and calls ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing
+        is saved then.
         """
         engine, task = self.engine, report.task
         engine.check_staleness(device)
@@ -276,8 +286,9 @@ class Run:
         self.aggregator.check(largest, weight)
         number, staleness, early = engine.counts(device)
         moved = None if number == engine.round_of(task) else number
+        also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
-            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None
+            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None, also
         )
         factor = self.plan.staleness_factor(staleness)
         update = AcceptedUpdate(report.part(UPDATE), weight, factor, spool_file, largest)
@@ -326,8 +337,12 @@ class Run:
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
                         rows.append(TaskGiven(task, number, device, version))
+                        if self.selection is not None:
+                            rows += self.selection.given(device, task, now.engine)
                     heard.append(command)
                 case Ended(_, task, number, cause):
+                    if self.selection is not None:
+                        self.selection.ended(task)
                     rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
                 case Revived(_, task):
                     rows.append(TaskRevived(task))
@@ -360,6 +375,8 @@ class Run:
 
         Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
         summary, needed = self._summary(command.dropped, now), self.engine.book.oldest_version()
+        if self.selection is not None:
+            summary |= self.selection.summary(self.engine.accepted.values())
         began = None
         if self.plan.server.mix:
             (staleness,) = self.staleness.values()
@@ -390,6 +407,8 @@ class Run:
         self.store.write(new.rows)
         self.model, self.state, self.model_digest = new.model, new.state, new.sha256
         logger.info("round %d committed: %s", new.round, describe(new.summary))
+        if self.selection is not None:
+            self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
         metrics = deciding(new.summary, self.plan.round.minimum)
         return self.record(self.engine.committed(now.engine, change=new.summary["change"], metrics=metrics), now)
 

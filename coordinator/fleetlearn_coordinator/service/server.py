@@ -21,6 +21,7 @@ from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.errors import StoreError
 
@@ -82,16 +83,23 @@ class RunServer:
             return ComeBack(spread(3600.0), "finished")
         if self.done.done():
             return ComeBack(spread(10.0), "stopping")
-        model = self.run.model.nbytes
-        welcome = Welcome(SOFTWARE, self.host.heartbeat, CHUNK_BYTES)
+        model, ineligible = self.run.model.nbytes, ""
+        if self.run.selection is not None:
+            ineligible = self.run.selection.why_not(check_in)
+        welcome = Welcome(SOFTWARE, self.host.heartbeat, CHUNK_BYTES, ineligible)
         return Admitted(self, welcome, self._bundle_bytes + model, 2 * model)
 
-    def join(self, device: str, held: str | None, now: float) -> None:
-        self._carry_out(self.engine.check_in(device, held, now), now)
+    def join(self, check_in: CheckIn, now: float) -> None:
+        device, held = check_in.device, check_in.held
+        if self.run.selection is not None:
+            self.run.selection.selection.stated[device] = stated_in(check_in)
+        self._carry_out(self.engine.check_in(device, None if held is None else held.task, now), now)
 
     def leave(self, device: str, now: float) -> None:
         if not self.done.done():  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, now), now)
+            if self.run.selection is not None:
+                self.run.selection.selection.stated.pop(device, None)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
@@ -103,7 +111,7 @@ class RunServer:
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
-        self.run.save_update(device, report, spool, largest)
+        self.run.save_update(device, report, spool, largest, self.loop.time())
         self._do_steps()
 
     def count_report(self, device: str, task: str, now: float) -> None:
@@ -270,6 +278,7 @@ class RunServer:
             "dropped": self.engine.causes(),
             "uploading": len(self.host.uploads.active),
             "queued": len(self.host.uploads.waiting),
+            **({} if self.run.selection is None else self.run.selection.selection.live()),
         }
 
     async def stop(self, reason: str) -> None:

@@ -86,6 +86,26 @@ class ModelMade(NamedTuple):
     """Unix time."""
 
 
+class DeviceRemembered(NamedTuple):
+    """What selection remembers of a device from now on, in place of what it remembered before."""
+
+    device: str
+    given: int
+    """The round in which it was given its last task."""
+    tasks: int
+    """How many tasks it was given."""
+    labels: Sequence[str]
+    """Its labels that have a quota."""
+    reported: int | None
+    """The round for which its last report counted, and of that report ..."""
+    loss: float | None
+    """... the mean training loss,"""
+    examples: int | None
+    """the examples,"""
+    seconds: float | None
+    """and the time that its task took."""
+
+
 class RoundClosed(NamedTuple):
     """A round ended. No spool file belongs to it any more."""
 
@@ -106,6 +126,7 @@ Row: TypeAlias = (
     | ReportAccepted
     | AggregatorSaved
     | ModelMade
+    | DeviceRemembered
     | RoundClosed
 )
 
@@ -166,6 +187,13 @@ class Ledger(Protocol):
     def last_committed(self) -> dict[str, Any] | None:
         """Return the summary of the last round that was committed, or None before the first. Raises StoreError
         (damaged)."""
+
+    def committed_summaries(self, most: int) -> list[dict[str, Any]]:
+        """Return the summaries of the last rounds that were committed, at most this many, the oldest first. Raises
+        StoreError (damaged)."""
+
+    def remembered_devices(self) -> list[DeviceRemembered]:
+        """Return what selection remembers, the device that was given its last task longest ago first."""
 
     def model_digest(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""

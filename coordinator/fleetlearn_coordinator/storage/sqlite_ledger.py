@@ -19,6 +19,7 @@ from fleetlearn_protocol.stored_report import read_report
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    DeviceRemembered,
     Metadata,
     ModelMade,
     ReportAccepted,
@@ -34,13 +35,18 @@ from fleetlearn_coordinator.storage.ledger import (
 )
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 DatabaseError = sqlite3.Error
 """What SQLite raises, for example when the disk is full or the file is no database."""
 
-SCHEMA = """
+DEVICES = """
+CREATE TABLE devices(
+    device TEXT PRIMARY KEY, given INTEGER NOT NULL, tasks INTEGER NOT NULL, labels TEXT NOT NULL,
+    reported INTEGER, loss REAL, examples INTEGER, seconds REAL
+) WITHOUT ROWID"""
+SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE models(version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL);
 CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT);
@@ -51,11 +57,12 @@ CREATE TABLE tasks(
     slot INTEGER,                           -- the spool file, while the update is in it alone
     version INTEGER, staleness INTEGER
 ) WITHOUT ROWID;
-CREATE INDEX tasks_of_round ON tasks(round);
+CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};
 """
 """A task's round is the one in which it was given while it runs, and then the one that its end counts for."""
 MIGRATIONS = {
     1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
+    2: (DEVICES,),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -150,6 +157,9 @@ class SqliteLedger:
                 self._close_round(row)
             case ModelMade():
                 execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?)", row)
+            case DeviceRemembered():
+                labels = " ".join(row.labels)
+                execute("INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)", row._replace(labels=labels))
             case Metadata(key, value):
                 self._put(key, value)
 
@@ -186,10 +196,18 @@ class SqliteLedger:
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
 
     def last_committed(self) -> dict[str, Any] | None:
-        row = self._db.execute(
-            "SELECT summary, number FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT 1"
-        ).fetchone()
-        return None if row is None else decode(row[0], dict[str, Any], f"{self.path}: the summary of round {row[1]}")
+        return next(iter(self.committed_summaries(1)), None)
+
+    def committed_summaries(self, most: int) -> list[dict[str, Any]]:
+        rows = self._db.execute(
+            "SELECT summary, number FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT ?", (most,)
+        )
+        found = [decode(row[0], dict[str, Any], f"{self.path}: the summary of round {row[1]}") for row in rows]
+        return found[::-1]
+
+    def remembered_devices(self) -> list[DeviceRemembered]:
+        rows = self._db.execute("SELECT * FROM devices ORDER BY given, device")
+        return [DeviceRemembered._make((*row[:3], row[3].split(), *row[4:])) for row in rows]
 
     def model_digest(self, version: int) -> str:
         return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])

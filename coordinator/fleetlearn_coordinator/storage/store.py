@@ -75,11 +75,11 @@ class Store:
 
     # --- updates ---
 
-    def record_report(self, accepted: ReportAccepted, early: int | None = None) -> None:
+    def record_report(self, accepted: ReportAccepted, early: int | None = None, also: Sequence[Row] = ()) -> None:
         """Make the report and its update durable: from here on they survive this process. ``early``: the round that
-        it counts for, if that is not open yet."""
+        it counts for, if that is not open yet. ``also``: rows that count with it."""
         self.blobs.settle_spool_file(accepted.spool_file)
-        self.ledger.write([accepted])
+        self.ledger.write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
 
     def _hold(self, task: str, spool_file: int, early: int | None) -> None:

@@ -14,6 +14,7 @@ from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Task, encode
 
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
+from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.session.commands import (
@@ -45,10 +46,18 @@ class Driver:
     """One run of a device. Events wait in a queue. The commands with which the session answers an event are carried
     out before the next event; what takes long is done by a job, whose end is an event."""
 
-    def __init__(self, url: str, timing: Timing, directory: StateDirectory, trainer: Trainer, session: Session) -> None:
+    def __init__(
+        self,
+        url: str,
+        timing: Timing,
+        directory: StateDirectory,
+        trainer: Trainer,
+        session: Session,
+        description: Description,
+    ) -> None:
         self._contents, self._outbox = directory.contents, directory.outbox
         self._trainer, self._session = trainer, session
-        self._connector = Connector(url, timing, session, self._handle, self._stop_upload)
+        self._connector = Connector(url, timing, session, description, self._handle, self._stop_upload)
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()

@@ -61,6 +61,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
     Assignment,
     CheckingIn,
@@ -139,15 +140,16 @@ class Session:
 
     # The connection
 
-    def connected(self, now: float) -> Commands:
-        """The connection is open."""
+    def connected(self, now: float, stated: Statement = NOTHING_STATED) -> Commands:
+        """The connection is open. ``stated``: what the device is now."""
         self.link, self._last_progress = CheckingIn(), now
         if self.stopping:
             return self._close("stopping")
         held = None
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
-        return [Send(CheckIn(PROTOCOL_VERSION, self.device, self.examples, self.runtime, self.software, held))]
+        known = self.device, self.examples, self.runtime, self.software
+        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict()))]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -344,6 +346,8 @@ class Session:
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
         commands: Commands = [Note(f"checked in with {message.coordinator or 'the coordinator'} as {self.device}")]
+        if message.ineligible:
+            commands.append(Note(f"there will be no task for this device: {message.ineligible}", warning=True))
         if self._unsent_failure is not None:
             commands.append(Send(self._unsent_failure))
             self._unsent_failure = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.fleet.events import Event
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.fleet.selection import to_json
 
 LASTING_EVENTS = ("leave", "crash", "fill", "back")
 """Events that are expected across rounds. The others belong to tasks."""
@@ -46,6 +47,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "serial": events.serial,
         "filling": connections.refill_expected,
         "arrivals": connections.arrivals,
+        "selection": to_json(fleet.engine),
     }
     return tensors, state
 
@@ -64,6 +66,8 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     connections.arrivals, connections.refill_expected = state["arrivals"], state["filling"]
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
-    there = (name_of(device) for device in connections.connected if device not in connections.away)
-    coordinator.resume(Snapshot(state["version"] - 1, state["round"]), there)
+    there = [device for device in connections.connected if device not in connections.away]
+    taken = Snapshot(state["version"] - 1, state["round"])
+    coordinator.resume(taken, map(name_of, there), state.get("selection"))
+    fleet.state([*connections.connected])
     fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))

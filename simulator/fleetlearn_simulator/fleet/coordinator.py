@@ -15,6 +15,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundModels, RoundTraining
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -113,6 +114,7 @@ class SimulatedCoordinator:
             "dropped": dropped,
             **self.totals.summary(),
             "change": change,
+            **(selection.committed(self.engine, self.totals.devices) if how == "committed" else {}),
         }
         self.history.append(summary)
         self.last_end = now
@@ -135,9 +137,11 @@ class SimulatedCoordinator:
         rows = [found[key] for key in zip(given_in, devices, strict=True)]
         return evaluation_of(rows, names, self.plan.round.max_weight)
 
-    def resume(self, taken: Snapshot, connected: Iterable[str]) -> None:
-        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``."""
+    def resume(self, taken: Snapshot, connected: Iterable[str], remembered: dict[str, Any] | None) -> None:
+        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
+        ``remembered``: by its selection (``selection.to_json``)."""
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
+        selection.from_json(self.engine, remembered)
 
     def restart(self, now: float) -> list[Command]:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks
@@ -145,6 +149,7 @@ class SimulatedCoordinator:
         self.down = False
         old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
+        selection.hand_over(old, self.engine)
         if old.phase is not Phase.OPEN and not old.settings.outlive:
             return []
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]

@@ -14,6 +14,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
@@ -233,6 +234,7 @@ class DeviceTasks:
         for device in devices:
             del self.running[device]
         self._end_uploads(ids)
+        selection.learn(coordinator.engine, tasks, rows, found, times)
         return self.coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
 
     def _due(self, event: Event, until: float) -> int:

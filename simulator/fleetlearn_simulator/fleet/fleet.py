@@ -6,7 +6,7 @@ the population is: see ``connections.py`` and ``device_tasks.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -19,6 +19,7 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
@@ -108,12 +109,18 @@ class Fleet:
         """Write a line of the event log."""
         self._log([{"time": self.now, "event": event, **more}])
 
+    def state(self, devices: Sequence[int]) -> None:
+        """Tell the coordinator what these devices state of themselves."""
+        selection.state(self.engine, self.scenario, self.tasks.source, devices)
+
     # What happens to devices
 
     def _fill(self, event: Event) -> None:
         """Let devices that are online check in, while connections are free."""
         if not self.coordinator.down:
-            for device, end in self.connections.arriving(self.engine.leases):
+            arriving = self.connections.arriving(self.engine.leases)
+            self.state([device for device, _ in arriving])
+            for device, end in arriving:
                 self.connections.connected[device] = end
                 self.events.expect(end, "leave", device)
                 self.carry_out(self.engine.check_in(name_of(device), None, self.now))
@@ -133,6 +140,7 @@ class Fleet:
         self.connections.expect_refill(self.coordinator.last_end)
         if not self.coordinator.down:
             self.carry_out(self.engine.disconnect(name_of(device), self.now))
+            selection.forget(self.engine, device)
 
     def _back(self, event: Event) -> None:
         """The device connects again after the coordinator's restart."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fleetlearn_coordinator.plan.toml_errors import Section
+from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -128,7 +129,15 @@ class Tier(Section, frozen=True, kw_only=True):
     latency: Annotated[float, Meta(ge=0, le=3600)] = 0.05
     """Seconds for a message and its answer."""
     memory: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """MiB that training may use. With less than ``compute.memory``, the devices never take part. Default: enough."""
+    """MiB that training may use. With less than ``compute.memory``, the devices never take part. Default: enough. The
+    devices state it as their memory at their check-in, if it is given."""
+    tags: Annotated[tuple[Identifier, ...], Meta(max_length=15)] = ()
+    """Tags that the devices state."""
+    charging: Share | None = None
+    """Share of the devices that state that they are charging; the others state that they are not. Default: none states
+    it."""
+    unmetered: Share | None = None
+    """Share of the devices that state an unmetered network; the others state a metered one. Default: none states it."""
     failures: TierFailures = TierFailures()
 
 

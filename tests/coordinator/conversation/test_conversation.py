@@ -127,8 +127,9 @@ class Room:
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         return self.sent_away or Admitted(self, WELCOME, 1000, 2000)
 
-    def join(self, device: str, held: str | None, now: float) -> None:
-        self.tell(self.engine.check_in(device, held, now))
+    def join(self, check_in: CheckIn, now: float) -> None:
+        held = None if check_in.held is None else check_in.held.task
+        self.tell(self.engine.check_in(check_in.device, held, now))
 
     def leave(self, device: str, now: float) -> None:
         del self.devices[device]

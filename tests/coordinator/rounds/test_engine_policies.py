@@ -20,7 +20,9 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -286,3 +288,109 @@ USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppre
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_order(name: str) -> None:
     run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)
+
+
+WEIGHED = SelectionRules(
+    eligibility=Eligibility(least_examples=10), by_examples=True, weights={"tier:phone": 0.25},
+    quotas={"tier:phone": 0.4, "tag:eu": 0.7},
+)  # fmt: skip
+BY_LOSS = SelectionRules(
+    strategy="power-of-choice", by_examples=True, candidates=1.5, quotas={"tier:phone": 0.34}, once_in=2
+)
+BY_UTILITY = SelectionRules(
+    strategy="oort", oort=Oort(5.0, 5.0, window=2, exploration=0.6, most_tasks=3), quotas={"tag:eu": 0.67}
+)
+SELECTIONS = {
+    "weights, synchronous": CARRY._replace(selection=WEIGHED),
+    "weights, asynchronous": BUFFERED._replace(selection=WEIGHED),
+    "seldom, synchronous": CARRY._replace(selection=SelectionRules(once_in=2)),
+    "seldom, asynchronous": BUFFERED._replace(selection=SelectionRules(once_in=2), minimum=1),
+    "power-of-choice, synchronous": CARRY._replace(selection=BY_LOSS),
+    "power-of-choice, asynchronous": BUFFERED._replace(selection=BY_LOSS._replace(once_in=None)),
+    "oort": CARRY._replace(selection=BY_UTILITY),
+}
+STATED = {
+    f"d{number}": Stated(examples, labels=frozenset(labels.split()))
+    for number, (examples, labels) in enumerate(
+        [(5, "tier:phone"), (50, "tier:phone tag:eu"), (100, "tier:phone"), (200, "tag:eu"), (400, ""), (9, "tag:eu")]
+    )
+}
+
+
+class SelectedInAnyOrder(AnyOrder):
+    """``AnyOrder`` with rules on selection: what they promise holds, also over restarts."""
+
+    of = BUFFERED._replace(selection=WEIGHED)
+
+    def __init__(self) -> None:
+        self.chosen: dict[int, list[str]] = {}
+        """Round -> the devices that were given its tasks."""
+        super().__init__()
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        """A process that begins has what the ledger remembers."""
+        assert isinstance(engine.selection, RuledSelection)
+        if hasattr(self, "_engine"):
+            before = self.selection
+            engine.selection.memory, engine.selection.pacer = before.memory, before.pacer
+        engine.selection.stated = dict(STATED)
+        self._engine = engine
+
+    @property
+    def selection(self) -> RuledSelection:
+        assert isinstance(self._engine.selection, RuledSelection)
+        return self._engine.selection
+
+    def do(self, commands: list[Command]) -> None:
+        for row in commands:
+            if isinstance(row, Assign) and not row.again:
+                self.check_choice(row)
+            elif isinstance(row, Commit):
+                found = self.selection.utility_of(self.engine.accepted.values())
+                self.selection.committed(self.versions + 1, found)
+        super().do(commands)
+
+    def check_choice(self, given: Assign) -> None:
+        rules = self.selection.rules
+        assert not rules.eligibility.refusals(STATED[given.device])
+        for number in range(given.round - (rules.once_in or 0) + 1, given.round + 1):
+            assert given.device not in self.chosen.get(number, [])
+        devices = self.chosen.setdefault(given.round, [])
+        devices.append(given.device)
+        usual = self.rules.goal if self.rules.asynchronous else self.rules.cohort
+        for label, share in rules.quotas.items():
+            assert sum(label in STATED[device].labels for device in devices) <= share * max(usual, len(devices))
+
+    def report_of(self, device: str, task: str, number: int) -> None:
+        if device in self.connected and self.engine.leases.get(device) == task:
+            counts = self.engine.counts(device)
+            if counts.staleness <= self.rules.max_staleness:  # else it is refused, and nothing is learnt
+                self.selection.learn(device, counts.round, float(len(self.counted) % 5), 10, self.now % 7)
+        super().report_of(device, task, number)
+
+    @invariant()
+    def every_connected_device_is_in_one_place(self) -> None:
+        selection = self.selection
+        places = [
+            *selection.idle, *chain.from_iterable(selection.doubted.values()), *selection.resting,
+            *selection.ineligible, *selection.barred,
+            *(device for device in self.engine.leases if device not in self.engine.book.absent),
+        ]  # fmt: skip
+        assert sorted(places) == sorted(self.connected)
+
+    @invariant()
+    def no_slot_is_free_while_a_device_waits(self) -> None:
+        """Unless its quotas keep it out."""
+        if self.open is not None and self.rules.asynchronous and not self.selection.rules.quotas:
+            assert not self.selection.idle or len(self.running) >= self.rules.cohort
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_any_order_under_rules_on_selection(name: str) -> None:
+    rules = type("Selected", (SelectedInAnyOrder,), {"of": SELECTIONS[name]})
+    run_state_machine_as_test(rules, settings=USUAL)

@@ -1,0 +1,1 @@
+"""How devices are chosen where a plan has rules for it."""
