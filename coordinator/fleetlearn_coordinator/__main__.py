@@ -95,6 +95,9 @@ def _show(found: Status, last: int) -> None:
     if found.running:
         shown = ("phase", "round", "connected", "leases", "accepted", "uploading")
         console.print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
+        if "away" in found.live:
+            hours = found.live["all_back_in"] / 3600
+            console.print(f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours")
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))

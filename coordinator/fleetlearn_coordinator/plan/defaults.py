@@ -21,7 +21,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, staleness, _, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)

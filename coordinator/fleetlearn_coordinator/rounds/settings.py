@@ -7,6 +7,17 @@ from math import inf
 from typing import NamedTuple
 
 
+class PaceSettings(NamedTuple):
+    """What pace steering (pace.py) needs of a plan."""
+
+    connected: int
+    """Most devices that stay connected. Those with a task stay in any case."""
+    longest: float = 43200.0
+    """Seconds after which a device is to come back at the latest, unless more than ``check_ins`` would come."""
+    check_ins: float = 100.0
+    """Most devices per second that are told to come back at a time."""
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
@@ -42,6 +53,8 @@ class Settings(NamedTuple):
     """Where leases outlive their round: an update of a larger staleness does not count."""
     max_updates: int | None = None
     """Asynchronous: most updates of one device in one round. None: any number."""
+    pace: PaceSettings | None = None
+    """None: all devices stay connected."""
 
     @property
     def outlive(self) -> bool:
