@@ -101,6 +101,9 @@ def _show(found: Status, last: int) -> None:
                 f"{found.live['ineligible']} devices are not eligible{f' ({causes})' if causes else ''}; "
                 f"{found.live['barred']} took part lately"
             )
+        if "away" in found.live:
+            hours = found.live["all_back_in"] / 3600
+            console.print(f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours")
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))

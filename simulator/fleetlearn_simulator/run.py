@@ -114,7 +114,7 @@ def simulate(
         progress: Called after each round.
         should_stop: Asked after each round. If it returns True, a checkpoint is written and the run stops.
 
-    Where updates may be stale there are no checkpoints: a run that was stopped begins again.
+    Where updates may be stale, and with pace steering, there are no checkpoints: a run that was stopped begins again.
 
     Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and BundleError; the folder is
     unchanged then.
@@ -162,8 +162,8 @@ def simulate(
         def before_commit() -> None:
             nonlocal written, not_before
             version, now = fleet.engine.version + 1, time.monotonic()
-            if fleet.engine.settings.outlive:
-                return  # tasks are under way whose state is in no checkpoint
+            if not has_checkpoints(fleet):
+                return
             if (version - written >= options.checkpoint and now >= not_before) or should_stop():
                 tensors, state = state_of(fleet)
                 logs.write_checkpoint(tensors, state | {"backend": kind, "why": why, "of": identity})
@@ -179,7 +179,7 @@ def simulate(
             restore(fleet, *found)
         try:
             while fleet.advance():
-                if should_stop() and (written == fleet.engine.version or fleet.engine.settings.outlive):
+                if should_stop() and (written == fleet.engine.version or not has_checkpoints(fleet)):
                     return None
         finally:  # else these functions and the fleet hold each other, and the data, until Python looks for cycles
             fleet.round_ended, fleet.before_commit = lambda summary: None, lambda: None
@@ -187,6 +187,12 @@ def simulate(
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+def has_checkpoints(fleet: Fleet) -> bool:
+    """Return whether a checkpoint holds all of the run's state. There is none of tasks that outlive their round, nor of
+    what pace steering has told a million devices."""
+    return not fleet.engine.settings.outlive and fleet.engine.pace is None
 
 
 @contextmanager

@@ -150,6 +150,8 @@ class Conversation:
             case Cancel():
                 self._stop_upload()
         self._owner.perform(Send(message))
+        if isinstance(message, ComeBack) and message.reason == "no-task":
+            self._close(1000, "come back later")
 
     def replaced(self) -> None:
         """The device has connected again."""

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import Identifier
@@ -22,11 +23,11 @@ from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import SECTIONS, Aggregation, Local, Round, Server, Staleness, Stop
+from fleetlearn_coordinator.plan.sections import SECTIONS, Aggregation, Local, Pace, Round, Server, Staleness, Stop
 from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
-from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.settings import PaceSettings, Settings
 
 
 class PlanError(FleetError):
@@ -52,6 +53,7 @@ class Plan(Section, frozen=True, kw_only=True):
     round: Round
     staleness: Staleness
     aggregation: Aggregation
+    pace: Pace
     server: Server
     stop: Stop
     selection: Selection
@@ -135,6 +137,7 @@ class Plan(Section, frozen=True, kw_only=True):
             max_staleness=self.staleness.max or 0,
             max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
             selection=self.selection.rules(self.round.deadline, self.round.max_weight),
+            pace=None if self.pace.connected is None else PaceSettings(**msgspec.structs.asdict(self.pace)),
         )
 
     @property
@@ -235,6 +238,11 @@ class Plan(Section, frozen=True, kw_only=True):
                 f"max_connections = {service.max_connections} of the service is less than the cohort of "
                 f"{self.round.cohort} (round.goal * round.over_selection); no round could be full"
             )
+        elif self.pace.connected is not None and self.pace.connected >= service.max_connections:
+            text = (
+                f"max_connections = {service.max_connections} of the service is not more than pace.connected = "
+                f"{self.pace.connected}; a device that comes could not take the place of another"
+            )
         elif self.round.stall is not None and self.round.stall < 2 * service.heartbeat:
             text = (
                 f"round.stall = {self.round.stall} s is less than two heartbeats (heartbeat = {service.heartbeat} s of "
@@ -292,6 +300,11 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
             'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
         )
+    if plan.pace.connected is None and plan.pace != Pace():
+        yield "pace.longest and pace.check_ins need pace.connected, how many devices stay connected"
+    if plan.pace.connected is not None and plan.pace.connected < round_.cohort:
+        what = "round.concurrency" if round_.asynchronous else "the cohort (round.goal * round.over_selection)"
+        yield f"pace.connected = {plan.pace.connected} is less than {what}, {round_.cohort}: rounds could not be full"
     for key in {"lr", "mu"} & set(plan.local.hyper):
         yield f"local.hyper.{key} has its own key: local.{key}"
     if stop.target is not None and stop.metric is None:

@@ -128,6 +128,18 @@ class Aggregation(Section, frozen=True, kw_only=True):
         return Bounds(**{key: value for key, value in given.items() if value is not None})
 
 
+class Pace(Section, frozen=True, kw_only=True):
+    """[pace]: pace steering. How many devices stay connected, and when the others come back."""
+
+    connected: Positive | None = None
+    """Most devices that stay connected; a device with a task always does. The others are told when to come back.
+    Default: no pace steering; all stay, up to ``max_connections`` of the service."""
+    longest: Annotated[float, Meta(ge=1, le=30 * 86400.0)] = 43200.0
+    """Seconds after which a device is told to come back at the latest, unless more than ``check_ins`` would come."""
+    check_ins: Annotated[float, Meta(gt=0, le=1e5)] = 100.0
+    """Most devices per second that are told to come back at a time."""
+
+
 class Server(Section, frozen=True, kw_only=True):
     """[server]: the server optimizer. Defaults: the recipe's; for another optimizer than the recipe's, that one's."""
 
@@ -177,6 +189,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "round": Round,
     "staleness": Staleness,
     "aggregation": Aggregation,
+    "pace": Pace,
     "server": Server,
     "stop": Stop,
     "selection": Selection,

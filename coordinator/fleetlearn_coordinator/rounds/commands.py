@@ -62,6 +62,14 @@ class CancelTask(NamedTuple):
     text: str
 
 
+class SendAway(NamedTuple):
+    """Tell a connected device without a task to disconnect and to come back later (pace.py)."""
+
+    device: str
+    after: float
+    """Seconds until it is to come back."""
+
+
 class Commit(NamedTuple):
     """Make the new model of the reports that count, then call ``committed``."""
 
@@ -92,4 +100,4 @@ class Finish(NamedTuple):
     """The metric's name, where the rule is one of a metric."""
 
 
-Command = Opened | Assign | Ended | Revived | CancelTask | Commit | Abandon | Finish
+Command = Opened | Assign | Ended | Revived | CancelTask | SendAway | Commit | Abandon | Finish

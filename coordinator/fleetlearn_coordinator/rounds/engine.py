@@ -5,7 +5,7 @@ commands, to be carried out in order. The websocket server and the simulator are
 
 A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall, its
 time, or the end of the round. When rounds open and end, and whether leases outlive them, is decided in
-participation.py, who is given a task in selection.py.
+participation.py, who is given a task in selection.py, who stays connected in pace.py.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
+from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
 from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_coordinator.rounds.reliability import DOUBT
@@ -101,6 +102,7 @@ class Engine:
     book: LeaseBook = field(init=False)
     participation: Participation = field(init=False)
     selection: Selection = field(init=False)
+    pace: Pace | None = field(init=False)
     _given: int = 0
     """How many leases were given in this round."""
     _turns: Counter[str] = field(default_factory=Counter)
@@ -111,6 +113,7 @@ class Engine:
         self.participation = participation_of(self.settings)
         self.selection = selection_of(self.settings)
         self.selection.next_round = self.round + 1
+        self.pace = Pace(self.settings.pace, self.settings.seed) if self.settings.pace is not None else None
 
     # --- what a driver may ask ---
 
@@ -223,6 +226,15 @@ class Engine:
 
     def check_in(self, device: str, held: str | None, now: float) -> list[Command]:
         """The device is connected; ``held`` is the task whose finished update it still has."""
+        commands = self._check_in(device, held, now)
+        if self.pace is None:
+            return commands
+        leaving = self.pace.check_in(device, held is not None, self.book, now)
+        for command in leaving:
+            self.selection.remove(command.device)
+        return [*leaving, *commands]
+
+    def _check_in(self, device: str, held: str | None, now: float) -> list[Command]:
         if self.phase is Phase.FINISHED:
             return []
         task = self.book.tasks.get(device)
@@ -242,6 +254,8 @@ class Engine:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.selection.remove(device)
         self.book.leave(device, now)
+        if self.pace is not None:
+            self.pace.disconnect(device)
         return self._advance(now)
 
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
@@ -297,7 +311,10 @@ class Engine:
         if held != list(tasks) or len({*devices}) < len(devices):
             rows = enumerate(zip(devices, tasks, held, strict=True))
             good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
-        self.selection.report(devices[:good], self.book.complete(devices[:good], tasks, early=early))
+        there = self.book.complete(devices[:good], tasks, early=early)
+        self.selection.report(devices[:good], there)
+        if self.pace is not None:
+            self.pace.free(there)
         if good < len(tasks):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
@@ -435,7 +452,10 @@ class Engine:
         task = self.book.tasks[device]
         if self.settings.stall < inf:
             self.selection.fail(device, cause, self.book.held_up(device, cause))
-        self.selection.resting.update(self.book.drop(device, cause))
+        there = self.book.drop(device, cause)
+        self.selection.resting.update(there)
+        if self.pace is not None:
+            self.pace.free(there)
         self.selection.had_turn.add(device)
         return Ended(device, task, self.round + (self.phase is not Phase.OPEN), cause)
 

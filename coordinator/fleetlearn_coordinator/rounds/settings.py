@@ -9,6 +9,17 @@ from typing import NamedTuple
 from fleetlearn_coordinator.rounds.selection_rules import SelectionRules
 
 
+class PaceSettings(NamedTuple):
+    """What pace steering (pace.py) needs of a plan."""
+
+    connected: int
+    """Most devices that stay connected. Those with a task stay in any case."""
+    longest: float = 43200.0
+    """Seconds after which a device is to come back at the latest, unless more than ``check_ins`` would come."""
+    check_ins: float = 100.0
+    """Most devices per second that are told to come back at a time."""
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
@@ -46,6 +57,8 @@ class Settings(NamedTuple):
     """Asynchronous: most updates of one device in one round. None: any number."""
     selection: SelectionRules | None = None
     """Which devices are given tasks. None: any, each with the same probability."""
+    pace: PaceSettings | None = None
+    """None: all devices stay connected."""
 
     @property
     def outlive(self) -> bool:

@@ -45,6 +45,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Finish,
     Opened,
     Revived,
+    SendAway,
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -161,11 +162,27 @@ class Run:
             RememberedSelection(ruled, store.ledger, version) if isinstance(ruled, RuledSelection) else None
         )
         """Where the plan has rules for it."""
+        self._restore_pace(now)
         self.finished: str | None = None
         """Why training is over, or None."""
         self.store.write(self._finish(self._still_finished()))
         if self.finished is not None:
             self.engine.phase = Phase.FINISHED
+
+    def pace_rows(self, now: Clocks) -> list[Row]:
+        """Return what is to be written, now and then, so that the next process knows when devices come that were sent
+        away. It is no loss if the last of them are missing: their times are then given to others, too."""
+        pace = self.engine.pace
+        if pace is None:
+            return []
+        state = {"time": now.wall, **pace.bookings.state(now.engine)}
+        return [Metadata("pace", msgspec.json.encode(state).decode())]
+
+    def _restore_pace(self, now: Clocks) -> None:
+        saved = self.store.ledger.get("pace")
+        if saved is not None and self.engine.pace is not None:
+            state = msgspec.json.decode(saved)
+            self.engine.pace.bookings.restore(state, now.engine - max(0.0, now.wall - state["time"]))
 
     def resume(self, now: Clocks) -> list[Command]:
         """Take up what an earlier process left: its open round, tasks that run, reports that came early. Call once."""
@@ -328,8 +345,8 @@ class Run:
 
     def record(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
-        ``Assign``, ``CancelTask`` and ``Finish`` are for the devices to hear, ``Abandon`` ends a round; ``Commit``,
-        always the last, is to be begun (``begin_commit``)."""
+        ``Assign``, ``CancelTask``, ``SendAway`` and ``Finish`` are for the devices to hear, ``Abandon`` ends a round;
+        ``Commit``, always the last, is to be begun (``begin_commit``)."""
         heard: list[Command] = []
         rows: list[Row] = []
         for command in commands:
@@ -346,7 +363,7 @@ class Run:
                     rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
                 case Revived(_, task):
                     rows.append(TaskRevived(task))
-                case CancelTask() | Commit():
+                case CancelTask() | SendAway() | Commit():
                     heard.append(command)
                 case Opened(number):
                     rows.append(self._open(number, now))

@@ -21,7 +21,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.ledger import Metadata
+from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import descriptors, open_store
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -144,4 +144,5 @@ async def _sweep(server: RunServer) -> None:
 
 def _record(server: RunServer, *, ended: bool = False) -> None:
     live = {**server.live(), "pid": None if ended else os.getpid()}
-    server.run.store.write([Metadata("live", msgspec.json.encode(live).decode())])
+    rows: list[Row] = [Metadata("live", msgspec.json.encode(live).decode())]
+    server.run.store.write(rows + server.run.pace_rows(server.now()))

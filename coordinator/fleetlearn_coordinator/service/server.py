@@ -20,7 +20,7 @@ from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
-from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish, SendAway
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -55,7 +55,7 @@ class RunServer:
     def start(self) -> None:
         """Take up what an earlier process left open."""
         self._publish()
-        self._tell_all(self.run.resume(self._now()))
+        self._tell_all(self.run.resume(self.now()))
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
 
@@ -144,7 +144,8 @@ class RunServer:
 
     # The engine
 
-    def _now(self) -> Clocks:
+    def now(self) -> Clocks:
+        """Return this moment."""
         return Clocks(self.loop.time(), time.time())
 
     def _carry_out(self, commands: Iterable[Command], now: float) -> None:
@@ -158,9 +159,11 @@ class RunServer:
                     self._assign(command)
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
+                case SendAway(device, after):
+                    self.host.tell(device, ComeBack(after, "no-task"))
                 case Commit():
                     self._forget_uploads()
-                    self.run.begin_commit(command, self._now())
+                    self.run.begin_commit(command, self.now())
                     self._do_steps()
                 case Abandon():
                     self._forget_uploads()
@@ -188,7 +191,7 @@ class RunServer:
         """Do what is to be done with accepted updates: those of a large model in another thread, while this one answers
         the devices."""
         if self.run.model.nbytes < LARGE_MODEL:
-            if commands := self.run.do_steps(self._now()):
+            if commands := self.run.do_steps(self.now()):
                 self._tell_all(commands)
         elif self._working is None or self._working.done():
             self._working = self.loop.create_task(self._do_steps_in_thread())
@@ -200,7 +203,7 @@ class RunServer:
                 result = await asyncio.to_thread(step.work)
                 if self.ended:
                     break
-                self._tell_all(step.end(result, self._now()))
+                self._tell_all(step.end(result, self.now()))
                 self.host.grant()
         except Exception as error:
             self.fail(error)
@@ -279,6 +282,7 @@ class RunServer:
             "uploading": len(self.host.uploads.active),
             "queued": len(self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
+            **({} if self.engine.pace is None else self.engine.pace.status(self.loop.time())),
         }
 
     async def stop(self, reason: str) -> None:

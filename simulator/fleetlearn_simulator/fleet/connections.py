@@ -21,7 +21,9 @@ MAX_DRAWS_PER_ARRIVAL = 64
 
 
 class Connections:
-    """The devices that are connected. At most ``population.connected`` are; the others are told to come back later."""
+    """The devices that are connected. At most ``population.connected`` are; the others are told to come back later.
+
+    With pace steering (returns.py) it is the engine that decides, and nobody is drawn here."""
 
     def __init__(self, scenario: Scenario, events: EventQueue) -> None:
         self.scenario, self.events = scenario, events

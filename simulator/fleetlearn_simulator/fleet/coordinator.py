@@ -150,6 +150,8 @@ class SimulatedCoordinator:
         old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
         selection.hand_over(old, self.engine)
+        if old.pace is not None and self.engine.pace is not None:
+            self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)
         if old.phase is not Phase.OPEN and not old.settings.outlive:
             return []
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]

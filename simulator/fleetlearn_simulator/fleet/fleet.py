@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.round_summary import deciding
-from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Ended, Finish, Opened
+from fleetlearn_coordinator.rounds.commands import (
+    Abandon,
+    Assign,
+    CancelTask,
+    Command,
+    Commit,
+    Ended,
+    Finish,
+    Opened,
+    SendAway,
+)
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
@@ -25,6 +35,7 @@ from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
+from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
 
@@ -68,7 +79,9 @@ class Fleet:
         """Called when a round's model is made, before the engine knows of it. No device has a task then."""
         for time in scenario.coordinator.crashes:
             self.events.expect(time, "crash")
-        self.events.expect(0.0, "fill")
+        self.returns = Returns(scenario, self.events) if scenario.plan.pace.connected is not None else None
+        """With pace steering: when devices check in. Else those that are to be connected are drawn."""
+        self.events.expect(0.0, "fill" if self.returns is None else "window")
 
     @property
     def now(self) -> float:
@@ -137,6 +150,8 @@ class Fleet:
         self.tasks.lose(device, cause)
         self.connections.connected.pop(device, None)
         self.connections.away.pop(device, None)
+        if self.returns is not None:
+            self.returns.leave(device)
         self.connections.expect_refill(self.coordinator.last_end)
         if not self.coordinator.down:
             self.carry_out(self.engine.disconnect(name_of(device), self.now))
@@ -147,6 +162,32 @@ class Fleet:
         if self.connections.away.get(event.device) == event.time and not self.coordinator.down:
             del self.connections.away[event.device]
             self.carry_out(self.engine.check_in(name_of(event.device), None, self.now))
+
+    def _begin_window(self, event: Event) -> None:
+        """Look ahead at what devices will do."""
+        assert self.returns is not None
+        self.returns.begin_window(self.connections.connected)
+
+    def _return(self, event: Event) -> None:
+        """The device checks in: the time is over that it was told, or it is online again."""
+        returns, device = self.returns, event.device
+        assert returns is not None
+        if not returns.is_due(device, event.time):
+            return
+        if self.coordinator.down:
+            returns.postpone(device, MAX_BACK_OFF)
+        elif name_of(device) in self.engine.leases:  # it would get the same task again
+            returns.postpone(device, self.scenario.plan.round.grace + MAX_BACK_OFF)
+        else:
+            self.connections.connected[device] = returns.arrive(device)
+            self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+
+    def _send_away(self, name: str, after: float) -> None:
+        """The device leaves, as it is told."""
+        assert self.returns is not None
+        device = device_of(name)
+        self.connections.away.pop(device, None)
+        self.returns.send_away(device, after, self.connections.connected.pop(device))
 
     def _task_ends(self, event: Event) -> None:
         """A task ends on its device, unless it ended before. With it may end the tasks that end next."""
@@ -218,6 +259,8 @@ class Fleet:
                         self.tasks.end(device_of(device), task, cause)
                     case CancelTask():
                         pass  # the task has ended on its device already
+                    case SendAway(device, after):
+                        self._send_away(device, after)
                     case Commit(number, dropped):
                         waiting = self._commit(number, dropped)
                     case Abandon(number, dropped, text):
@@ -247,6 +290,8 @@ class Fleet:
 HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
     "fill": Fleet._fill,
     "leave": Fleet._leave,
+    "window": Fleet._begin_window,
+    "return": Fleet._return,
     "tasks": Fleet._task_ends,
     "task": Fleet._task_ends,
     "crash": Fleet._crash,

@@ -56,6 +56,19 @@ def until(scenario: Scenario, ids: Ids, t: float) -> Floats:
     return found
 
 
+def next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
+    """Return the first time from ``t`` on at which each device may get a task (see ``online``), in seconds. Infinite:
+    never. After an outage of its region a device may be offline again."""
+    found = np.full(len(ids), t)
+    away = ~_online(scenario, ids, t)
+    found[away] = _next_online(scenario, ids[away], t)
+    for row in sorted(scenario.failures.outages, key=lambda row: row.begin):
+        inside = (ids % scenario.failures.regions == row.region) & (row.begin <= found) & (found < row.end)
+        found[inside] = row.end
+    found[~enough_memory(scenario, ids)] = inf
+    return found
+
+
 def _online(scenario: Scenario, ids: Ids, t: float) -> Flags:
     rule = scenario.availability
     match rule.kind:
@@ -75,12 +88,24 @@ def _until(scenario: Scenario, ids: Ids, t: float) -> Floats:
     rule = scenario.availability
     match rule.kind:
         case "bernoulli" | "diurnal":
-            return _slots_end(scenario, ids, t)
+            return _slots_change(scenario, ids, t, online=False)
         case "markov":
             return _next(scenario.seed, "turn off", ids, t, _given(rule.on))
         case "trace":
             return _trace_end(scenario, ids, t)
     return np.full(len(ids), inf)
+
+
+def _next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
+    """As ``next_online``, for devices that are offline, and without outages."""
+    rule = scenario.availability
+    match rule.kind:
+        case "markov":
+            return _next(scenario.seed, "turn on", ids, t, _given(rule.off))
+        case "trace":
+            offset = offsets(scenario, ids)
+            return np.asarray(read_trace(str(rule.file), rule.repeat).begin(ids, t + offset) - offset)
+    return _slots_change(scenario, ids, t, online=True)
 
 
 class _Slots:
@@ -112,18 +137,18 @@ class _Slots:
         return np.asarray(keyed_random.uniform(self.seed, "slot", self.ids, slots.astype(np.int64)) < share)
 
 
-def _slots_end(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """Return when the first slot begins in which a device is not online."""
-    if scenario.availability.share == 1:
+def _slots_change(scenario: Scenario, ids: Ids, t: float, *, online: bool) -> Floats:
+    """Return when the next slot begins in which a device is ``online``, or offline; HORIZON ahead at the latest."""
+    if scenario.availability.share == 1 and not online:
         return np.full(len(ids), inf)
     end = np.full(len(ids), t + HORIZON)
     todo, ahead, block = np.arange(len(ids)), 1, 4
     while todo.size and ahead * _given(scenario.availability.slot) < HORIZON:
         slots = _Slots(scenario, ids[todo])
         numbers = slots.at(t) + ahead + np.arange(block)[:, None]
-        off = ~slots.on(numbers)
-        found = off.any(axis=0)
-        begin = np.take_along_axis(slots.begin(numbers), off.argmax(axis=0)[None], axis=0)[0]
+        changed = slots.on(numbers) == online
+        found = changed.any(axis=0)
+        begin = np.take_along_axis(slots.begin(numbers), changed.argmax(axis=0)[None], axis=0)[0]
         end[todo[found]] = begin[found]
         todo, ahead, block = todo[~found], ahead + block, min(2 * block, 1024)
     return np.asarray(np.clip(end, t, t + HORIZON))

@@ -48,6 +48,19 @@ class Trace:
         )
         return np.where(inside, cycle + ends / _TICKS, -inf)
 
+    def begin(self, ids: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when each device's first interval begins that is not over before its time, in seconds. Infinite: there
+        is none any more."""
+        cycle = np.zeros(len(ids)) if self._repeat is None else np.floor(times / self._repeat) * self._repeat
+        row = ids % self._devices
+        ticks = np.clip(np.ceil((times - cycle) * _TICKS), 0, self._span - 1).astype(np.int64)
+        interval = np.searchsorted(self._begins, row * self._span + ticks, side="left")
+        begins = np.append(self._begins, np.iinfo(np.int64).max)
+        later = (begins[interval] - row * self._span) / _TICKS
+        first = (self._begins[self._first[row]] - row * self._span) / _TICKS
+        again = np.full(len(ids), inf) if self._repeat is None else cycle + self._repeat + first
+        return np.where(begins[interval] < (row + 1) * self._span, cycle + later, again)
+
 
 def read_trace(path: str, repeat: float | None) -> Trace:
     """Read a trace. Raises SimulatorError, naming the line and what was expected."""

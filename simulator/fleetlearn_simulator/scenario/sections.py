@@ -30,7 +30,7 @@ class Population(Section, frozen=True, kw_only=True):
     connected: Annotated[int, Meta(ge=1, le=10**6)]
     """Most devices that are connected at a time. The others are told to come back later, when a device has left. If
     this is less than ``size`` and devices never go offline, the others never connect. Default: all, at most
-    ``service.max_connections``."""
+    ``service.max_connections``. Without effect where ``plan.pace.connected`` is given."""
 
 
 class Data(Section, frozen=True, kw_only=True):

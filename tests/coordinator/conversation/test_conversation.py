@@ -326,6 +326,18 @@ def test_a_device_that_is_sent_away_is_not_heard_any_more() -> None:
     assert room.devices == {}
 
 
+def test_a_connected_device_that_is_not_needed_is_sent_away() -> None:
+    room = Room()
+    a = Device(room)
+    a.check_in()
+    a.did()
+    away = ComeBack(600.0, "no-task")
+    a.conversation.tell(away)
+    assert a.did() == [Send(away), Close(1000, "come back later")]
+    a.conversation.received(encode(Heartbeat()), 1.0)
+    assert a.did() == []
+
+
 def test_too_many_refusals_end_the_connection() -> None:
     a = Device(Room())
     for number in range(MAX_REFUSALS + 1):

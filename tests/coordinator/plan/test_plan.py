@@ -13,6 +13,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.rounds.settings import PaceSettings
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -450,6 +451,7 @@ def test_the_time_without_progress_leaves_slow_devices_enough(
     ("own", "service", "words"),
     [
         ("", ServiceSettings(max_connections=5), ["max_connections = 5 of the service", "cohort of 6"]),
+        ("[pace]\nconnected = 9", ServiceSettings(max_connections=9), ["is not more than pace.connected = 9"]),
         ("stall = 29.9", ServiceSettings(), ["round.stall = 29.9 s", "two heartbeats", "heartbeat = 15.0 s"]),
     ],
 )
@@ -482,6 +484,13 @@ def test_what_an_asynchronous_plan_gives_the_engine() -> None:
     assert not settings.outlive
 
 
+def test_what_pace_steering_gives_the_engine() -> None:
+    assert parse(SMALL).engine_settings(15.0).pace is None
+    settings = parse(f"{SMALL}[pace]\nconnected = 6\nlongest = 60.0").engine_settings(15.0)
+    assert settings.pace == PaceSettings(connected=6, longest=60.0, check_ins=100.0)
+    parse(f"{SMALL}[pace]\nconnected = 6").check_service(ServiceSettings(max_connections=7))
+
+
 def test_what_an_update_weighs() -> None:
     assert parse(SMALL).largest_weight == 1_000_000
     plan = parse(f"{BUFFERED}goal = 2")
@@ -511,6 +520,9 @@ def test_what_an_update_weighs() -> None:
             ["round.max_share = 0.01 of round.goal = 10 is less than one update", "0.1 to 1"],
         ),
         (f"{BUFFERED}goal = 2\n[server]\nmix = true", ["server.mix = true", "round.goal = 1 (it is 2)"]),
+        (f"{SMALL}[pace]\nlongest = 60.0", ["pace.longest and pace.check_ins need pace.connected"]),
+        (f"{SMALL}[pace]\nconnected = 5", ["pace.connected = 5 is less than the cohort", "6: rounds"]),
+        (f"{BUFFERED}concurrency = 9\n[pace]\nconnected = 8", ["pace.connected = 8 is less than round.concurrency, 9"]),
         (f"{BUFFERED}concurrency = 0", ["round.concurrency = 0"]),
         (f'{SMALL}participation = "sometimes"', ["round.participation = 'sometimes'"]),
     ],

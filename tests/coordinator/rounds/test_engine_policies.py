@@ -18,10 +18,11 @@ from fleetlearn_coordinator.rounds.commands import (
     Ended,
     Opened,
     Revived,
+    SendAway,
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
-from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.settings import PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
@@ -66,6 +67,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.given: list[tuple[str, str, int]] = []
         self.revived: set[str] = set()
         self.versions = 0
+        self.holding: set[str] = set()
+        """Devices that checked in with an update, or might get a lost task back, and have had no other since."""
 
     def counted_for(self, round: int | None) -> dict[str, str]:
         return {task: device for task, (device, number) in self.counted.items() if number == round}
@@ -92,6 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
                     self.running[task], self.began[task] = device, (version, self.now)
                     self.given.append((device, task, number))
                 case Ended(device, task, number, cause):
+                    self.holding.discard(device)
                     assert self.running.pop(task) == device
                     assert number == (self.open or self.last + 1)
                     self.ended[task] = (device, cause, number)
@@ -104,6 +108,13 @@ class AnyOrder(RuleBasedStateMachine):
                 case CancelTask(device, task):
                     assert device in self.connected
                     assert task in self.ended
+                case SendAway(device, after):
+                    assert self.rules.pace is not None
+                    assert device in self.connected
+                    assert device not in self.engine.leases, "a device with a task was sent away"
+                    assert device not in self.holding, "a device with a finished update was sent away"
+                    assert after > 0
+                    self.connected.remove(device)
                 case Commit(number, dropped):
                     assert number == self.open
                     self.open, self.committing = None, number
@@ -126,10 +137,21 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions += 1
         self.do(self.engine.committed(self.now, change=1.0, metrics={}))
 
+    def arrive(self, device: str, held: str | None) -> None:
+        self.connected.add(device)
+        self.holding.discard(device)
+        lost = {owner for owner, cause, _ in self.ended.values() if cause == LOST}
+        if held is not None or device in lost & {owner for owner, _ in self.engine.book.lost.values()}:
+            self.holding.add(device)
+        self.do(self.engine.check_in(device, held, self.now))
+        if self.engine.pace is not None:
+            assert self.engine.pace.present == self.connected
+            most = self.engine.pace.rules.connected
+            assert len(self.connected) <= most or self.connected <= self.engine.leases.keys() | self.holding
+
     @rule(device=DEVICES)
     def check_in(self, device: str) -> None:
-        self.connected.add(device)
-        self.do(self.engine.check_in(device, None, self.now))
+        self.arrive(device, None)
 
     @rule(target=tasks, data=st.data())
     @precondition(lambda self: self.given)
@@ -139,12 +161,12 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(given=tasks)
     def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
         device, task, _ = given
-        self.connected.add(device)
-        self.do(self.engine.check_in(device, task, self.now))
+        self.arrive(device, task)
 
     @rule(device=DEVICES)
     def disconnect(self, device: str) -> None:
         self.connected.discard(device)
+        self.holding.discard(device)
         self.do(self.engine.disconnect(device, self.now))
 
     def report_of(self, device: str, task: str, number: int) -> None:
@@ -164,6 +186,7 @@ class AnyOrder(RuleBasedStateMachine):
         newest = self.versions + (self.committing is not None) + (ahead if self.open is None else 0)
         assert counts.staleness == newest - self.began[task][0] <= self.rules.max_staleness
         assert self.running.pop(task) == device
+        self.holding.discard(device)
         self.counted[task] = device, counts.round
         self.do(self.engine.count_report(device, task, self.now))
 
@@ -207,6 +230,7 @@ class AnyOrder(RuleBasedStateMachine):
         first = self.committing or self.open
         self.engine = Engine(self.rules, version=self.versions, round=self.last)
         self.connected.clear()
+        self.holding.clear()
         self.open, self.committing = first, None
         since = first or self.last + 1
         lost = [
@@ -281,7 +305,16 @@ def machine(rules: Settings) -> type[RuleBasedStateMachine]:
     return type("Policy", (AnyOrder,), {"of": rules})
 
 
-POLICIES = {"carry": CARRY, "buffered": BUFFERED, "few of each": FEW_OF_EACH, "one by one": ONE_BY_ONE}
+PACE = PaceSettings(connected=4, longest=10.0, check_ins=2.0)
+POLICIES = {
+    "carry": CARRY,
+    "buffered": BUFFERED,
+    "few of each": FEW_OF_EACH,
+    "one by one": ONE_BY_ONE,
+    "carry, with pace": CARRY._replace(pace=PACE),
+    "buffered, with pace": BUFFERED._replace(pace=PACE),
+    "synchronous, with pace": CARRY._replace(carry=False, max_staleness=0, pace=PACE),
+}
 USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_simulator.population.availability import HORIZON, online, until
+from fleetlearn_simulator.population.availability import HORIZON, next_online, online, until
 from fleetlearn_simulator.population.traits import offsets, tiers_of
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -207,3 +207,31 @@ def test_devices_without_the_memory_never_take_part() -> None:
     rule, enough = (scenario('kind = "always"', tiers + need) for need in ("150.0", "100.0"))
     assert np.array_equal(online(rule, IDS, 5.0), tiers_of(rule, IDS) != 0)
     assert online(enough, IDS, 5.0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("t", [0.0, 1234.5, 86_400.0 * 40])
+def test_a_device_is_next_online_when_it_was_offline_until_then(kind: str, t: float, folder: Path) -> None:
+    rule = scenario(KINDS[kind], base=folder)
+    ids = IDS[:300]
+    there, begin = online(rule, ids, t), next_online(rule, ids, t)
+    assert (begin[there] == t).all()
+    assert (begin[~there] > t).all()
+    for device in ids[~there][:40]:
+        one, first = np.array([device]), float(begin[device])
+        assert online(rule, one, first + 0.002).all()  # a trace's times are rounded to a millisecond
+        for part in (0.001, 0.3, 0.7, 0.999):
+            assert not online(rule, one, t + part * (first - t) - 1e-6).any() or first - t < 0.01
+
+
+def test_who_is_never_online_again_and_who_waits_for_the_network(folder: Path) -> None:
+    once = scenario('kind = "trace"\nfile = "t.csv"', base=folder)
+    # Device a: 0 to 100 and 300 to 1000; device b: 250.5 to 400.
+    assert next_online(once, np.arange(2), 150.0).tolist() == [300.0, 250.5]
+    assert next_online(once, np.arange(2), 300.0).tolist() == [300.0, 300.0]
+    assert np.isinf(next_online(once, np.arange(2), 1000.0)).all()
+    outages = scenario('kind = "always"', "regions = 2\noutages = [{region = 1, begin = 10.0, end = 20.0}]")
+    assert next_online(outages, np.arange(4), 15.0).tolist() == [15.0, 20.0, 15.0, 20.0]
+    tiers = "[compute]\nmemory = 100\n[tiers.a]\nmemory = 50\n[tiers.b]\n"
+    small = Scenario.parse(f"seed = 5\n[population]\nsize = 99\n{PLAN}{tiers}", folder, file="a.toml")
+    assert np.array_equal(np.isinf(next_online(small, np.arange(99), 0.0)), tiers_of(small, np.arange(99)) == 0)
