@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import as_export_error
-from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
 
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
@@ -61,7 +61,9 @@ class LossModule(nn.Module):
         self.inputs = len(user.batch) - user.targets
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        outputs, targets = self.model(*batch[: self.inputs]), batch[self.inputs :]
+        return self.means(self.model(*batch[: self.inputs]), batch[self.inputs :])
+
+    def means(self, outputs: Any, targets: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         loss = self.loss(outputs, *targets)
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         return (loss, *(metric(outputs, *targets).float().mean() for metric in self.metrics))
@@ -71,9 +73,21 @@ class EvalModule(LossModule):
     """Maps a batch to the sum of the loss, the sum of each metric, and the number of examples (int64)."""
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        means = super().forward(*batch)
+        return self.sums(self.model(*batch[: self.inputs]), batch)
+
+    def sums(self, outputs: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        means = self.means(outputs, batch[self.inputs :])
         examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
         return (*(mean * examples for mean in means), examples)
+
+
+class EvalInferModule(EvalModule):
+    """Maps a batch to what EvalModule gives and, behind that, to what InferModule gives."""
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.model(*batch[: self.inputs])
+        named = [value.clone() for value in named_outputs(outputs).values()]  # before the loss may change them
+        return (*self.sums(outputs, batch), *named)
 
 
 class InferModule(nn.Module):
@@ -292,8 +306,9 @@ def evaluation_mode(model: nn.Module) -> AbstractContextManager[None]:
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), attributes_restored(model):
         torch.manual_seed(0)
+        model.train()  # models forget here what they keep between calls in evaluation mode
         model.train(training)
         try:
             yield

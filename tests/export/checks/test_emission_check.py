@@ -20,7 +20,7 @@ from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, Preci
 from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.model.train_step import make_train_step
 from fleetlearn_export.model.user_model import evaluation_mode, make_user_model, training_mode
-from fleetlearn_export.tracing.trace import trace_evaluation, trace_inference
+from fleetlearn_export.tracing.trace import trace_evaluation
 from fleetlearn_protocol.manifest import LocalStep
 from mutants import TracedStep, mutate, traced_step
 from torch import Tensor, nn
@@ -139,8 +139,7 @@ def test_a_wrong_operator_in_a_deep_network_is_named(
         checked(steps("resnet18"))
 
 
-@pytest.mark.parametrize("trace", [trace_evaluation, partial(trace_inference, outputs=["output"])])
-def test_a_wrong_operator_in_evaluation_mode_is_named(monkeypatch: pytest.MonkeyPatch, trace: Any) -> None:
+def test_a_wrong_operator_in_evaluation_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     case = zoo.make("lenet")
     user = make_user_model(case.module, case.loss, case.batch(4), case.metrics, None, case.targets)
     with training_mode(case.module):
@@ -148,7 +147,7 @@ def test_a_wrong_operator_in_evaluation_mode_is_named(monkeypatch: pytest.Monkey
 
     def checked() -> OperatorsChecked:
         with evaluation_mode(case.module):
-            written = emitted(lambda table: trace(user, values, table=table))
+            written = emitted(partial(trace_evaluation, user, values, ["output"]))
             return check_evaluation(user, values, written.traced, written.emission)
 
     assert checked().worst.excess < 0.1
