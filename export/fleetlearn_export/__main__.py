@@ -71,7 +71,13 @@ def export(
         with _stages() as stage:
             made = export_bundle(path=output, **{"progress": stage, **arguments})
             stage("measuring what a step costs")
-            groups = summary(made.bundle, batch, frozen=made.frozen, without_ort_training=made.without_ort_training)
+            groups = summary(
+                made.bundle,
+                batch,
+                frozen=made.frozen,
+                without_gradient=made.without_gradient,
+                without_ort_training=made.without_ort_training,
+            )
         checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]
         if made.operators:
             checked.append(Line("", made.operators))

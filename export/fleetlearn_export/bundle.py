@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import accumulate
 from os import PathLike
@@ -42,7 +43,7 @@ from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_off
 from fleetlearn_export.graphs.frozen_file import move_constants
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget
-from fleetlearn_export.model.fine_tuning import Trained, fine_tuning
+from fleetlearn_export.model.fine_tuning import Trained, fine_tuning, freezing
 from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
@@ -79,6 +80,8 @@ class Exported(NamedTuple):
     operators: str | None
     """What the comparison of each operator of train.onnx with PyTorch's found; None if PyTorch's ONNX exporter wrote
     train.onnx."""
+    without_gradient: tuple[str, ...]
+    """Names of parameters that the export froze because the loss does not depend on them, as torch.optim skips them."""
 
 
 def export_bundle(
@@ -108,8 +111,9 @@ def export_bundle(
     """Write ``model``, and how it is trained, as a training bundle: a folder at ``path``.
 
     model: in any mode; the export does not change it. Parameters with ``requires_grad`` (float32) are trained and
-        travel; frozen ones become constants of the graphs. Buffers that training changes travel too. Tied weights
-        are one parameter. Dropout and other randomness come from a seed that is an input of the graph.
+        travel; frozen ones become constants of the graphs, and so do those on which the loss does not depend. Buffers
+        that training changes travel too. Tied weights are one parameter. Dropout and other randomness come from a seed
+        that is an input of the graph.
     loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar, the mean over the batch.
     example: arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's targets. The first axis of each
         is the examples' and is free in the bundle; the example fixes the other axes and the dtypes. Two rows of real
@@ -157,8 +161,11 @@ def export_bundle(
             "cache_features needs train=, which keeps frozen modules in evaluation mode. To train what has "
             "requires_grad, give train=lambda name, value: value.requires_grad"
         )
-    with fine_tuning(model, train), rounded(model, frozen) as unrounded:
-        user = make_user_model(model, loss, example, dict(metrics or {}), names, targets)
+    with ExitStack() as changed:
+        changed.enter_context(fine_tuning(model, train))
+        user = make_user_model(model, loss, example, dict(metrics or {}), names, targets, features)
+        changed.enter_context(freezing(model, user.without_gradient))
+        unrounded = changed.enter_context(rounded(model, frozen))
         with evaluation_mode(model):
             outputs = _outputs(user)
         with training_mode(model):
@@ -218,6 +225,7 @@ def export_bundle(
             by_pytorch,
             effect,
             training.operators,
+            user.without_gradient,
         )
 
 

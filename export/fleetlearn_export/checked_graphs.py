@@ -13,7 +13,7 @@ from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
-from fleetlearn_export.checks.graph_checks import check_eval, check_infer, check_train
+from fleetlearn_export.checks.graph_checks import check_eval, check_train
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
@@ -23,11 +23,11 @@ from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import copied, serialised, to_onnx, with_parameters
-from fleetlearn_export.graphs.emitted import Emitted, emitted
+from fleetlearn_export.graphs.emitted import Emitted, emitted, emitted_parts
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
-from fleetlearn_export.model.steps import Function
+from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import IndexRange, UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
@@ -39,7 +39,6 @@ from fleetlearn_export.tracing.trace import (
     export_loss,
     infer_program,
     trace_evaluation,
-    trace_inference,
     trace_step,
     train_program,
 )
@@ -143,25 +142,11 @@ def evaluation_graphs(
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
     progress("converting evaluation and inference")
     names = [row.name for row in outputs]
-    ways = (
-        (EVAL, partial(trace_evaluation, user, step.values), partial(eval_program, user, step.values)),
-        (INFER, partial(trace_inference, user, step.values, names), partial(infer_program, user, step.values, names)),
-    )
-    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
-    recurrent = any(isinstance(module, nn.RNNBase) for module in user.model.modules())
+    graphs, reason = _evaluation_graphs(user, step.values, names)
     files: dict[str, bytes] = {}
-    by_pytorch: dict[str, str] = {}
     uncoded = None
-    for name, trace, program in ways:
-        if recurrent:
-            found = program()
-            graph = to_onnx(found, inference_decompositions(found.located))
-        else:
-            graph, written, reason = _written(trace, program, inference_decompositions)
-            by_pytorch |= {name: reason} if reason else {}
-            if written:
-                check_evaluation(user, step.values, written.traced, written.emission)
-            del written  # it holds all frozen weights
+    while graphs:  # each graph holds all frozen weights, so none is kept longer than it is needed
+        name, graph = graphs.popitem()
         fold_batch_norms(graph)
         if name == EVAL and cache_features:
             uncoded = copied(graph)
@@ -169,11 +154,35 @@ def evaluation_graphs(
         files[name] = with_parameters(graph, step.values) if name == INFER else serialised(graph)
         del graph
         give_back_freed_memory()
+    by_pytorch = dict.fromkeys((EVAL, INFER), reason) if reason else {}
     progress("evaluating against PyTorch")
     difference = check_eval(user, files[EVAL], step.values)
-    give_back_freed_memory()
-    difference = max(difference, check_infer(user, files[INFER], step.values))
     return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded)
+
+
+def _evaluation_graphs(
+    user: UserModel, values: Tensors, outputs: list[str]
+) -> tuple[dict[str, onnx.ModelProto], str | None]:
+    """Return the graphs of eval.onnx and infer.onnx, written straight from one trace, or by PyTorch's ONNX exporter
+    with the reason for that."""
+    reason = None
+    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
+    if not any(isinstance(module, nn.RNNBase) for module in user.model.modules()):
+        parameters = {f"param.{name}": f"param.{name}" for name in values}
+        ways = {
+            EVAL: (parameters | {f"batch.{name}": f"batch.{name}" for name in user.batch}, user.sum_names()),
+            INFER: (parameters | {f"batch.{name}": name for name in user.inputs()}, outputs),
+        }
+        try:
+            graphs, traced, emission = emitted_parts(
+                partial(trace_evaluation, user, values, outputs), list(ways.values())
+            )
+            check_evaluation(user, values, traced, emission)
+            return dict(zip(ways, graphs, strict=True)), None
+        except EmissionError as error:
+            reason = str(error)
+    programs = {EVAL: eval_program(user, values), INFER: infer_program(user, values, outputs)}
+    return {name: to_onnx(found, inference_decompositions(found.located)) for name, found in programs.items()}, reason
 
 
 def _written(

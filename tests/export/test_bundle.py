@@ -325,3 +325,34 @@ def test_other_steps_are_refused(tmp_path: Path) -> None:
         export_bundle(model, functional.mse_loss, example, tmp_path / "b", step=LocalStep("lion"))
     with pytest.raises(ExportError, match="the step is a str; expected a LocalStep or a function"):
         export_bundle(model, functional.mse_loss, example, tmp_path / "b", step="sgd")
+
+
+class WithTable(nn.Linear):
+    """Keeps a table of its parameters between calls in evaluation mode, as LeViT and EfficientFormer do."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.shift = nn.Parameter(torch.ones(2))
+        self.tables: dict[str, torch.Tensor] = {}
+
+    def train(self, mode: bool = True) -> WithTable:
+        if mode:
+            self.tables = {}
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return super().forward(x) + self.shift.exp()
+        if "shift" not in self.tables:
+            self.tables["shift"] = self.shift.exp()
+        return super().forward(x) + self.tables["shift"]
+
+
+def test_a_table_that_a_model_keeps_in_evaluation_mode_is_no_constant(tmp_path: Path) -> None:
+    model = WithTable().eval()
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    model(x)
+    bundle = export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b").bundle
+    assert all(row.infer_offset is not None for row in bundle.manifest.parameters)
+    assert list(model.tables) == ["shift"], "the user's own"
+    assert not model.training

@@ -16,7 +16,7 @@ from backbone import Classifier, classifier, images
 from bundle_cache import cached_export
 from by_hand import bundle_training, largest_difference, pytorch_training
 from fleetlearn_device import open_runtime
-from fleetlearn_export import Exported, LocalStep
+from fleetlearn_export import Exported, LocalStep, export_bundle
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.summary import summary
 from fleetlearn_export.model.frozen_weights import Stored
@@ -138,6 +138,53 @@ def test_a_summary_counts_what_is_in_the_frozen_part(head: Exported) -> None:
     lines = {line.label: line.text for group in summary(head.bundle) for line in group}
     assert "constants" in lines
     assert "FLOPs per step" in lines
+
+
+class WithUnused(nn.Module):
+    """A model with a mask token that nothing reads, and a head beside it that the loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(3))
+        self.body = nn.Linear(3, 4)
+        self.other = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.body(x)
+        return {"classes": self.head(hidden), "other": self.other(hidden)}
+
+
+def test_what_gets_no_gradient_is_frozen_and_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = WithUnused()
+
+    def loss(outputs: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs["classes"], y)
+
+    batches = [(torch.randn(6, 3), torch.randint(2, (6,))) for _ in range(5)]
+    exported = export_bundle(model, loss, batches[0], tmp_path / "b", step=LocalStep("adamw", weight_decay=True))
+    unused = ("token", "other.0.weight", "other.0.bias", "other.1.weight", "other.1.bias")
+    assert exported.without_gradient == unused
+    assert all(value.requires_grad for value in model.parameters()), "the export changes no model"
+    rows = {row.name: row.buffer for row in exported.bundle.manifest.parameters}
+    assert [name for name, buffer in rows.items() if not buffer] == [
+        "body.weight",
+        "body.bias",
+        "head.weight",
+        "head.bias",
+    ]
+    # What is not trained stays in training mode, as in PyTorch.
+    assert [name for name, buffer in rows.items() if buffer] == ["other.0.running_mean", "other.0.running_var"]
+    groups = summary(exported.bundle, without_gradient=exported.without_gradient)
+    lines = {line.label: line.text for group in groups for line in group}
+    assert lines["without gradient"].startswith("token, other.0.weight, ")
+    plain = export_bundle(model, loss, batches[0], tmp_path / "sgd")
+    weights, losses = bundle_training(plain.bundle, batches, lr=0.1)
+    expected, curve = pytorch_training(model, loss, batches, lr=0.1)
+    assert losses == pytest.approx(curve, abs=1e-5)
+    assert largest_difference(weights, {name: expected[name] for name in weights}) < 1e-5
+    assert "without gradient" not in {line.label for group in summary(plain.bundle) for line in group}
 
 
 @pytest.fixture(scope="module")

@@ -69,13 +69,13 @@ def open_session(content: bytes, *, optimized: bool = True, before: bytes | None
 
 
 def batches(user: UserModel, seed: int) -> Iterator[Tensors]:
-    """Yield random rows of the example in batches of its own size, of one more, of its own size, and of one.
+    """Yield random rows of the example in batches of its own size, of one more, and of one.
 
     A row is repeated only if a batch needs more rows than there are: BatchNorm over equal rows divides by almost 0.
     """
     rows = len(next(iter(user.batch.values())))
     random = torch.Generator().manual_seed(seed)
-    for size in (rows, rows + 1, rows, 1):
+    for size in (rows, rows + 1, 1):
         chosen = torch.cat([torch.randperm(rows, generator=random), torch.randperm(rows, generator=random)])[:size]
         yield {name: value[chosen].clone() for name, value in user.batch.items()}
 

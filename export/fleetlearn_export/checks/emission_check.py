@@ -34,7 +34,7 @@ def check_emission(
     give_back_freed_memory()
 
     def check(seed: int) -> OperatorsChecked:
-        _, larger, _, one = batches(user, seed)
+        _, larger, one = batches(user, seed)
         found = check_operators(module, emission, operator_inputs(step, larger, seed), located)
         if trains_on_one:
             again = check_operators(module, emission, operator_inputs(step, one, seed), located)
@@ -51,7 +51,7 @@ def check_evaluation(user: UserModel, values: Tensors, module: fx.GraphModule, e
     """
 
     def check(seed: int) -> OperatorsChecked:
-        _, larger, *_ = batches(user, seed)
+        _, larger, _ = batches(user, seed)
         random = torch.Generator().manual_seed(seed)
         given = {
             row.name: _without_zeros(values[row.name.removeprefix("param.")], random)

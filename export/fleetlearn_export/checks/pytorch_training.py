@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
@@ -52,7 +53,7 @@ class PyTorchTraining:
         To take less memory, it changes the trained parameters in ``given`` in place if they have its dtype and are not
         the model's own.
         """
-        with self._precision():
+        with self._precision(), right_for_one_example(given):
             if self.step.rule.optimizer == "custom":
                 rest = as_double(given) if self._double else given
                 results = self.step.run(rest, self.dtype)
@@ -70,7 +71,7 @@ class PyTorchTraining:
 
         Not for a step of the user's own. It changes nothing in ``given``.
         """
-        with self._precision():
+        with self._precision(), right_for_one_example(given):
             results = self._differentiated(self._taken(given))
             found = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
             self._release()

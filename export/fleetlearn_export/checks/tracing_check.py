@@ -14,6 +14,7 @@ from torch import fx
 
 from fleetlearn_export.checks.comparison import first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, CheckedStep, Precision, compare_training
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.steps import Function, Tensors
@@ -54,7 +55,8 @@ def run_traced(step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: t
     """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs."""
     rows = [given[name] for name in step.inputs()]
     double = dtype == torch.float64
-    with torch.no_grad(), plain_kernels(), DoublePrecision() if double else nullcontext():
+    precision = DoublePrecision() if double else nullcontext()
+    with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
         results = _WithoutCopies(module).run(*(as_double(rows) if double else rows))
     return dict(zip(step.outputs(), results, strict=True))
 

@@ -149,27 +149,47 @@ def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
 
 
 def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
-    """Return where each parameter's raw bytes begin in the serialised graph. Leaves out unused parameters.
-
-    A TensorProto is written in the order of its fields' numbers: dims, data_type, name (8), raw_data (9).
-    """
+    """Return where each parameter's raw bytes begin in the serialised graph. Leaves out unused parameters."""
     offsets = {}
-    for name, value in values.items():
-        raw, label = value.numpy().tobytes(), f"param.{name}".encode()
-        head = b"\x42" + _varint(len(label)) + label + b"\x4a" + _varint(len(raw))
-        place = content.find(head) + len(head)
-        if place < len(head):
-            continue
-        if content.find(head, place) >= 0 or content[place : place + len(raw)] != raw:
-            raise ExportError(f"the serialised graph does not show where the bytes of parameter {name} are")
-        offsets[name] = place
+    (graph,) = _fields(content, 0, len(content), _GRAPH)
+    for place, end in _fields(content, *graph, _INITIALIZER):
+        name = b"".join(content[slice(*row)] for row in _fields(content, place, end, _NAME)).decode()
+        if name.startswith("param."):
+            name = name.removeprefix("param.")
+            ((begin, stop),) = _fields(content, place, end, _RAW_DATA)
+            if content[begin:stop] != values[name].numpy().tobytes():
+                raise ExportError(f"the serialised graph does not show where the bytes of parameter {name} are")
+            offsets[name] = begin
     return offsets
 
 
-def _varint(number: int) -> bytes:
-    """Encode a length as protobuf does: seven bits a byte, the lowest first, the high bit set on all but the last."""
-    out = bytearray()
-    while number > 127:
-        out.append(number % 128 + 128)
-        number //= 128
-    return bytes([*out, number])
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_NAME = onnx.TensorProto.NAME_FIELD_NUMBER
+_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
+_FIXED_SIZES = {1: 8, 5: 4}
+"""Protobuf's wire types of a fixed size, in bytes. The others are 0, a number, and 2, bytes behind their length."""
+
+
+def _fields(content: bytes, place: int, end: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield where the bytes of a message's fields of this number begin and end. The message is in place:end."""
+    while place < end:
+        key, place = _varint(content, place)
+        if key % 8 in _FIXED_SIZES:
+            place += _FIXED_SIZES[key % 8]
+            continue
+        size, place = _varint(content, place)
+        if key % 8 == 2:
+            if key // 8 == number:
+                yield place, place + size
+            place += size
+
+
+def _varint(content: bytes, place: int) -> tuple[int, int]:
+    """Read a number as protobuf has it: seven bits a byte, the lowest first, the high bit set on all but the last."""
+    found = shift = 0
+    while True:
+        byte = content[place]
+        found, shift, place = found | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            return found, place

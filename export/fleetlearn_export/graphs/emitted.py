@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import torch
 
 from fleetlearn_export.emission.emit import Emission, emit
@@ -38,6 +39,23 @@ def emitted(trace: Callable[[Decompositions], Traced]) -> Emitted:
     trace: a function of decompositions, such as ``trace_step`` of a step. Raises EmissionError if the table lacks an
     operator, or PyTorch cannot trace with these decompositions.
     """
+    module, emission, outputs = _written(trace)
+    return Emitted(_cleaned(ir.from_proto(emission.model), outputs), module, emission)
+
+
+def emitted_parts(
+    trace: Callable[[Decompositions], Traced], parts: Sequence[tuple[Mapping[str, str], list[str]]]
+) -> tuple[list[onnx.ModelProto], torch.fx.GraphModule, Emission]:
+    """Trace once, and write several graphs, each of some of the outputs. Returns them after cleaning.
+
+    parts: of each graph, names of traced inputs -> their names in the graph, and the outputs. It has no other inputs
+    unless it needs them. Raises EmissionError as ``emitted`` does.
+    """
+    module, emission, _ = _written(trace)
+    return [_part(emission, *row) for row in parts], module, emission
+
+
+def _written(trace: Callable[[Decompositions], Traced]) -> tuple[torch.fx.GraphModule, Emission, list[str]]:
     try:
         traced = trace(decompositions())
     except ExportError as error:
@@ -49,5 +67,25 @@ def emitted(trace: Callable[[Decompositions], Traced]) -> Emitted:
     emission = emit(module, list(traced.arguments), traced.outputs, examples, axis)
     emission.model.ir_version = IR_VERSION
     emission.model.opset_import[0].version = OPSET
+    return module, emission, traced.outputs
+
+
+def _part(emission: Emission, inputs: Mapping[str, str], outputs: list[str]) -> onnx.ModelProto:
+    model = ir.from_proto(emission.model)
+    graph = model.graph
+    kept = {value.name: value for value in graph.outputs}
+    graph.outputs.clear()
+    graph.outputs.extend(kept[name] for name in outputs)
+    passes.RemoveUnusedNodesPass()(model)
+    for value in list(graph.inputs):
+        name = inputs.get(value.name or "")
+        if name is not None:
+            value.name = name
+        elif not value.uses():
+            graph.inputs.remove(value)
+    return _cleaned(model, outputs)
+
+
+def _cleaned(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     with as_export_error("the emitted graph cannot be cleaned"):
-        return Emitted(clean(ir.from_proto(emission.model), traced.outputs), module, emission)
+        return clean(model, outputs)

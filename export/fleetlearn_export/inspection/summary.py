@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import prod
 from typing import NamedTuple
@@ -44,18 +44,23 @@ class Line(NamedTuple):
 
 
 def summary(
-    bundle: Bundle, batch: int = BATCH, *, frozen: int | None = None, without_ort_training: str | None = None
+    bundle: Bundle,
+    batch: int = BATCH,
+    *,
+    frozen: int | None = None,
+    without_gradient: Sequence[str] = (),
+    without_ort_training: str | None = None,
 ) -> list[list[Line]]:
     """Return groups of lines. Costs are for a batch of ``batch`` examples.
 
-    frozen, without_ort_training: what ``Exported`` says and the bundle does not.
+    frozen, without_gradient, without_ort_training: what ``Exported`` says and the bundle does not.
 
     Raises BundleError, and ExportError if a graph is not ONNX.
     """
     graphs = {name: _graph(bundle, name) for name in (TRAIN, EVAL, INFER)}
     return [
         _files(bundle, without_ort_training),
-        _model(bundle.manifest, graphs[TRAIN], frozen),
+        _model(bundle.manifest, graphs[TRAIN], frozen, without_gradient),
         _step(bundle.manifest),
         _running(bundle, graphs, batch),
     ]
@@ -88,7 +93,9 @@ def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
     return lines
 
 
-def _model(manifest: Manifest, train: onnx.ModelProto, frozen: int | None) -> list[Line]:
+def _model(
+    manifest: Manifest, train: onnx.ModelProto, frozen: int | None, without_gradient: Sequence[str]
+) -> list[Line]:
     rows = manifest.parameters
     lines = [Line("parameters", f"{_elements(row for row in rows if not row.buffer)}, trained")]
     if personal := [row for row in rows if row.personal]:
@@ -99,6 +106,9 @@ def _model(manifest: Manifest, train: onnx.ModelProto, frozen: int | None) -> li
         lines.append(Line("frozen", f"{frozen:,}, constants of the graphs" if frozen else "none"))
     elif constants := graph_costs.constants(train)[0]:
         lines.append(Line("constants", f"{constants:,} in train.onnx: frozen parameters, and what the step needs"))
+    if without_gradient:
+        names = ", ".join(without_gradient)
+        lines.append(Line("without gradient", f"{names}: frozen, as torch.optim skips what the loss does not read"))
     size = f"{4 * manifest.size:,}"
     return [
         *lines,

@@ -51,6 +51,19 @@ def fine_tuning(model: nn.Module, train: Trained | None) -> Iterator[None]:
             value.requires_grad_(was)
 
 
+@contextmanager
+def freezing(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Freeze the parameters of these names; no module changes its mode. Restores the model when the block ends."""
+    values = [model.get_parameter(name) for name in names]
+    try:
+        for value in values:
+            value.requires_grad_(False)
+        yield
+    finally:
+        for value in values:
+            value.requires_grad_(True)
+
+
 def _chosen(model: nn.Module, train: Trained) -> set[int]:
     """Return the ids of the trained parameters. A tied parameter is trained if one of its names is chosen."""
     rows = list(model.named_parameters(remove_duplicate=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -31,3 +32,23 @@ def own_tensors_restored(model: nn.Module) -> Iterator[None]:
     finally:
         for row, before in own:
             row.update(before)
+
+
+@contextmanager
+def attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Give the model's modules their attributes again, and what these dicts and lists held, when the block ends.
+
+    Models keep what they computed between calls, such as a table of positions. What tracing left there has no values.
+    """
+    own = [vars(module) for module in model.modules()]
+    kept = [value for row in own for value in row.values() if type(value) in (dict, list)]
+    before = [(value, copy(value)) for value in (*own, *kept)]
+    try:
+        yield
+    finally:
+        for value, copied in before:
+            value.clear()
+            if isinstance(value, dict):
+                value.update(copied)
+            else:
+                value.extend(copied)

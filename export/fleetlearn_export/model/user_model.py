@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import as_export_error
-from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
 
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
@@ -39,6 +39,8 @@ class UserModel(NamedTuple):
     """The example by name: at least two rows. Each array is a copy of the user's."""
     targets: int
     """How many of the batch's last arrays go to the loss, not to the model."""
+    without_gradient: tuple[str, ...] = ()
+    """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim skips them."""
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
@@ -59,7 +61,9 @@ class LossModule(nn.Module):
         self.inputs = len(user.batch) - user.targets
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        outputs, targets = self.model(*batch[: self.inputs]), batch[self.inputs :]
+        return self.means(self.model(*batch[: self.inputs]), batch[self.inputs :])
+
+    def means(self, outputs: Any, targets: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         loss = self.loss(outputs, *targets)
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         return (loss, *(metric(outputs, *targets).float().mean() for metric in self.metrics))
@@ -69,9 +73,21 @@ class EvalModule(LossModule):
     """Maps a batch to the sum of the loss, the sum of each metric, and the number of examples (int64)."""
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        means = super().forward(*batch)
+        return self.sums(self.model(*batch[: self.inputs]), batch)
+
+    def sums(self, outputs: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        means = self.means(outputs, batch[self.inputs :])
         examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
         return (*(mean * examples for mean in means), examples)
+
+
+class EvalInferModule(EvalModule):
+    """Maps a batch to what EvalModule gives and, behind that, to what InferModule gives."""
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.model(*batch[: self.inputs])
+        named = [value.clone() for value in named_outputs(outputs).values()]  # before the loss may change them
+        return (*self.sums(outputs, batch), *named)
 
 
 class InferModule(nn.Module):
@@ -101,8 +117,12 @@ def make_user_model(
     metrics: Mapping[str, Function],
     names: Sequence[str] | None,
     targets: int,
+    features: Function | None = None,
 ) -> UserModel:
-    """Check everything that can be checked before tracing. Raises ExportError."""
+    """Check everything that can be checked before tracing. Raises ExportError.
+
+    features: what a contrastive step differentiates besides the loss.
+    """
     if not isinstance(model, nn.Module):
         raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     for what, function in {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}.items():
@@ -112,9 +132,9 @@ def make_user_model(
         check_name("metric", name)
     user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
     _check_parameters(model, loss)
-    _check_by_running(user)
+    without_gradient = _check_by_running(user, features)
     _refuse_sum_as_loss(user)
-    return user
+    return user._replace(without_gradient=without_gradient)
 
 
 def check_name(what: str, name: object, kind: Any = Name) -> None:
@@ -199,8 +219,12 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
                 raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
 
 
-def _check_by_running(user: UserModel) -> None:
-    """Run the loss and its gradient on the example, and on the example with one more row."""
+def _check_by_running(user: UserModel, features: Function | None) -> tuple[str, ...]:
+    """Run the loss and its gradient on the example, and on the example with one more row.
+
+    Returns the names of the parameters that get no gradient. Raises ExportError.
+    """
+    unused: dict[int, tuple[str, ...]] = {}
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
     rows = len(next(iter(user.batch.values())))
     for size in (rows, rows + 1):
@@ -218,9 +242,9 @@ def _check_by_running(user: UserModel) -> None:
             loss = user.loss(outputs, *targets)
             if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
                 raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
-            outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+            detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
             for name, metric in user.metrics.items():
-                value = metric(outputs, *targets)
+                value = metric(detached, *targets)
                 if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
                     raise ExportError(
                         f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of "
@@ -228,13 +252,15 @@ def _check_by_running(user: UserModel) -> None:
                     )
             if not loss.requires_grad:
                 raise ExportError("the loss does not depend on any parameter of the model")
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        without = [name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None]
-        if without:
-            raise ExportError(
-                f"parameter {', '.join(without)} gets no gradient: the loss does not depend on it. Use it, "
-                "remove it, or freeze it with requires_grad_(False)"
-            )
+            target = loss if features is None else loss + features(outputs).sum()
+            gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
+        unused[size] = tuple(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None)
+    if different := set(unused[rows]) ^ set(unused[rows + 1]):
+        raise ExportError(
+            f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {rows + 1}, not on "
+            "both: a graph computes the same for any number of examples"
+        )
+    return unused[rows]
 
 
 def _refuse_sum_as_loss(user: UserModel) -> None:
@@ -280,8 +306,9 @@ def evaluation_mode(model: nn.Module) -> AbstractContextManager[None]:
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), attributes_restored(model):
         torch.manual_seed(0)
+        model.train()  # models forget here what they keep between calls in evaluation mode
         model.train(training)
         try:
             yield

@@ -26,10 +26,10 @@ from fleetlearn_export.model.source_locations import (
     location_of_replaced_size,
     user_frames_recorded,
 )
-from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
-from fleetlearn_export.model.user_model import EvalModule, InferModule, LossModule, UserModel
+from fleetlearn_export.model.user_model import EvalInferModule, EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.formulas.recording import formulas_recorded
@@ -162,31 +162,20 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
     """
     arguments = step.arguments()
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    module = trace(step.run_with_means if with_means else step.run, arguments, rows, table)
+    with attributes_restored(step.objective.model):
+        module = trace(step.run_with_means if with_means else step.run, arguments, rows, table)
     _refuse_unsupported_operators(module.graph)
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
 
-def trace_evaluation(user: UserModel, values: Tensors, table: Decompositions) -> Traced:
-    """Trace the sums over a batch. The model is in evaluation mode. Raises ExportError."""
+def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table: Decompositions) -> Traced:
+    """Trace the sums over a batch, and the model's outputs of these names. The model is in evaluation mode.
+
+    Raises ExportError.
+    """
+    module, names = EvalInferModule(user), [*user.sum_names(), *outputs]
     arguments = {f"param.{name}": value for name, value in values.items()}
     arguments |= {f"batch.{name}": value for name, value in user.batch.items()}
-    outputs = user.sum_names()
-    traced = _trace_module(EvalModule(user), values, arguments, outputs, table)
-    _refuse_random_evaluation(user, traced.module.graph)
-    return traced
-
-
-def trace_inference(user: UserModel, values: Tensors, outputs: list[str], table: Decompositions) -> Traced:
-    """Trace the model alone. The model is in evaluation mode. Raises ExportError."""
-    arguments = {f"param.{name}": value for name, value in values.items()} | user.inputs()
-    return _trace_module(InferModule(user), values, arguments, outputs, table)
-
-
-def _trace_module(
-    module: nn.Module, values: Tensors, arguments: Tensors, outputs: list[str], table: Decompositions
-) -> Traced:
-    """Trace a module around the model. ``values`` are the first arguments, and of fixed sizes."""
 
     def function(given: Tensors) -> Tensors:
         rows = [value.clone() for value in given.values()]
@@ -194,12 +183,14 @@ def _trace_module(
         with torch.no_grad(), plain_kernels():
             results = functional_call(module, own, tuple(rows[len(values) :]))
         # Copies: a model may return one tensor in two places, and each output of a graph needs its own name.
-        return {name: value.clone() for name, value in zip(outputs, results, strict=True)}
+        return {name: value.clone() for name, value in zip(names, results, strict=True)}
 
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
-    graph = trace(function, arguments, rows, table)
+    with attributes_restored(user.model):
+        graph = trace(function, arguments, rows, table)
     _refuse_unsupported_operators(graph.graph)
-    return Traced(graph, arguments, rows, outputs)
+    _refuse_random_evaluation(user, graph.graph)
+    return Traced(graph, arguments, rows, names)
 
 
 def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
@@ -236,6 +227,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
         silenced_python(),
         user_frames_recorded(),
         formulas_recorded(),
+        attributes_restored(module),
     ):
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
 

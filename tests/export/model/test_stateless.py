@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
+from fleetlearn_export.model.stateless import attributes_restored, functional_call, own_tensors_restored
 from torch import nn
 
 
@@ -44,3 +44,18 @@ def test_after_an_error_too() -> None:
     with pytest.raises(KeyError), own_tensors_restored(model):
         change(model)
     assert model.two.weight is own
+
+
+def test_what_modules_keep_between_calls_is_forgotten() -> None:
+    model = Twice()
+    model.table, model.calls = {"a": 1}, [1]
+    with attributes_restored(model):
+        model.table["b"] = torch.ones(1)
+        model.calls.append(2)
+        model.calls = []
+        model.extra = torch.ones(1)
+        model.two = nn.Linear(1, 1)
+    assert model.table == {"a": 1}
+    assert model.calls == [1]
+    assert not hasattr(model, "extra")
+    assert model.two is model.one

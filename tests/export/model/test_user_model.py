@@ -58,10 +58,22 @@ def _half() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double())
 
 
-def _unused() -> nn.Module:
-    model = nn.Linear(3, 2)
-    model.register_parameter("idle", nn.Parameter(torch.zeros(2)))
-    return model
+class Projected(nn.Linear):
+    """A model with a parameter that only its second output reads, and one that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.scale = nn.Parameter(torch.ones(2))
+        self.idle = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs = super().forward(x)
+        return outputs, outputs * self.scale
+
+
+class Sometimes(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if len(x) % 2 else x @ self.weight.T
 
 
 def _infinite() -> nn.Module:
@@ -82,7 +94,7 @@ class Metric(nn.Module):
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
-        ({"model": _unused()}, "parameter idle gets no gradient"),
+        ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 5, not on both"),
         ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
         ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
         ({"model": nn.Linear(3, 2, device="meta")}, r"weight is on meta; .* model.cpu\(\)"),
@@ -124,6 +136,16 @@ class Metric(nn.Module):
 def test_bad_input_is_refused_by_name(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ExportError, match=text):
         source_of(**options)
+
+
+def test_parameters_on_which_the_loss_does_not_depend() -> None:
+    def loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs[0], y)
+
+    assert source_of().without_gradient == ()
+    assert source_of(Projected(), loss).without_gradient == ("scale", "idle")
+    # A contrastive step differentiates the features too.
+    assert source_of(Projected(), loss, features=lambda outputs: outputs[1]).without_gradient == ("idle",)
 
 
 def test_a_batch_size_written_into_the_model_is_found_with_its_line() -> None:

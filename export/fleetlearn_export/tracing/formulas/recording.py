@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fleetlearn_export.tracing.formulas import distances, grids, resizing
+from fleetlearn_export.tracing.formulas import chunks, distances, grids, resizing
 
 AUTOGRAD, COMPOSITE = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
 """Where PyTorch looks for its own formulas."""
@@ -16,6 +16,7 @@ FORMULAS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **resizing.FORMULAS,
     **grids.FORMULAS,
     **distances.FORMULAS,
+    **chunks.FORMULAS,
 }
 
 
