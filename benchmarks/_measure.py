@@ -53,13 +53,16 @@ durable = "{durable}"
 evaluate = false
 [round]
 goal = {devices}
-over_selection = {over_selection}
 minimum = {devices}
 deadline = 600.0
-gather = 600.0
+{participation}
 [stop]
 rounds = {rounds}
 """
+SYNCHRONOUS = """over_selection = 1.0
+gather = 600.0"""
+ASYNCHRONOUS = """participation = "asynchronous"
+concurrency = {devices}"""
 
 WITH_HELD = """
 from fleetlearn_coordinator.__main__ import main
@@ -124,12 +127,13 @@ def coordinator(
     size: int,
     devices: int,
     rounds: int,
-    over_selection: float = 1.0,
+    asynchronous: bool = False,
     durable: str = "process",
     held: int = SPOOL_FILES_HELD,
     **service: float,
 ) -> Iterator[Server]:
-    """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for all ``devices``.
+    """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
+    of the ``devices``, asynchronous ones for as many reports.
 
     It stays after the last round, so that its peak can be read. ``held``: updates after which the sum is saved.
     ``service``: settings of its process.
@@ -137,7 +141,8 @@ def coordinator(
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
         plan, settings = folder / "plan.toml", folder / "service.toml"
-        plan.write_text(PLAN.format(devices=devices, rounds=rounds, over_selection=over_selection, durable=durable))
+        participation = ASYNCHRONOUS.format(devices=devices) if asynchronous else SYNCHRONOUS
+        plan.write_text(PLAN.format(devices=devices, rounds=rounds, participation=participation, durable=durable))
         values = {"port": 0, "heartbeat": 60.0, **service}
         settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
         command = [sys.executable, "-m", "fleetlearn_coordinator"]

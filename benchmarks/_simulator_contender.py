@@ -52,6 +52,7 @@ def simulator(settings: Settings, launched: float) -> Figures:
         "cpu_us_per_device_round": 1e6 * cpu_between(*used) / reports,
         "first_round_s": marks[0][0] - launched,
         "parent_cpu_ms_per_round": 1e3 * (end_cpu - begin_cpu) / rounds,
+        "parent_cpu_us_each": 1e6 * (end_cpu - begin_cpu) / reports,
         "clock_ms_per_round": 1e3 * (end - begin) / rounds,
         "parent_peak_rss_mib": used[1][os.getpid()].peak_rss,
         "peak_rss_mib": sum(row.peak_rss for row in used[1].values()),

@@ -2,7 +2,8 @@
 
 The devices take the model (1M float32, 4 MB) and send an update that was made beforehand; they are real ones, on
 ``websockets`` and the protocol package, all in this process. The coordinator is a process of its own. Interleaved
-with it runs the floor (_rounds_floor.py): bare ``websockets`` and numpy moving the same bytes.
+with it runs the floor (_rounds_floor.py): bare ``websockets`` and numpy moving the same bytes. So does an asynchronous
+coordinator, which makes a model with every 20 updates and gives each device that reports its next task at once.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Watch:
         return {
             "seconds_per_round": seconds / rounds,
             "rounds_per_second": rounds / seconds,
+            "updates_per_second": rounds * devices / seconds,
             "cpu_ms_per_update": 1e3 * cpu / rounds / devices,
             "devices_cpu_ms_per_update": 1e3 * (self.own[last] - self.own[first]) / rounds / devices,
             "peak_rss_mib": self.used[last].peak_rss,
@@ -67,19 +69,31 @@ class Gaps(NamedTuple):
 
 
 def fleetlearn(
-    devices: int, size: int, rounds: int, limit: float, uploads: int = 16, durable: str = "process"
+    devices: int,
+    size: int,
+    rounds: int,
+    limit: float,
+    uploads: int = 16,
+    durable: str = "process",
+    *,
+    asynchronous: bool = False,
 ) -> tuple[dict[str, float], Gaps]:
     """Figures of the coordinator, and how long it took between rounds."""
     update = _websocket_device.make_update(size)
     log = _websocket_device.Log()
     total = WARM + rounds + 1
-    with measure.coordinator(size=size, devices=devices, rounds=total, uploads=uploads, durable=durable) as server:
+    settings = {"size": size, "devices": devices, "rounds": total, "uploads": uploads}
+    with measure.coordinator(**settings, durable=durable, asynchronous=asynchronous) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together(
                 (_websocket_device.take_part(server.url, f"d{i}", update, log, watch) for i in range(devices)), limit
             )
         )
+    if asynchronous:  # an update may count for the round after its task's, and some are under way at the end
+        if (accepted := sum(moments.accepted for moments in log.values())) < total * devices:
+            raise RuntimeError(f"{accepted} updates were accepted, {total} rounds need {total * devices}")
+        return watch.figures(devices), Gaps([], [])
     for round in range(1, WARM + rounds + 2):
         if log[round].accepted != devices:
             raise RuntimeError(f"round {round} accepted {log[round].accepted} of {devices} updates")
@@ -117,7 +131,7 @@ def main() -> None:
     options.add_argument("--limit", type=float, default=120.0, help="seconds that one repeat may take")
     chosen = options.parse_args()
     sizes = chosen.devices, chosen.size, chosen.rounds, chosen.limit
-    runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
+    runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": [], "asynchronous": []}
     gaps = Gaps([], [])
     for _ in range(chosen.repeats):
         runs["floor"].append(bare(*sizes))
@@ -125,9 +139,12 @@ def main() -> None:
         runs["fleetlearn"].append(figures)
         gaps.after_report.extend(found.after_report)
         gaps.after_accepted.extend(found.after_accepted)
+        figures, _ = fleetlearn(*sizes, chosen.uploads, chosen.durable, asynchronous=True)
+        runs["asynchronous"].append(figures)
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
-    results = measure.summary(runs)
+    asynchronous = measure.summary({"asynchronous": runs.pop("asynchronous"), "floor": runs["floor"]})
+    results = measure.summary(runs) | {"asynchronous": asynchronous}
     for name, values in gaps._asdict().items():
         results[f"next_task_{name}_ms"] = {
             "p50": 1e3 * quantile(values, 0.5), "p99": 1e3 * quantile(values, 0.99), "max": 1e3 * max(values)
@@ -136,6 +153,7 @@ def main() -> None:
     for name, words in (("after_report", "last report"), ("after_accepted", "last `accepted`")):
         line = ", ".join(f"{key} {value:.1f}" for key, value in results[f"next_task_{name}_ms"].items())
         print(f"\nms from a round's {words} to the next round's first task: {line}")
+    print(f"\nasynchronous:\n{measure.side_by_side(asynchronous)}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}
     measure.write_json(chosen.json, settings, results)
 

@@ -6,6 +6,8 @@ they are installed.
 cnn: the CNN of McMahan et al. 2017 on a few devices, against the PyTorch loop in as many processes.
 large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a round: the CPU of
 the process that keeps the books, while others train.
+asynchronous: the same devices with different speeds, 10,000 tasks at a time: synchronous rounds of 10,000 reports
+beside a model with every 1,000.
 curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
 
 All contenders of a part run once before any runs again, each in processes of its own. The simulator trains on the ONNX
@@ -22,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,8 @@ change it by 0.002."""
 CORES = len(os.sched_getaffinity(0))
 BOOKS = max(2, CORES)
 """Worker processes where the parent's CPU is measured: with one it would train itself."""
+BUFFERS = 10
+"""Asynchronous: models for as many reports as there are tasks at a time."""
 Settings = dict[str, Any]
 Runs = dict[str, list[dict[str, float]]]
 
@@ -239,6 +244,28 @@ def large(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
     return in_turns({name: lambda: books(contest, away(bundle, size, goal, 6), 2)}, repeats)
 
 
+def asynchronous(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
+    """``cpu_ratio`` compares the parent's CPU for each report with that of synchronous rounds in the same repeat."""
+    size, most = _many(1_000_000, scale), _many(10_000, scale)
+    tables = {"synchronous rounds": (away(bundle, size, most, 6), 2)}
+    buffered = away(bundle, size, most, 6 * BUFFERS)
+    buffered["plan"] |= {"recipe": "fedbuff", "round": {"goal": most // BUFFERS, "concurrency": most}}
+    tables["asynchronous"] = (buffered, 2 * BUFFERS)
+    for run, _ in tables.values():
+        run |= {"compute": {"step_seconds": 20.0}, "tiers": {"device": {"spread": 0.7}}}
+        run["plan"]["round"]["deadline"] = 7200.0
+    contenders: dict[str, Callable[[], dict[str, float]]] = {
+        f"{name}, {most:,} at a time": partial(books, contest, run, warm) for name, (run, warm) in tables.items()
+    }
+    found = in_turns(contenders, repeats)
+    first = next(iter(found.values()))["runs"]
+    for figures in found.values():
+        rows = [row["parent_cpu_us_each"] for row in figures["runs"]]
+        ratios = [own / other["parent_cpu_us_each"] for own, other in zip(rows, first, strict=True)]
+        figures["cpu_ratio"] = measure.middle(ratios)
+    return found
+
+
 def curve(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
     rounds = _many(60, scale)
 
@@ -250,13 +277,15 @@ def curve(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
 
 PEERS = {"pfl": ("pfl-research", "1 process", "pfl"), "flower": ("Flower", f"{CORES} Ray actors", "flwr", "ray")}
 """Kind -> name, processes, what it needs."""
-PARTS = {"small": small, "cnn": cnn, "large": large, "curve": curve}
+PARTS = {"small": small, "cnn": cnn, "large": large, "asynchronous": asynchronous, "curve": curve}
 COLUMNS = {
     "device-rounds/s": "device_rounds_per_s",
     "ratio to PyTorch": "ratio",
     "CPU-us of all, each": "cpu_us_per_device_round",
     "first round after, s": "first_round_s",
     "parent's CPU-ms a round": "parent_cpu_ms_per_round",
+    "parent's CPU-us, each": "parent_cpu_us_each",
+    "ratio to synchronous": "cpu_ratio",
     "ms a round": "clock_ms_per_round",
     "peak RSS of all, MiB": "peak_rss_mib",
     "parent's": "parent_peak_rss_mib",
@@ -272,7 +301,9 @@ def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--scale", type=float, default=1.0, help="times the usual rounds, and the size of large")
+    options.add_argument(
+        "--scale", type=float, default=1.0, help="times the usual rounds, and the size of the two large parts"
+    )
     options.add_argument("--python", default=sys.executable, help="the simulator's interpreter (default: this one)")
     options.add_argument(
         "--peers", default=sys.executable, help="the one of pfl-research and Flower (default: this one)"

@@ -60,6 +60,7 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["floor"]["cpu_ms_per_update"]["median"] > 0
     # One device may read its next task before another reads that it was accepted, so a gap may be below 0.
     assert results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
+    assert results["asynchronous"]["ratio"]["updates_per_second"]["median"] > 0
 
 
 def test_pauses(tmp_path: Path) -> None:
@@ -234,6 +235,15 @@ def test_simulator(tmp_path: Path) -> None:
     assert large["parent_cpu_ms_per_round"]["min"] > 0
     assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]
     assert large["lost"]["min"] > 0
+
+
+@pytest.mark.slow
+def test_the_asynchronous_simulator(tmp_path: Path) -> None:
+    results = figures(tmp_path, "simulator.py", "--parts", "asynchronous", "--repeats", "1", "--scale", "0.01")
+    synchronous, asynchronous = results["asynchronous"].values()
+    assert synchronous["reports"]["min"] == 10 * asynchronous["reports"]["min"] == 100
+    assert synchronous["cpu_ratio"]["median"] == 1
+    assert asynchronous["cpu_ratio"]["median"] > 0
 
 
 @pytest.mark.slow

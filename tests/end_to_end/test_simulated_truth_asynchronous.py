@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.aggregation.robust.rules import RULES as ROBUST
+from fleetlearn_coordinator.rounds import participation
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Accepted, Task
@@ -36,8 +37,12 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", RULES)
-def test_server_and_simulator_make_the_same_model(tmp_path: Path, recipe: str) -> None:
+@pytest.mark.parametrize(("recipe", "together"), [*((recipe, 100) for recipe in RULES), ("fedbuff", 2)])
+def test_server_and_simulator_make_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, together: int
+) -> None:
+    """``together``: with 2, two free slots are given together, as in a fleet of hundreds."""
+    monkeypatch.setattr(participation, "TOGETHER", together)
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,

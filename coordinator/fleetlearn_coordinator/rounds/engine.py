@@ -139,6 +139,12 @@ class Engine:
         """Return how many more reports the round takes."""
         return self.participation.wanted_reports(self.book)
 
+    def reports_together(self) -> int:
+        """Return for how many reports ``count_reports`` may be called now."""
+        if self.phase is not Phase.OPEN and self.settings.outlive:
+            return 1
+        return self.participation.reports_together(self.book)
+
     def wake_at(self) -> float | None:
         """Return when ``tick`` is next due, or None."""
         if self.phase is Phase.FINISHED:
@@ -303,10 +309,10 @@ class Engine:
         """The updates of these devices' tasks are safe, the last of them now: their reports count.
 
         Does what ``count_report`` would do for one after the other. Call only where each is ``wanted``, and for no more
-        than ``wanted_reports``. Raises ValueError at the first that is not wanted; those before it count.
+        than ``reports_together``. Raises ValueError at the first that is not wanted; those before it count.
         """
         early = self.phase is not Phase.OPEN and self.settings.outlive
-        good = len(tasks) if early else min(len(tasks), self.wanted_reports())
+        good = min(len(tasks), self.reports_together())
         held = list(map(self.book.tasks.get, devices))
         if held != list(tasks) or len({*devices}) < len(devices):
             rows = enumerate(zip(devices, tasks, held, strict=True))

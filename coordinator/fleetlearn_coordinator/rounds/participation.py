@@ -13,6 +13,11 @@ from typing import TypeAlias
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
 
+TOGETHER = 100
+"""Asynchronously, slots that come free are given together as soon as one in so many is free. To choose a device and to
+tell it its task alone costs several times as much as among a hundred, and the others wait for a hundredth of the time
+that a task takes."""
+
 
 @dataclass(slots=True)
 class SynchronousRounds:
@@ -58,6 +63,10 @@ class SynchronousRounds:
         """Return how many more reports the round takes. With the last of them it closes."""
         return self.settings.goal - len(book.accepted)
 
+    def reports_together(self, book: LeaseBook) -> int:
+        """Return how many reports may be counted together, since nothing but the last of them has a consequence."""
+        return self.wanted_reports(book)
+
     def nobody_is_left(self, book: LeaseBook) -> bool:
         """Return whether the round closes below its goal, since no device has a task any more."""
         return not book.tasks and self.may_commit(book)
@@ -81,7 +90,8 @@ class BufferedAsynchronous:
     (arXiv 2106.06639), Algorithm 1.
 
     A round is the time that its buffer takes to fill. Tasks are given at any time, as many at a time as
-    ``Settings.cohort`` (the paper's concurrency), and go on when a round ends. With every ``Settings.goal`` updates
+    ``Settings.cohort`` (the paper's concurrency), and go on when a round ends. Where that is 200 or more, slots are
+    given as soon as a hundredth of them is free (``TOGETHER``). With every ``Settings.goal`` updates
     (its K), from whatever versions they began, the round is committed. At its deadline a round is committed with the
     minimum, and goes on with fewer; it is never abandoned."""
 
@@ -93,7 +103,8 @@ class BufferedAsynchronous:
         return waiting > 0
 
     def free_slots(self, book: LeaseBook) -> int:
-        return self.settings.cohort - len(book.tasks)
+        free = self.settings.cohort - len(book.tasks)
+        return free if free >= self.settings.cohort // TOGETHER else 0
 
     def may_revive(self, book: LeaseBook) -> bool:
         return True  # its work is done: it only has to be sent
@@ -103,6 +114,10 @@ class BufferedAsynchronous:
 
     def wanted_reports(self, book: LeaseBook) -> int:
         return self.settings.goal - len(book.accepted)
+
+    def reports_together(self, book: LeaseBook) -> int:
+        slots = len(book.tasks) + self.settings.cohort // TOGETHER - self.settings.cohort
+        return min(self.wanted_reports(book), max(1, slots))
 
     def nobody_is_left(self, book: LeaseBook) -> bool:
         return False

@@ -64,12 +64,6 @@ class SimulatedCoordinator:
         """Whether tasks go on when their round ends, so that updates may be stale."""
         return self.engine.settings.outlive
 
-    def room(self) -> int:
-        """Return how many reports the engine may be told of together. Asynchronously each may be followed by a task."""
-        if self.engine.settings.asynchronous or (self.outlive and self.engine.phase is not Phase.OPEN):
-            return 1
-        return self.engine.wanted_reports()
-
     def room_ahead(self) -> int:
         """Return how many more reports may come, as far as is known now."""
         return self.engine.settings.cohort if self.outlive else self.engine.wanted_reports()

@@ -19,6 +19,7 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
+from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
 from fleetlearn_simulator.population.failures import CAUSES, sample_task_fates
@@ -127,10 +128,19 @@ class DeviceTasks:
         self.events.serial += size
         tasks = tasks.select(sorted(range(size), key=tasks.ends.__getitem__))
         self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))
-        training = self.coordinator.training
-        if not training.started:  # tasks that are assigned later, one by one, train together when one of them is due
-            training.begin(tasks, self.coordinator.room_ahead())
+        self.coordinator.training.expect(tasks, self.coordinator.room_ahead())
         self.expect_next(tasks, 0)
+
+    def expect_alone(self, tasks: RunningTasks, row: int, time: float, serial: int | None = None) -> None:
+        """Expect the end of a task at this time, apart from the tasks that it was assigned with. Nothing happens if the
+        device does not have it any more."""
+        if not self.is_running(tasks, row):
+            return
+        if serial is None:
+            serial = self.events.serial = self.events.serial + 1
+        alone = RunningTasks.from_rows([tasks.row(row)._replace(ends=time, serial=serial)])
+        self.running[tasks.device[row]] = alone, 0
+        self.events.expect_end(alone, 0)
 
     def expect_next(self, tasks: RunningTasks, row: int) -> None:
         """Expect the end of the first running task from this row on. The later ones are expected when it is over."""
@@ -173,7 +183,7 @@ class DeviceTasks:
     def _expect_uploads(self, begun: Iterable[tuple[float, tuple[RunningTasks, int]]]) -> None:
         """Expect the ends of uploads that begin now: their seconds, and their tasks."""
         for seconds, (tasks, row) in begun:
-            self.events.expect(self.events.now + seconds, "task", tasks.device[row], tasks, row)
+            self.expect_alone(tasks, row, self.events.now + seconds)
 
     def _end_uploads(self, ids: Iterable[str]) -> None:
         """Let other devices upload instead of those whose tasks are over."""
@@ -181,38 +191,42 @@ class DeviceTasks:
             for task in ids:
                 self._expect_uploads(self.uploads.end(task))
 
-    def give_up(self, tasks: RunningTasks, row: int, carry_out: CarryOut) -> int:
-        """Let a device that is still connected say that it cannot do its task. Returns the next row."""
+    def give_up(self, tasks: RunningTasks, row: int, carry_out: CarryOut) -> None:
+        """Let a device that is still connected say that it cannot do its task."""
         cause = tasks.cause[row]
         self.lose(tasks.device[row], cause)
         engine = self.coordinator.engine
         carry_out(engine.end(tasks.name[row], tasks.task[row], f"failed: {cause}", self.events.now))
-        return row + 1
 
-    def report(self, event: Event, until: float, carry_out: CarryOut) -> int:
-        """Let the devices report whose reports arrive before anything else can happen, at ``until`` at the latest.
-        Returns the first row that has not arrived: after a report that is refused, other things may happen first."""
-        tasks, row, end = event.tasks, event.row, self._due(event, until)
-        assert tasks is not None
-        coordinator = self.coordinator
-        while row < end:
+    def report(self, event: Event, until: float, carry_out: CarryOut) -> None:
+        """Let the devices report whose reports arrive before anything else can happen, at ``until`` at the latest."""
+        runs, next_is_expected = self._due(event, until)
+        tasks, row, end = runs[0]
+        if len(runs) > 1:
+            tasks = RunningTasks.gather([(held, at) for held, begin, end in runs for at in range(begin, end)])
+            row, end = 0, len(tasks.task)
+        coordinator, refused = self.coordinator, None
+        while row < end and refused is None:
             training, totals = coordinator.training, coordinator.totals
             found = training.results_for(tasks.task[row:end])
-            refused = totals.refuse(found)
+            last, refused = row + len(found), totals.refuse(found)
             good = len(found) if refused is None else refused[0]
             commands = self._accept(tasks, slice(row, row + good), found.select(range(good)))
+            row += good
             if refused is not None:
-                last, row = row + len(found), row + good
                 self.events.now = max(self.events.now, tasks.ends[row])
                 training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
                 totals.up += self.model_bytes
                 self.lose(tasks.device[row], refused[1])
                 commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
-                good, end = 1, row + 1
             del found  # its memory must be free when the next round begins
             carry_out(commands)
-            row += good
-        return row
+        if not next_is_expected:
+            held, begin, end = runs.pop()
+            self.expect_next(held, end if refused is None else begin)
+        for held, begin, end in runs if refused is not None else ():
+            for at in range(begin, end):  # other things may happen before these reports arrive
+                self.expect_alone(held, at, held.ends[at], held.serial[at])
 
     def _accept(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Command]:
         times = tasks.ends[rows]
@@ -237,20 +251,38 @@ class DeviceTasks:
         selection.learn(coordinator.engine, tasks, rows, found, times)
         return self.coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
 
-    def _due(self, event: Event, until: float) -> int:
-        """Return the row after the last report that arrives before anything else can happen. Only devices that train
-        already are counted: which others begin to train depends on who has reported by then."""
-        tasks, begin, begun, heap = event.tasks, event.row + 1, self.coordinator.training.begun, self.events.heap
+    def _due(self, event: Event, until: float) -> tuple[list[tuple[RunningTasks, int, int]], bool]:
+        """Return the reports that arrive before anything else can happen: tasks, the first row and the row after the
+        last one there. The first is the event's. Returns also whether what comes after the last ones is expected
+        already, as it is for the others.
+
+        Only devices that train already are counted: which others begin to train depends on who has reported by then."""
+        tasks, row = event.tasks, event.row
         assert tasks is not None
-        if tasks.task[event.row] not in begun:
-            self._train(tasks, event.row)
-        if event.kind != "tasks":
-            return begin
+        training, heap, room = self.coordinator.training, self.events.heap, self.coordinator.engine.reports_together()
+        if tasks.task[row] not in training.begun:
+            training.begin_with(tasks.task[row], self.coordinator.room_ahead())
+        end = self._end_of_run(tasks, row, until, room)
+        runs, left = [(tasks, row, end)], min(room, MOST_GATHERED) - (end - row)
+        while left > 0:
+            self.expect_next(tasks, end)
+            tasks, row = (heap[0].tasks, heap[0].row) if heap and heap[0].time <= until else (None, 0)
+            if tasks is None or tasks.task[row] not in training.begun or self.waits_to_upload(tasks, row):
+                return runs, True
+            if tasks.device[row] in self.connections.away:
+                return runs, True
+            self.events.discard()
+            end = self._end_of_run(tasks, row, until, left)
+            runs.append((tasks, row, end))
+            left -= end - row
+        return runs, False
+
+    def _end_of_run(self, tasks: RunningTasks, row: int, until: float, room: int) -> int:
+        """Return the row after the last of up to ``room`` reports that arrive one after the other, from this row on."""
+        begin, begun, heap = row + 1, self.coordinator.training.begun, self.events.heap
         while heap and (held := heap[0].tasks) is not None and not self.is_running(held, heap[0].row):
-            over = self.events.discard()  # of a task that has ended otherwise
-            if over.kind == "tasks":
-                self.expect_next(held, over.row)
-        end = bisect_right(tasks.ends, until, begin, min(event.row + self.coordinator.room(), len(tasks.task)))
+            self.expect_next(held, self.events.discard().row)  # its task has ended otherwise
+        end = bisect_right(tasks.ends, until, begin, min(row + room, len(tasks.task)))
         if heap:
             end = bisect_left(tasks.ends, heap[0].time, begin, end)
         ids, devices = tasks.task[begin:end], tasks.device[begin:end]
@@ -259,19 +291,6 @@ class DeviceTasks:
             return end
         rows = zip(count(begin), ids, devices, strict=False)
         return next(row for row, task, device in rows if task not in begun or device in away)
-
-    def _train(self, tasks: RunningTasks, row: int) -> None:
-        """Begin to train the task in this row, and other running tasks whose reports are due next."""
-        training, room = self.coordinator.training, self.coordinator.room_ahead()
-        begun, task = training.begun, tasks.task[row]
-        others = [
-            (held, at)
-            for held, at in self.running.values()
-            if not held.cause[at] and held.task[at] != task and held.task[at] not in begun
-        ]
-        others.sort(key=lambda hold: hold[0].ends[hold[1]])
-        due = [(tasks, row), *others[: training.most(room) - 1]]
-        training.begin(RunningTasks.from_rows(held.row(at) for held, at in due), room)
 
 
 def turn_of(task: str) -> int:

@@ -191,7 +191,7 @@ class Fleet:
 
     def _task_ends(self, event: Event) -> None:
         """A task ends on its device, unless it ended before. With it may end the tasks that end next."""
-        tasks, row, after = event.tasks, event.row, event.row + 1
+        tasks, row = event.tasks, event.row
         assert tasks is not None
         if self.tasks.is_running(tasks, row):
             cause = tasks.cause[row]
@@ -201,12 +201,11 @@ class Fleet:
             elif cause and cause not in REPORTED_CAUSES:
                 self._vanish(event.device, cause)
             elif not self._unreachable(event):
-                if cause:
-                    after = self.tasks.give_up(tasks, row, self.carry_out)
-                else:
-                    after = self.tasks.report(event, self.next_tick, self.carry_out)
-        if event.kind == "tasks":
-            self.tasks.expect_next(tasks, after)
+                if not cause:
+                    self.tasks.report(event, self.next_tick, self.carry_out)
+                    return
+                self.tasks.give_up(tasks, row, self.carry_out)
+        self.tasks.expect_next(tasks, row + 1)
 
     def _unreachable(self, event: Event) -> bool:
         """Return whether the device cannot tell the coordinator now. It tells it later then."""
@@ -215,7 +214,8 @@ class Fleet:
             return True
         back = self.connections.away.get(event.device)
         if back is not None and back > self.now:
-            self.events.expect(back, "task", event.device, event.tasks, event.row)
+            assert event.tasks is not None
+            self.tasks.expect_alone(event.tasks, event.row, back)
             return True
         return False
 
@@ -239,7 +239,8 @@ class Fleet:
             self.events.expect(self.now + delay, "back", device)
         unheard, self._unheard = self._unheard, []
         for later in unheard:
-            self.events.expect(away.get(later.device, self.now), "task", later.device, later.tasks, later.row)
+            assert later.tasks is not None
+            self.tasks.expect_alone(later.tasks, later.row, away.get(later.device, self.now))
         self.carry_out(commands)
 
     # What the engine commands
@@ -293,7 +294,6 @@ HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
     "window": Fleet._begin_window,
     "return": Fleet._return,
     "tasks": Fleet._task_ends,
-    "task": Fleet._task_ends,
     "crash": Fleet._crash,
     "restart": Fleet._restart,
     "back": Fleet._back,

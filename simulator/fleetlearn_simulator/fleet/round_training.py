@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +17,18 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
-from fleetlearn_simulator.training.trained_devices import ResultReader, TrainedDevices, read_all
+from fleetlearn_simulator.training.trained_devices import (
+    LARGE_UPDATE,
+    ResultReader,
+    TrainedDevices,
+    concatenate,
+    read_all,
+)
 
 MAX_BYTES_AHEAD = 2**28
 """Bytes of updates that may be trained before their reports are due."""
+MOST_GATHERED = 256
+"""Most results of tasks that were begun apart which are waited for together."""
 SPOILT_AFTER_TRAINING = frozenset({"scaled", "flipped", "garbage"})
 """Corruptions that change an update after training."""
 LITTLE = "little"
@@ -44,6 +52,8 @@ class RoundTraining:
         """Round -> its models, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
         """Task -> the reader of its result, and its index there."""
+        self.untrained: dict[str, tuple[RunningTasks, int]] = {}
+        """Task that will report and is not begun -> the tasks it is one of, and its row there."""
         self.started = False
         """Whether tasks of the newest round have begun."""
         self._most_models = 0
@@ -51,7 +61,7 @@ class RoundTraining:
 
     def begin_round(self, round: int, models: RoundModels) -> None:
         """A round opens. No device has a task of an earlier one."""
-        self.models, self.begun, self.started = {round: models}, {}, False
+        self.models, self.begun, self.untrained, self.started = {round: models}, {}, {}, False
 
     def add_round(self, round: int, models: RoundModels, needed: Callable[[], Collection[int]]) -> None:
         """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for this round."""
@@ -66,25 +76,40 @@ class RoundTraining:
         size = next(iter(self.models.values())).model.nbytes
         return max(1, min(room, MAX_BYTES_AHEAD // max(1, size)))
 
-    def begin(self, tasks: RunningTasks, room: int) -> None:
-        """Begin to train the first of these tasks that will report, as many as there is ``room`` for."""
-        self.started = True
+    def expect(self, tasks: RunningTasks, room: int) -> None:
+        """Devices were given these tasks, in the order in which they end. A round's first tasks begin to train at once,
+        as many as there is ``room`` for; tasks that are given later train together when one of them is due."""
         due = [row for row, cause in enumerate(tasks.cause) if not cause]
-        if self.begun:
-            due = [row for row in due if tasks.task[row] not in self.begun]
-        chosen = tasks.select(due[: self.most(room)])
-        for round in sorted({*chosen.round}):
-            models, rows = self.models[round], range(len(chosen.task))
-            of_round = chosen.select([row for row in rows if chosen.round[row] == round])
+        if not self.started:
+            self.started, most = True, self.most(room)
+            self._begin(tasks.select(due[:most]))
+            due = due[most:]
+        self.untrained.update((tasks.task[row], (tasks, row)) for row in due)
+
+    def begin_with(self, task: str, room: int) -> None:
+        """Begin to train this task, and others that are due next, as many as there is ``room`` for."""
+        first = self.untrained.pop(task)
+        others = sorted(self.untrained.values(), key=lambda hold: hold[0].ends[hold[1]])
+        chosen = RunningTasks.gather([first, *islice(others, self.most(room) - 1)])
+        for other in chosen.task[1:]:
+            del self.untrained[other]
+        self._begin(chosen)
+
+    def _begin(self, chosen: RunningTasks) -> None:
+        rows_of: dict[int, list[int]] = {}
+        for row, round in enumerate(chosen.round):
+            rows_of.setdefault(round, []).append(row)
+        for round, rows in sorted(rows_of.items()):
+            models, of_round = self.models[round], chosen.select(rows)
             if "stale" in of_round.corrupt:
                 fresh = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt != "stale"]
                 stale = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt == "stale"]
-                self._begin(models.model, of_round.select(fresh))
-                self._begin(models.earlier, of_round.select(stale))
+                self._begin_from(models.model, of_round.select(fresh))
+                self._begin_from(models.earlier, of_round.select(stale))
             else:
-                self._begin(models.model, of_round)
+                self._begin_from(models.model, of_round)
 
-    def _begin(self, model: Vector, chosen: RunningTasks) -> None:
+    def _begin_from(self, model: Vector, chosen: RunningTasks) -> None:
         if chosen.task:
             reader = self.backend.begin(model, jobs_from_columns(chosen.device, chosen.seed, chosen.steps))
             if LITTLE in chosen.corrupt:
@@ -98,8 +123,10 @@ class RoundTraining:
         send, up to the first that is not trained yet. Each result can be read only once."""
         begun = [self.begun.pop(task) for task in tasks]
         reader = begun[0][0]
-        # Tasks that were begun apart are read another time.
         apart = next((row for row, (other, _) in enumerate(begun) if other is not reader), len(begun))
+        if apart < len(begun) <= MOST_GATHERED and next(iter(self.models.values())).model.size < LARGE_UPDATE:
+            return _read_together(begun)
+        # Tasks that were begun apart are read another time.
         found = reader([index for _, index in begun[:apart]])
         self.begun.update(zip(tasks[len(found) :], begun[len(found) :], strict=True))
         return found
@@ -111,6 +138,22 @@ class RoundTraining:
     def drop(self, task: str) -> None:
         """Forget a task: nobody will read its result."""
         self.begun.pop(task, None)
+        self.untrained.pop(task, None)
+
+
+def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:
+    """Wait for all of these results, and read them in order."""
+    rows_of: dict[int, list[int]] = {}
+    for row, (reader, _) in enumerate(begun):
+        rows_of.setdefault(id(reader), []).append(row)
+    parts, order = list[TrainedDevices](), list[int]()
+    for rows in rows_of.values():
+        reader = begun[rows[0]][0]
+        while rows:
+            parts.append(reader([begun[row][1] for row in rows]))
+            order += rows[: len(parts[-1])]
+            rows = rows[len(parts[-1]) :]
+    return concatenate(parts).select(np.argsort(order).tolist())
 
 
 class _Conspiracy:

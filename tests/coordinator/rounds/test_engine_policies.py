@@ -4,9 +4,11 @@ order."""
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from itertools import chain
 
 import pytest
+from fleetlearn_coordinator.rounds import participation
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
     STALE,
@@ -290,7 +292,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:
         if self.open is not None and self.rules.asynchronous and self.engine.selection.idle:
-            assert len(self.running) >= self.rules.cohort
+            assert len(self.running) > self.rules.cohort - max(1, self.rules.cohort // participation.TOGETHER)
 
     @invariant()
     def a_round_ends(self) -> None:
@@ -427,3 +429,29 @@ class SelectedInAnyOrder(AnyOrder):
 def test_any_order_under_rules_on_selection(name: str) -> None:
     rules = type("Selected", (SelectedInAnyOrder,), {"of": SELECTIONS[name]})
     run_state_machine_as_test(rules, settings=USUAL)
+
+
+def test_any_order_with_slots_that_are_given_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(participation, "TOGETHER", 2)
+    run_state_machine_as_test(machine(BUFFERED), settings=USUAL)
+
+
+def test_reports_told_together_are_those_told_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asynchronous: up to where free slots are given or the buffer is full."""
+    monkeypatch.setattr(participation, "TOGETHER", 2)
+    one = Engine(BUFFERED._replace(cohort=6, goal=5, minimum=5))
+    for number in range(9):
+        one.check_in(f"d{number}", None, 0.0)
+    many, now, told = deepcopy(one), 1.0, Counter[int]()
+    for _ in range(40):
+        reports = [*one.leases.items()][: one.reports_together()]
+        told[len(reports)] += 1
+        said = [one.count_report(*report, now + place) for place, report in enumerate(reports)]
+        now += len(reports)
+        assert not any(said[:-1])
+        devices, tasks = zip(*reports, strict=True)
+        assert many.count_reports(devices, tasks, now - 1) == said[-1]
+        if one.phase is Phase.COMMITTING:
+            assert many.committed(now, change=1.0, metrics={}) == one.committed(now, change=1.0, metrics={})
+        assert many == one
+    assert told.keys() == {1, 2, 3}

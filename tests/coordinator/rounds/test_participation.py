@@ -1,10 +1,10 @@
-"""Synchronous rounds: what the policy says of a book, worked by hand."""
+"""What the policies say of a book, worked by hand."""
 
 from __future__ import annotations
 
 import pytest
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
-from fleetlearn_coordinator.rounds.participation import SynchronousRounds
+from fleetlearn_coordinator.rounds.participation import BufferedAsynchronous, SynchronousRounds
 from fleetlearn_coordinator.rounds.settings import Settings
 
 SETTINGS = Settings(goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0)
@@ -66,3 +66,20 @@ def test_slots_reports_and_ends(
     assert policy.nobody_is_left(book) == nobody
     assert policy.may_commit(book) == commit
     assert policy.ends_with_round(book) == [*running]
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "running", "free", "together"),
+    [(100, 100, 0, 1), (100, 99, 1, 1), (199, 198, 1, 1), (200, 199, 0, 1), (200, 198, 2, 1), (200, 200, 0, 2),
+     (1000, 1000, 0, 10), (1000, 997, 0, 7), (1000, 991, 0, 1), (1000, 990, 10, 1), (1000, 0, 1000, 1)],
+)  # fmt: skip
+def test_slots_of_many_are_given_together(concurrency: int, running: int, free: int, together: int) -> None:
+    """Asynchronously, as soon as a hundredth of them is free; until then reports have no consequence."""
+    policy = BufferedAsynchronous(SETTINGS._replace(goal=20, cohort=concurrency, asynchronous=True))
+    book = book_of("")
+    names = [f"device-{number}" for number in range(running)]
+    book.give(names, names, Terms(0, 60.0), 0.0)
+    assert policy.free_slots(book) == free
+    assert policy.reports_together(book) == together
+    book.accepted = dict.fromkeys(map(str, range(17)), "")
+    assert policy.reports_together(book) == min(together, 3)

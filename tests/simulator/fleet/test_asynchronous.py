@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
+from fleetlearn_coordinator.rounds import participation
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.fleet import device_tasks
 from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from virtual import Driven, by_lines, drive, make_scenario
 
@@ -92,6 +94,25 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, line: Path) -> None:
     first, second = (drive(make_scenario(tmp_path / name, line, 6, **churn)) for name in "ab")
     assert first.events == second.events
     assert first.model.tobytes() == second.model.tobytes()
+
+
+@pytest.mark.parametrize("more", [{}, {"failures": {"crash": 0.2}}, {"coordinator": {"crashes": [15.0, 61.0]}}])
+def test_reports_are_counted_together_as_one_by_one(
+    tmp_path: Path, line: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """Also where an update in between is refused: device 3 diverges."""
+    monkeypatch.setattr(participation, "TOGETHER", 2)
+    rules = BUFFERED | {"plan__round": {"goal": 7, "concurrency": 10, "deadline": 1000.0}, "plan__stop__rounds": 20}
+    rules |= {"failures": {"corrupt": [{"kind": "scaled", "share": 0.2, "factor": 1e9}]}}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    together = drive(make_scenario(tmp_path / "a", line, 14, **(rules | more)))
+    monkeypatch.setattr(device_tasks, "MOST_GATHERED", 0)
+    alone = drive(make_scenario(tmp_path / "b", line, 14, **(rules | more)))
+    assert together.events == alone.events
+    assert together.model.tobytes() == alone.model.tobytes()
+    assert together.handled < alone.handled
+    assert any(row["causes"].get("rejected: out-of-range") for row in alone.rounds) or more
 
 
 def test_stale_tasks_are_cancelled(tmp_path: Path, line: Path) -> None:

@@ -75,14 +75,18 @@ def test_the_first_who_report_are_begun_together() -> None:
         running_task(3, 30.0),
     ]
     assert not training.started
-    training.begin(RunningTasks.from_rows(out), room=3)
+    training.expect(RunningTasks.from_rows(out), room=3)
     assert training.started
     # Stale updates are of the model before.
     assert backend.begun == [([1.0, 2.0], [4, 2]), ([5.0, 7.0], [5])]
     assert training.results_for(tasks(out[0])).updates.tolist() == [[5.0, 7.0]]
     assert training.results_for(tasks(out[2])).examples.tolist() == [14]
-    # Device 3 is due, then whoever is not begun yet.
-    training.begin(RunningTasks.from_rows([out[4], out[3], running_task(6, 1.0), running_task(7, 2.0)]), room=2)
+    # Device 3 is due, then whoever is not begun yet and will report first. What was begun together is read together.
+    later = [running_task(9, 0.5, "crash"), running_task(8, 1.0), running_task(6, 2.0), running_task(7, 3.0)]
+    training.expect(RunningTasks.from_rows(later), room=3)
+    assert len(backend.begun) == 2
+    training.drop(later[1].task)
+    training.begin_with(out[4].task, room=2)
     assert backend.begun[2:] == [([1.0, 2.0], [3, 6])]
     with pytest.raises(KeyError):
         training.results_for(tasks(out[2]))
@@ -92,8 +96,10 @@ def test_the_first_who_report_are_begun_together() -> None:
         training.results_for(tasks(out[4]))
 
 
-def test_what_was_begun_together_is_taken_together() -> None:
-    """What was begun separately comes the next time."""
+@pytest.mark.parametrize(("most", "apart"), [(0, True), (5, False)], ids=["large", "small"])
+def test_what_was_begun_together_is_taken_together(monkeypatch: pytest.MonkeyPatch, most: int, apart: bool) -> None:
+    """What was begun separately comes the next time, unless there is little of it."""
+    monkeypatch.setattr(round_training, "MOST_GATHERED", most)
     training = opened(Doubles())
     out = [
         running_task(0, 1.0),
@@ -102,10 +108,12 @@ def test_what_was_begun_together_is_taken_together() -> None:
         running_task(3, 4.0),
         running_task(4, 5.0),
     ]
-    training.begin(RunningTasks.from_rows(out), room=5)
+    training.expect(RunningTasks.from_rows(out), room=5)
     came = taken(training, *out)
-    assert [found.examples.tolist() for found in came] == [[10, 11], [12], [13, 14]]
-    assert [found.updates[0].tolist() for found in came] == [[1.0, 2.0], [5.0, 7.0], [1.0, 2.0]]
+    examples = [found.examples.tolist() for found in came]
+    assert examples == ([[10, 11], [12], [13, 14]] if apart else [[10, 11, 12, 13, 14]])
+    updates = [update for found in came for update in found.updates.tolist()]
+    assert updates == [[1.0, 2.0], [1.0, 2.0], [5.0, 7.0], [1.0, 2.0], [1.0, 2.0]]
     assert not training.begun
 
 
@@ -114,9 +122,9 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
     backend = Doubles()
     out = [running_task(device, float(device)) for device in range(5)]
     training = opened(backend)
-    training.begin(RunningTasks.from_rows(out), room=4)
+    training.expect(RunningTasks.from_rows(out), room=4)
     monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 1)
-    training.begin(RunningTasks.from_rows(out), room=4)
+    training.begin_with(out[2].task, room=4)
     assert [devices for _, devices in backend.begun] == [[0, 1], [2]]
 
 
@@ -125,7 +133,7 @@ def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: li
     """No other update that was trained with it is corrupted."""
     training = opened(Doubles())
     out = [running_task(0, 1.0), running_task(1, 2.0, corrupt=corrupt, factor=3.0), running_task(2, 3.0)]
-    training.begin(RunningTasks.from_rows(out), room=3)
+    training.expect(RunningTasks.from_rows(out), room=3)
     found = training.results_for(tasks(*out))
     assert found.updates.tolist() == [[1.0, 2.0], expected, [1.0, 2.0]]
     assert found.largest.tolist() == [2.0, 6.0, 2.0]
@@ -134,7 +142,7 @@ def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: li
 def test_what_has_diverged_is_not_spoilt() -> None:
     training = opened(Doubles(wild=0))
     out = [running_task(device, 1.0, corrupt="scaled", factor=3.0) for device in range(2)]
-    training.begin(RunningTasks.from_rows(out), room=2)
+    training.expect(RunningTasks.from_rows(out), room=2)
     found = training.results_for(tasks(*out))
     assert found.largest.tolist() == [2.0, 6.0]
     assert found.diverged.tolist() == [True, False]
@@ -145,19 +153,20 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
     for device in (0, 0, 1):
         training = opened(Doubles())
         sent = running_task(device, 1.0, corrupt="garbage", factor=4.0)
-        training.begin(RunningTasks.from_rows([sent]), room=1)
+        training.expect(RunningTasks.from_rows([sent]), room=1)
         made.append(training.results_for(tasks(sent)).updates[0])
     np.testing.assert_allclose([np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6)
     assert made[0].tolist() == made[1].tolist()
     assert made[0].tolist() != made[2].tolist()
 
 
-def test_what_is_put_back_is_taken_once_more_as_it_was() -> None:
+def test_what_is_put_back_is_taken_once_more_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that was spoilt is not spoilt a second time."""
+    monkeypatch.setattr(round_training, "MOST_GATHERED", 0)
     training = opened(Doubles())
     corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
     out = [running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
-    training.begin(RunningTasks.from_rows(out), room=5)
+    training.expect(RunningTasks.from_rows(out), room=5)
     found = training.results_for(tasks(*out[:4]))
     before = bits(found)
     assert found.updates[1].tolist() == [3.0, 6.0]
@@ -190,7 +199,7 @@ def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
     left: list[Any] = []
     training = opened(Kept())
     out = [running_task(device, float(device), corrupt=corrupt) for device in range(3)]
-    training.begin(RunningTasks.from_rows(out), room=3)
+    training.expect(RunningTasks.from_rows(out), room=3)
     training.results_for(tasks(*out[:1]))
     gc.disable()
     try:
