@@ -41,6 +41,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
 from fleetlearn_export.graphs.frozen_file import move_constants
+from fleetlearn_export.graphs.half_precision import Compute, check_compute
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning, freezing
@@ -105,6 +106,7 @@ def export_bundle(
     many: TrainMany | None = None,
     memory: str | None = None,
     batch: int | None = None,
+    compute: Compute = "float32",
     name: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -145,6 +147,8 @@ def export_bundle(
     memory: what a device's process may take at the peak of a step with ``batch`` examples, such as ``"200 MiB"``. The
         step then takes the batch in micro-batches, or its backward pass computes results of the forward pass again, as
         little as the budget allows.
+    compute: the dtype that the convolutions and matrix products of a step take. "float16" pays on devices that compute
+        with it, such as GPUs; everything else stays float32, and the loss is scaled.
     name: the bundle's name, for people; the path's stem unless given.
     progress: called with a few words at the beginning of each stage.
 
@@ -156,6 +160,9 @@ def export_bundle(
     target = _checked_target(path)
     check_many_settings(many)
     budget = memory_budget(memory, batch)
+    if compute != "float32":
+        others = {"many": many, "memory": memory, "cache_features": cache_features or None}
+        check_compute(compute, step, [name for name, value in others.items() if value is not None])
     if cache_features and train is None:
         raise ExportError(
             "cache_features needs train=, which keeps frozen modules in evaluation mode. To train what has "
@@ -172,10 +179,17 @@ def export_bundle(
             progress("tracing the model")
             chosen = step if step is not None else LocalStep()
             train_step = make_train_step(
-                user, chosen, features=features, personal=personal, state=state, kept=kept, hyper=hyper
+                user,
+                chosen,
+                features=features,
+                personal=personal,
+                state=state,
+                kept=kept,
+                hyper=hyper,
+                scaled=compute == "float16",
             )
             training, checked = training_graphs(
-                user, train_step, features, frozen, many, budget, cache_features, progress
+                user, train_step, features, frozen, many, budget, cache_features, compute, progress
             )
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
@@ -198,6 +212,8 @@ def export_bundle(
         manifest = _manifest(name or target.stem, user, train_step, table, outputs, many, files)
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)
+        if compute == "float16":
+            manifest = msgspec.structs.replace(manifest, compute=compute)
         temporary = _name_beside(target, "part")
         try:
             bundle = open_bundle(write_bundle(temporary, manifest, files))

@@ -13,7 +13,7 @@ from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
-from fleetlearn_export.checks.graph_checks import check_eval, check_train
+from fleetlearn_export.checks.graph_checks import check_eval, check_train, check_train_in_float16
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
@@ -22,8 +22,9 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
-from fleetlearn_export.graphs.conversion import copied, serialised, to_onnx, with_parameters
+from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted, emitted_parts
+from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
@@ -72,6 +73,7 @@ def training_graphs(
     many: TrainMany | None,
     budget: Budget | None,
     cache_features: bool,
+    compute: Compute,
     progress: Callable[[str], None],
 ) -> tuple[CheckedGraphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
@@ -94,12 +96,23 @@ def training_graphs(
     if written:
         progress("computing each operator of the training step in PyTorch")
         operators = check_emission(user, step, written.traced, written.emission, features, located).described()
+    whole = graph
+    if compute == "float16":
+        graph = with_half_products(whole)
+        check_standard(graph)
+        whole = in_float32(graph)
     files = {TRAIN: serialised(graph)}
+    compared = serialised(whole)
     traced = written.traced if written and many else None
-    del graph, written  # they hold all frozen weights
+    rounding = serialised(with_every_rounding(graph)) if compute == "float16" else None
+    del graph, whole, written  # they hold all frozen weights
     give_back_freed_memory()
     progress("training some steps against PyTorch")
-    checked = check_train(user, step, files[TRAIN], features)
+    checked = check_train(user, step, compared, features)
+    if rounding is not None:
+        progress("training some steps with products in float16")
+        check_train_in_float16(user, step, rounding, features)
+    del compared, rounding
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
     progress(f"the same for {many.devices} devices at once")

@@ -212,6 +212,9 @@ class Manifest(msgspec.Struct, frozen=True):
     features: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)] | msgspec.UnsetType = msgspec.UNSET
     """The batch of train_from_features.onnx and eval_from_features.onnx, where the bundle has them: what features.onnx
     computes of each example alone, always the same, and arrays of the batch, which keep their names."""
+    compute: Literal["float16"] | msgspec.UnsetType = msgspec.UNSET
+    """The type that train.onnx's convolutions and matrix products take, where that is not float32. A runtime without
+    kernels for it computes them in float32."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0

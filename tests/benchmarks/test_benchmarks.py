@@ -63,6 +63,14 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["asynchronous"]["ratio"]["updates_per_second"]["median"] > 0
 
 
+def test_float16(tmp_path: Path) -> None:
+    sizes = ("--models", "transformer", "--repeats", "1", "--scale", "0.01", "--steps", "5", "--seeds", "1")
+    results = figures(tmp_path, "float16.py", *sizes)
+    alive = {name: results["transformer"][name]["alive_mib"]["median"] for name in ("float32", "float16")}
+    assert 0 < alive["float16"] < alive["float32"]
+    assert results["digits"]["float16"]["loss"]["median"] > 0
+
+
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0

@@ -160,10 +160,10 @@ def difference_of_each(tensors: Tensors, others: Tensors) -> dict[str, float]:
     return {name: value if np.isfinite(value) else 0.0 for name, value in found.items()}
 
 
-def nudged(value: Tensor, random: torch.Generator) -> Tensor:
-    """Return a floating-point tensor with the relative noise ``NUDGE``."""
+def nudged(value: Tensor, random: torch.Generator, relative: float = NUDGE) -> Tensor:
+    """Return a floating-point tensor with relative noise."""
     noise = torch.randn(value.shape, generator=random, dtype=value.dtype)
-    return noise.mul_(NUDGE).add_(1).mul_(value)
+    return noise.mul_(relative).add_(1).mul_(value)
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:

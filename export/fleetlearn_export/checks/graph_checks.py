@@ -20,7 +20,14 @@ from fleetlearn_export.checks.comparison import (
     open_session,
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
-from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, CheckedStep, compare_training
+from fleetlearn_export.checks.training_comparison import (
+    FLOAT16,
+    FLOAT32,
+    WIDENED,
+    CheckedStep,
+    Run,
+    compare_training,
+)
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
@@ -41,11 +48,7 @@ def check_train(
     before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. Raises ExportError; the
     text names the tensor with the largest difference.
     """
-    session = open_session(content, before=before)
-
-    def run(given: Tensors) -> Tensors:
-        found = session.run({name: value.numpy() for name, value in given.items()})
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+    run = _runner(open_session(content, before=before))
 
     def check(seed: int) -> CheckedStep:
         with suppress(ExportError):
@@ -54,6 +57,23 @@ def check_train(
         return compare_training(user, step, run, features, seed, WIDENED)
 
     return first_passing(check)
+
+
+def check_train_in_float16(user: UserModel, step: TrainStep, content: bytes, features: Function | None) -> None:
+    """Compare the same with products in float16, within what rounding to it does in PyTorch. Raises ExportError.
+
+    content: a graph that rounds in a session that is not optimised.
+    """
+    run = _runner(open_session(content, optimized=False))
+    first_passing(lambda seed: compare_training(user, step, run, features, seed, FLOAT16, "step in float16"))
+
+
+def _runner(session: Session) -> Run:
+    def run(given: Tensors) -> Tensors:
+        found = session.run({name: value.numpy() for name, value in given.items()})
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+    return run
 
 
 def check_eval(user: UserModel, content: bytes, values: Tensors, *, before: bytes | None = None) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fleetlearn_export.checks.comparison import (
+    NUDGE,
     TIMES_ROUNDING,
     TOLERANCE,
     batches,
@@ -64,11 +65,16 @@ class Precision(NamedTuple):
     rounding grows some 100 times in each step, so there a step starts from PyTorch's results."""
     widened: bool = False
     """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
+    nudge: float = NUDGE
+    """Relative noise on the parameters that shows this effect."""
 
 
 FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, on_own_results=True)
 WIDENED = FLOAT32._replace(on_own_results=False, widened=True)
 """For deep networks with ReLU or BatchNorm: one sign that flips in float32 changes gradients by percents."""
+FLOAT16 = WIDENED._replace(values=2.0**-8, gradients=2.0**-6, floor=2.0**-11, nudge=2.0**-11)
+"""For products in float16, which rounds to relative errors of 2**-11 at most: 8 times as much for values, which a step
+moves a little; 32 times for gradients, which pass through many products."""
 FLOAT64 = Precision(torch.float64, 1e-9, 1e-6, 1e-9)
 
 
@@ -126,18 +132,21 @@ def compare_training(
         # PyTorch's step changes parameters in place. Where they are needed afterwards, it gets copies.
         expected = reference({name: value.clone() for name, value in given.items()} if precise else given)
         effect: dict[str, float] = {}
-        for training, inputs in zip(precise, inputs_to_widen(given), strict=False):
+        for training, inputs in zip(precise, inputs_to_widen(given, precision.nudge), strict=False):
             keep_larger(effect, difference_of_each(expected.results, training(inputs).results))
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
         effect = {_described(name): value for name, value in effect.items()}
         worst = max(worst, compare(rows, where, precision.values, effect))
         given = expected.given
+        own = {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
         if precision.on_own_results:
-            fed = fed | {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
-        else:
+            fed = fed | own
+        elif rule.optimizer == "custom":
             fed = given
-        del expected, got, rows  # before the next step: each is as large as the model
+        else:  # torch.optim has the optimizer's state in itself
+            fed = given | {name: value for name, value in own.items() if name.startswith("state.")}
+        del expected, got, own, rows  # before the next step: each is as large as the model
         give_back_freed_memory()
     values = {name: given[f"param.{name}"] for name in step.values}
     if not max(map(largest, values.values())) <= DIVERGED * max(1.0, *map(largest, step.values.values())):
@@ -145,12 +154,12 @@ def compare_training(
     return CheckedStep(worst, values, batch_of_one)
 
 
-def inputs_to_widen(given: Tensors) -> Iterator[Tensors]:
+def inputs_to_widen(given: Tensors, nudge: float = NUDGE) -> Iterator[Tensors]:
     """Yield the inputs with which PyTorch in float64 shows the effect of rounding: those that are given, and the same
     with nudged parameters."""
     yield given
     random = torch.Generator().manual_seed(0)
-    yield {name: nudged(value, random) if name.startswith("param.") else value for name, value in given.items()}
+    yield {name: nudged(value, random, nudge) if name.startswith("param.") else value for name, value in given.items()}
 
 
 def keep_larger(effect: dict[str, float], other: dict[str, float]) -> None:
@@ -185,7 +194,7 @@ def _compare_gradients(
     give_back_freed_memory()
     gradients, _ = PyTorchTraining(user, step, features, precision.dtype).gradients(given)
     effect: dict[str, float] = {}
-    for inputs in inputs_to_widen(given) if precision.widened else ():
+    for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
         found, _ = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
         keep_larger(effect, difference_of_each(gradients, found))
     sizes = {name: largest(gradient) for name, gradient in gradients.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ FOR_EACH_ELEMENT = {
     *("Sigmoid", "Sqrt", "Tanh", "ThresholdedRelu"),
 }
 """Operators whose result has the shape of their only tensor."""
+LARGE = 2**16
+"""Elements of a kernel for which a pass less is worth an operator more."""
 Shape = list[object]
 
 
@@ -122,7 +125,13 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
         return
     rates = [value for value in scaling.inputs if _shape(value) == []]
     gradients = [value for value in scaling.inputs if value not in rates]
-    product = _producer(gradients[0], "MatMul") if len(rates) == len(gradients) == 1 else None
+    if len(rates) != 1 or len(gradients) != 1:
+        return
+    reshape = _producer(gradients[0], "Reshape")
+    if reshape is not None and _has_one_reader(gradients[0]):
+        _scale_factor(graph, node, reshape, rates[0])
+        return
+    product = _producer(gradients[0], "MatMul")
     sizes = _shape(weights) or []
     # Gemm would silently repeat the rows of a smaller w.
     if product is None or not _has_one_reader(gradients[0]) or len(sizes) < 2 or sizes != _shape(gradients[0]):
@@ -148,6 +157,26 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(product)
     graph.insert_before(node, product)
     node.replace_input_with(1, product.outputs[0])
+
+
+def _scale_factor(graph: ir.Graph, node: ir.Node, reshape: ir.Node, rate: ir.Value | None) -> None:
+    """Turn w - lr * reshape(a @ b), a convolution's update, into w - reshape((lr * a) @ b).
+
+    That saves a pass over the weights.
+    """
+    product = _producer(reshape.inputs[0], "MatMul")
+    sizes = [size if isinstance(size, int) else 0 for size in _shape(node.inputs[0]) or [0]]
+    if product is None or not _has_one_reader(reshape.inputs[0]) or prod(sizes) < LARGE:
+        return
+    smaller = int(sizes[0] > prod(sizes[1:]))
+    factor = product.inputs[smaller]
+    transpose = _producer(factor, "Transpose")
+    source = factor if transpose is None else transpose.inputs[0]
+    scaled = _insert(graph, product, "Mul", [source, rate], source)
+    if transpose is not None:  # ONNX Runtime multiplies with what is transposed, if nothing is in between
+        scaled = _insert(graph, product, "Transpose", [scaled], factor, transpose.attributes.values())
+    product.replace_input_with(smaller, scaled)
+    node.replace_input_with(1, reshape.outputs[0])
 
 
 def _as_gemm(node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | None], transposed: list[int]) -> None:

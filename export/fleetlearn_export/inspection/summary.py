@@ -129,6 +129,11 @@ def _step(manifest: Manifest) -> list[Line]:
         Line("metrics", ", ".join(manifest.metrics) or "none"),
         *_lines("state", _state(manifest.state)),
         Line("references", ", ".join(REFERENCES[name] for name in manifest.references) or "none"),
+        *_lines_if(
+            manifest.compute == "float16",
+            "products",
+            "float16, computed in float32 where a device has no float16 kernels; the loss is scaled",
+        ),
         Line("random", "yes, from the input seed" if manifest.random else "no"),
     ]
 

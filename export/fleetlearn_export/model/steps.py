@@ -63,9 +63,17 @@ class Objective:
         self.trained, self.buffers = list(trained), list(buffers)
 
     def __call__(
-        self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], extra: Callable[[Any], Tensor] | None = None
+        self,
+        params: Mapping[str, Tensor],
+        batch: Mapping[str, Tensor],
+        extra: Callable[[Any], Tensor] | None = None,
+        *,
+        scale: Tensor | None = None,
     ) -> Evaluated:
-        """Return loss and gradients in training mode. ``extra(outputs)``, a scalar, is added before differentiating."""
+        """Return loss and gradients in training mode. ``extra(outputs)``, a scalar, is added before differentiating.
+
+        scale: what is differentiated is multiplied by it, and the gradients are divided by it.
+        """
         leaves = {name: params[name].detach().requires_grad_() for name in self.trained}
         # Copies: training changes buffers in place, and a model may change its inputs in place.
         given = {**{name: value.detach().clone() for name, value in self._buffers(params).items()}, **leaves}
@@ -74,7 +82,9 @@ class Objective:
             outputs = functional_call(self.model, given, arrays)
             loss = self.loss(outputs, *targets)
             target = loss if extra is None else loss + extra(outputs)
-            gradients = torch.autograd.grad(target, list(leaves.values()))
+            gradients = torch.autograd.grad(target if scale is None else target * scale, list(leaves.values()))
+            if scale is not None:
+                gradients = tuple(gradient * (1 / scale) for gradient in gradients)
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         with torch.no_grad():
             metrics = {name: metric(outputs, *targets).float().mean() for name, metric in self.metrics.items()}

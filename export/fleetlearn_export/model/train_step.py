@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.loss_scaling import initial_scale, with_loss_scaling
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
@@ -193,8 +194,12 @@ def make_train_step(
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
     hyper: Mapping[str, float | None] | None = None,
+    scaled: bool = False,
 ) -> TrainStep:
-    """Check the step and run it on the example. The model is in training mode. Raises ExportError."""
+    """Check the step and run it on the example. The model is in training mode. Raises ExportError.
+
+    scaled: whether a built-in step scales its loss, for float16.
+    """
     rule = _checked_rule(step, features)
     buffers = changed_buffers(user)
     trained = {name: value for name, value in user.model.named_parameters() if value.requires_grad}
@@ -225,6 +230,8 @@ def make_train_step(
             raise ExportError("state and kept are for a step of your own; a LocalStep's optimizer has its own state")
         function, needs = built_in(rule, features), ("objective", *REFERENCES)
         initial = initial_state(rule, {name: values[name] for name in trained})
+        if scaled:
+            function, initial = with_loss_scaling(function), initial | initial_scale()
         defaults = _checked_hyper(hyper or {}, hyper_defaults(rule))
         names = references(rule)
     made = TrainStep(

@@ -42,6 +42,8 @@ def make_artifacts(user: UserModel, step: TrainStep) -> Artifacts:
     if reason:
         return Artifacts({}, reason)
     values = step.values
+    if step.state:
+        return Artifacts({}, "the step scales its loss for float16, and ONNX Runtime's training steps do not")
     if step.random:
         return Artifacts({}, "the step is random, and ONNX Runtime's training steps draw from a state of their own")
     if step.personal:

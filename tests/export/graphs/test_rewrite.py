@@ -18,6 +18,11 @@ main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,
 BLOCK = """<ir_version: 8, opset_import: ["" : 18]>
 main (float[2,4,3] w, float[2,5,4] a, float[2,5,3] b, float[2,3,5] c, float lr) => (float[2,4,3] out)
 """
+KERNEL = """<ir_version: 8, opset_import: ["" : 18]>
+main (float[256,64,2,2] w, float[5,256] a, float[5,256] b, float lr) => (float[256,64,2,2] out)
+"""
+SCALED = """sizes = Constant<value = int64[4] {256, 64, 2, 2}>()
+r = Reshape(g, sizes) s = Mul(lr, r) out = Sub(w, s)"""
 
 
 def values(model: onnx.ModelProto) -> np.ndarray:
@@ -99,6 +104,28 @@ def test_an_update_of_a_block_scales_the_smaller_factor(body: str, scaled: str) 
 )
 def test_other_updates_stay(body: str) -> None:
     assert "Gemm" not in rewritten(body)
+
+
+def test_an_update_of_a_kernel_scales_a_factor_before_it_is_turned() -> None:
+    """ONNX Runtime multiplies with what is turned, if nothing is in between."""
+    graph = rewritten_graph(f"at = Transpose(a) g = MatMul(at, b) {SCALED}", KERNEL)
+    makers = {name: node for node in graph.node for name in node.output}
+    (product,) = (node for node in graph.node if node.op_type == "MatMul")
+    turned = makers[product.input[0]]
+    assert (turned.op_type, makers[turned.input[0]].op_type) == ("Transpose", "Mul")
+    assert [node.op_type for node in graph.node].count("Mul") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"at = Transpose(a) g = MatMul(at, b) {SCALED.replace('out', 'u')} t = Relu(r) out = Add(u, t)",
+        f"at = Transpose(a) h = MatMul(at, b) g = Relu(h) {SCALED}",
+    ],
+)
+def test_an_update_of_a_kernel_stays_where_the_gradient_is_read_too_or_no_product(body: str) -> None:
+    (scaled,) = (node for node in rewritten_graph(body, KERNEL).node if node.op_type == "Mul")
+    assert "r" in scaled.input
 
 
 def test_transposes_that_are_needed_stay() -> None:
