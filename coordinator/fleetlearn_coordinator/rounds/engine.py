@@ -235,7 +235,9 @@ class Engine:
         commands = self._check_in(device, held, now)
         if self.pace is None:
             return commands
-        leaving = self.pace.check_in(device, held is not None, self.book, now)
+        leaving = self.pace.check_in(
+            device, self.book, now, has_update=held is not None, may_serve=self.selection.may_serve(device)
+        )
         for command in leaving:
             self.selection.remove(command.device)
         return [*leaving, *commands]

@@ -8,8 +8,8 @@ want of it, and how it is reached here:
   population that is smaller than this limit is never sent away.
 - Of many devices no more should come at a time than are needed. Each return is booked: bookings follow each other at a
   rate (``Bookings``), so that the time until the next free one grows with the population. Nobody has to count it.
-- The choice must be fair. Who had a task since it came goes first, and else a device goes that is drawn at random, the
-  newcomer among them. No device is remembered once it has gone.
+- The choice must be fair. Who had a task since it came goes first, or who may have none. Else a device goes that is
+  drawn at random, the newcomer among them. No device is remembered once it has gone.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Pace:
     fresh: Names = field(default_factory=Names)
     """Those of them that had no task since they came. Some may have one now."""
     served: Names = field(default_factory=Names)
-    """Those of them that had one, and may have one now. Both leave out who must stay: a device with a task, or with an
-    update that it has not reported yet."""
+    """Those of them that had one, and may have one now, and those that the plan's rules give none. Both leave out who
+    must stay: a device with a task, or with an update that it has not reported yet."""
     needed: int = 0
     """Devices that were needed since the last check-in."""
     draws: int = 0
@@ -150,14 +150,17 @@ class Pace:
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.rules)
 
-    def check_in(self, device: str, has_update: bool, book: LeaseBook, now: float) -> list[SendAway]:
+    def check_in(
+        self, device: str, book: LeaseBook, now: float, *, has_update: bool = False, may_serve: bool = True
+    ) -> list[SendAway]:
         """The device is connected. Returns who is to leave for it: nobody while there is room, or another device, or
-        itself. ``has_update``: whether it brings a finished update."""
+        itself. ``has_update``: whether it brings a finished update. ``may_serve``: whether it may be given a task in
+        the next round; if not, it is the first to leave."""
         self._forget(device)
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its update.
         if not has_update and all(owner != device for owner, _ in book.lost.values()):
-            self.fresh.add(device)
+            (self.fresh if may_serve else self.served).add(device)
         self.bookings.need(self.needed, now)
         self.needed = 0
         leaving = list[SendAway]()

@@ -73,6 +73,10 @@ class Selection:
     def _no_names(self) -> SortedList[str]:
         return SortedList()
 
+    def may_serve(self, device: str) -> bool:
+        """Return whether the plan's rules let this connected device have a task in the next round."""
+        return True
+
     def remove(self, device: str) -> None:
         """The device's connection is gone."""
         self.idle.discard(device)

@@ -15,7 +15,9 @@ from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, Send
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.pace import BIN, MARGIN, MEMORY, SHORTEST, Bookings, Names, Pace
+from fleetlearn_coordinator.rounds.selection_rules import Eligibility, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import PaceSettings, Settings
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,7 +104,7 @@ def test_names_are_a_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def arrive(pace: Pace, device: str, book: LeaseBook, *, has_update: bool = False) -> list[str]:
-    return [row.device for row in pace.check_in(device, has_update, book, 0.0)]
+    return [row.device for row in pace.check_in(device, book, 0.0, has_update=has_update)]
 
 
 def test_who_had_a_task_goes_first() -> None:
@@ -115,6 +117,20 @@ def test_who_had_a_task_goes_first() -> None:
     assert arrive(pace, "e", book)[0] in "cde"  # a has a task
     assert pace.present >= {"a"}
     assert len(pace.present) == 3
+
+
+def test_who_may_have_no_task_goes_first() -> None:
+    """A rule that keeps half of the fleet out does not fill the places with that half."""
+    rules = SelectionRules(eligibility=Eligibility(least_examples=10))
+    settings = Settings(goal=9, cohort=9, minimum=9, deadline=9.0, grace=1.0, gather=0.0, selection=rules, pace=RULES)
+    engine = Engine(settings)
+    assert isinstance(engine.selection, RuledSelection)
+    for number in range(12):
+        engine.selection.stated[f"d{number}"] = Stated(20 if number % 3 == 2 else 5)
+        engine.check_in(f"d{number}", None, 0.0)
+    assert engine.pace is not None
+    assert engine.pace.present < {"d2", "d5", "d8", "d11"}
+    assert len(engine.pace.present) == 3
 
 
 def test_a_device_with_a_task_or_an_update_is_never_sent_away() -> None:

@@ -114,6 +114,9 @@ class RuledSelection(Selection):
         self.ineligible.pop(device, None)
         self.barred.pop(device, None)
 
+    def may_serve(self, device: str) -> bool:
+        return device not in self.ineligible and device not in self.barred
+
     def remove(self, device: str) -> None:
         self._let_go(device)
         Selection.remove(self, device)
