@@ -29,6 +29,7 @@ from virtual import drive, make_scenario
 RULES: dict[str, dict[str, Any]] = {
     "fedbuff": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
     "fedasync": {"goal": 1, "concurrency": 5, "deadline": 1000.0},
+    "fedbuff-inverse": {"goal": 3, "concurrency": 5, "deadline": 1000.0, "weighting": "inverse-participation"},
     "fedavg": {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"},
 }
 
@@ -42,7 +43,8 @@ def test_server_and_simulator_make_the_same_model(
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,
-        plan__recipe=recipe, plan__round=RULES[recipe], plan__stop__rounds=18 // RULES[recipe]["goal"],
+        plan__recipe=recipe.partition("-")[0], plan__round=RULES[recipe],
+        plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe == "fedasync" else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
     )  # fmt: skip

@@ -139,6 +139,7 @@ class Run:
         """Task -> accepted report of the open round."""
         self.staleness: dict[str, int] = {}
         """Task -> staleness of that report's update."""
+        self._rates = plan.participation_rates()
         self._early: deque[EarlyReport] = deque()
         """In the order in which they count."""
         self.aggregate = self.aggregator.init(bundle.manifest.size)
@@ -153,6 +154,9 @@ class Run:
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
+        if self._rates is not None:
+            for number, device in store.ledger.accepted_updates():
+                self._rates.add(number, device)
         self.finished: str | None = None
         """Why training is over, or None."""
         self.store.write(self._finish(self._still_finished()))
@@ -270,13 +274,19 @@ class Run:
         """
         engine, task = self.engine, report.task
         engine.check_staleness(device)
-        weight = weight_of(report.examples, self.plan.largest_weight)
-        self.aggregator.check(largest, weight)
         number, staleness, early = engine.counts(device)
+        weight = (
+            weight_of(report.examples, self.plan.largest_weight)
+            if self._rates is None
+            else self._rates.weight(number, device)
+        )
+        self.aggregator.check(largest, weight)
         moved = None if number == engine.round_of(task) else number
         self.store.record_report(
             ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None
         )
+        if self._rates is not None:
+            self._rates.add(number, device)
         factor = self.plan.staleness_factor(staleness)
         update = AcceptedUpdate(report.part(UPDATE), weight, factor, spool_file, largest)
         if early:

@@ -508,6 +508,8 @@ def test_what_an_update_weighs() -> None:
             ["round.max_share = 0.01 of round.goal = 10 is less than one update", "0.1 to 1"],
         ),
         (f"{BUFFERED}goal = 2\n[server]\nmix = true", ["server.mix = true", "round.goal = 1 (it is 2)"]),
+        (f'{SMALL}weighting = "inverse-participation"', ['round.weighting = "inverse-participation"', "asynchronous"]),
+        (f'{BUFFERED}goal = 1\nweighting = "inverse-participation"', ["a round.goal above 1 (it is 1)"]),
         (f"{BUFFERED}concurrency = 0", ["round.concurrency = 0"]),
         (f'{SMALL}participation = "sometimes"', ["round.participation = 'sometimes'"]),
     ],
