@@ -34,6 +34,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fedasync": {"goal": 1, "concurrency": 5, "deadline": 1000.0},
     "fedavg": CARRY,
     **dict.fromkeys(ROBUST, CARRY),
+    "fedbuff-inverse": {"goal": 3, "concurrency": 5, "deadline": 1000.0, "weighting": "inverse-participation"},
 }
 
 
@@ -46,7 +47,8 @@ def test_server_and_simulator_make_the_same_model(
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,
-        plan__recipe=recipe, plan__round=RULES[recipe], plan__stop__rounds=18 // RULES[recipe]["goal"],
+        plan__recipe=recipe.partition("-")[0], plan__round=RULES[recipe],
+        plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe == "fedasync" else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
     )  # fmt: skip

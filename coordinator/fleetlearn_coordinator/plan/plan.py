@@ -19,6 +19,7 @@ from msgspec import Meta
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
+from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
@@ -152,7 +153,12 @@ class Plan(Section, frozen=True, kw_only=True):
     @property
     def largest_weight(self) -> int:
         """The most that an update weighs in the mean."""
-        return 1 if self.round.weighting == "uniform" else self.round.max_weight
+        most = {"uniform": 1, "examples": self.round.max_weight, "inverse-participation": FULL_WEIGHT}
+        return most[self.round.weighting]
+
+    def participation_rates(self) -> ParticipationRates | None:
+        """Return what to count the devices' updates with, if their weights depend on it."""
+        return ParticipationRates() if self.round.weighting == "inverse-participation" else None
 
     def staleness_factor(self, staleness: int) -> float:
         """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
@@ -283,6 +289,11 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
         )
     yield from _contradictions_of_aggregation(plan)
+    if round_.weighting == "inverse-participation" and (not round_.asynchronous or round_.goal == 1):
+        yield (
+            'round.weighting = "inverse-participation" weighs the updates of one buffer against each other: it needs '
+            f'round.participation = "asynchronous" and a round.goal above 1 (it is {round_.goal})'
+        )
     if plan.most_updates_of_a_device == 0:
         yield (
             f"round.max_share = {round_.max_share} of round.goal = {round_.goal} is less than one update; it takes "

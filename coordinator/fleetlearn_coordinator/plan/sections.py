@@ -68,8 +68,9 @@ class Round(Section, frozen=True, kw_only=True):
     """Synchronous: seconds to wait for ``goal`` devices once ``minimum`` are there. Default: 5."""
     max_weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1_000_000
     """Most examples that count as an update's weight, whatever a device claims to have."""
-    weighting: Literal["examples", "uniform"]
-    """Whether an update weighs as much as its device has examples, or all weigh the same. Default: the recipe's."""
+    weighting: Literal["examples", "uniform", "inverse-participation"]
+    """Whether an update weighs as much as its device has examples, or all weigh the same, or (asynchronous) the less,
+    the more updates of its device count (aggregation/participation_rates.py). Default: the recipe's."""
     participation: Literal["synchronous", "asynchronous"]
     """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
     round ends, so that updates may be stale. Default: the recipe's."""

@@ -143,6 +143,7 @@ class Run:
         """Task -> accepted report of the open round."""
         self.staleness: dict[str, int] = {}
         """Task -> staleness of that report's update."""
+        self._rates = plan.participation_rates()
         self._early: deque[EarlyReport] = deque()
         """In the order in which they count."""
         self.aggregate = self.aggregator.init(bundle.manifest.size)
@@ -163,6 +164,9 @@ class Run:
         )
         """Where the plan has rules for it."""
         self._restore_pace(now)
+        if self._rates is not None:
+            for number, device in store.ledger.accepted_updates():
+                self._rates.add(number, device)
         self.finished: str | None = None
         """Why training is over, or None."""
         self.store.write(self._finish(self._still_finished()))
@@ -299,14 +303,20 @@ class Run:
         """
         engine, task = self.engine, report.task
         engine.check_staleness(device)
-        weight = weight_of(report.examples, self.plan.largest_weight)
-        self.aggregator.check(largest, weight)
         number, staleness, early = engine.counts(device)
+        weight = (
+            weight_of(report.examples, self.plan.largest_weight)
+            if self._rates is None
+            else self._rates.weight(number, device)
+        )
+        self.aggregator.check(largest, weight)
         moved = None if number == engine.round_of(task) else number
         also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
             ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None, also
         )
+        if self._rates is not None:
+            self._rates.add(number, device)
         factor = self.plan.staleness_factor(staleness)
         update = AcceptedUpdate(report.part(UPDATE), weight, factor, spool_file, largest)
         if early:

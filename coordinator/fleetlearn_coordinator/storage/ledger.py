@@ -198,6 +198,10 @@ class Ledger(Protocol):
     def model_digest(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""
 
+    def accepted_updates(self) -> Sequence[tuple[int, str]]:
+        """Return (round, device) of each report that counts, for the open round, for later ones and at least for the
+        last 100 that were closed (``participation_rates.WINDOW``)."""
+
     def unfinished(self, lost_since: int | None) -> Unfinished:
         """Return what an earlier process left. Raises StoreError (damaged).
 

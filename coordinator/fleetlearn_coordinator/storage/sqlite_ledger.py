@@ -212,6 +212,9 @@ class SqliteLedger:
     def model_digest(self, version: int) -> str:
         return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])
 
+    def accepted_updates(self) -> Sequence[tuple[int, str]]:
+        return self._db.execute("SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round").fetchall()
+
     def unfinished(self, lost_since: int | None) -> Unfinished:
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         found = Unfinished(None if row is None else int(row[0]), [], [], [], [])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
-from fleetlearn_coordinator.aggregation.commit import Began, next_model
+import numpy as np
+from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
@@ -14,6 +15,7 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
@@ -33,6 +35,7 @@ class SimulatedCoordinator:
         self.down = False
         """Whether its process is dead."""
         self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)
+        self._rates = self.plan.participation_rates()
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.optimizer_state = self.optimizer.init(self.model)
         self.earlier: Vector = self.model
@@ -47,8 +50,21 @@ class SimulatedCoordinator:
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:
-        weights = self.plan.largest_weight, self.plan.round.max_weight
-        return RoundTotals(self.aggregator, len(self.model), *weights)
+        return RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight)
+
+    def weights(self, names: Sequence[str], examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the weights of the updates of devices with tasks, which have these numbers of examples."""
+        if self._rates is None:
+            return weights_of(examples, self.plan.largest_weight)
+        number = self.engine.counts(names[0]).round
+        return np.array([self._rates.weight(number, name) for name in names], np.int64)
+
+    def count_updates(self, names: Sequence[str]) -> None:
+        """Updates of these devices, which have tasks, are accepted."""
+        if self._rates is not None:
+            number = self.engine.counts(names[0]).round
+            for name in names:
+                self._rates.add(number, name)
 
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""

@@ -12,6 +12,7 @@ import numpy as np
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet import selection
@@ -209,9 +210,11 @@ class DeviceTasks:
         while row < end and refused is None:
             training, totals = coordinator.training, coordinator.totals
             found = training.results_for(tasks.task[row:end])
-            last, refused = row + len(found), totals.refuse(found)
+            last = row + len(found)
+            weights = coordinator.weights(tasks.name[row:last], found.examples)
+            refused = totals.refuse(found, weights)
             good = len(found) if refused is None else refused[0]
-            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)))
+            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)), weights[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
@@ -228,7 +231,9 @@ class DeviceTasks:
             for at in range(begin, end):  # other things may happen before these reports arrive
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
-    def _accept(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Command]:
+    def _accept(
+        self, tasks: RunningTasks, rows: slice, found: TrainedDevices, weights: NDArray[np.int64]
+    ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
             return []
@@ -242,8 +247,9 @@ class DeviceTasks:
         if coordinator.outlive:
             staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
         totals.add_reports(
-            tasks, rows, found, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
+            tasks, rows, found, weights, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
         )
+        coordinator.count_updates(tasks.name[rows])
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
             del self.running[device]

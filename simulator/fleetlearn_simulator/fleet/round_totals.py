@@ -29,10 +29,10 @@ MAX_BYTES_WAITING = 2**28
 class RoundTotals:
     """The accepted reports of a round, their aggregate, and the costs of all of its tasks."""
 
-    def __init__(self, aggregator: Aggregator[Any], size: int, largest_weight: int, max_weight: int) -> None:
-        """``size``: elements of an update. ``largest_weight``, ``max_weight``: the most examples for which a device
-        counts in the mean, and in the metrics."""
-        self.aggregator, self.largest_weight, self.max_weight = aggregator, largest_weight, max_weight
+    def __init__(self, aggregator: Aggregator[Any], size: int, max_weight: int) -> None:
+        """``size``: elements of an update. ``max_weight``: the most examples for which a device counts in the
+        metrics."""
+        self.aggregator, self.max_weight = aggregator, max_weight
         self.opened = 0.0
         """When the round opened."""
         self.devices: list[int] = []
@@ -61,9 +61,9 @@ class RoundTotals:
         self.down = self.up = 0
         """Bytes that devices fetched and sent."""
 
-    def refuse(self, found: TrainedDevices) -> tuple[int, str] | None:
-        """Return the first row that the coordinator does not accept, and why. None: it accepts all rows."""
-        weights = weights_of(found.examples, self.largest_weight)
+    def refuse(self, found: TrainedDevices, weights: NDArray[np.int64]) -> tuple[int, str] | None:
+        """Return the first row that the coordinator does not accept, and why. None: it accepts all rows. ``weights``:
+        of the updates in the mean, shape (n,)."""
         passes = ~found.diverged & self.aggregator.passes_check(found.largest, weights)
         if passes.all():
             return None
@@ -81,13 +81,13 @@ class RoundTotals:
         tasks: RunningTasks,
         rows: slice,
         found: TrainedDevices,
+        weights: NDArray[np.int64],
         times: Sequence[float],
         staleness: Sequence[int] = (),
         factors: Sequence[float] = (),
     ) -> None:
         """Count the reports of these tasks, which arrived at these times and are not refused. ``staleness``,
         ``factors``: theirs, or nothing where no update is stale."""
-        weights = weights_of(found.examples, self.largest_weight)
         self.devices += tasks.device[rows]
         self.accepted.update(tasks.tier[rows])
         counted = weights_of(found.examples, self.max_weight)

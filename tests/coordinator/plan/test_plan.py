@@ -523,6 +523,8 @@ def test_what_an_update_weighs() -> None:
         (f"{SMALL}[pace]\nlongest = 60.0", ["pace.longest and pace.check_ins need pace.connected"]),
         (f"{SMALL}[pace]\nconnected = 5", ["pace.connected = 5 is less than the cohort", "6: rounds"]),
         (f"{BUFFERED}concurrency = 9\n[pace]\nconnected = 8", ["pace.connected = 8 is less than round.concurrency, 9"]),
+        (f'{SMALL}weighting = "inverse-participation"', ['round.weighting = "inverse-participation"', "asynchronous"]),
+        (f'{BUFFERED}goal = 1\nweighting = "inverse-participation"', ["a round.goal above 1 (it is 1)"]),
         (f"{BUFFERED}concurrency = 0", ["round.concurrency = 0"]),
         (f'{SMALL}participation = "sometimes"', ["round.participation = 'sometimes'"]),
     ],

@@ -12,7 +12,7 @@ import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
-from fleetlearn_coordinator.rounds.commands import CancelTask, Commit, Ended, Finish
+from fleetlearn_coordinator.rounds.commands import Assign, CancelTask, Commit, Ended, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
@@ -179,6 +179,35 @@ def test_no_device_has_more_than_its_share_of_a_buffer(asynchronous: PlanMaker) 
     (lease,) = leases(fleet.report(lease, update_of(1.0)))
     assert {row.device for row in leases(fleet.report(lease, update_of(1.0)))} == {"a", "b"}, "the next buffer"
     fleet.store.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_updates_weigh_by_the_inverse_of_how_many_of_their_device_count(
+    asynchronous: PlanMaker, restarts: bool
+) -> None:
+    """By hand: a has both updates of the first buffer. In the second its third weighs a third of b's first."""
+    plan = asynchronous(round__weighting="inverse-participation", staleness__function="constant")
+    fleet = Fleet(plan)
+
+    def again(device: str) -> Assign:
+        """The device's task, which it gets again after a restart."""
+        nonlocal fleet
+        if restarts:
+            fleet.store.close()
+            fleet = Fleet(plan)
+            fleet.run.resume(NOW)
+            (lease,) = leases(fleet.check_in(device))
+            return lease
+        return tasks[device]
+
+    tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b"))}
+    (tasks["a"],) = leases(fleet.report(tasks["a"], update_of(1.0)))
+    for device, value in (("a", 2.0), ("a", 16.0), ("b", 4.0)):
+        lease = again(device)
+        tasks |= {lease.device: lease for lease in leases(fleet.report(lease, update_of(value)))}
+    fleet.store.close()
+    assert change(plan, 1) == pytest.approx((1 + 2) / 2, abs=1e-6)
+    assert change(plan, 2) - change(plan, 1) == pytest.approx((16 / 3 + 4) / (1 / 3 + 1), rel=1e-5)
 
 
 def test_a_finished_run_goes_on_with_what_was_under_way(asynchronous: PlanMaker) -> None:
