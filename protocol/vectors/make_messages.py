@@ -16,7 +16,7 @@ A, B = "a" * 64, "0123456789abcdef" * 4
 
 EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "check-in": m.CheckIn(
-        1, "camera-7.attic", 1200, "onnxruntime 1.31.1", "fleetlearn-device 0.1.0", m.Held("t3-1", 3)
+        1, "camera-7.attic", 1200, "onnxruntime 1.31.1", "fleetlearn-device 0.1.0", m.Held("t3-1", 3), True
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -34,6 +34,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         evaluation=m.Evaluation(1200, 412.5, {"accuracy": 1000.0}),
     ),
     "uploaded": m.Uploaded("t4-11"),
+    "evaluated": m.Evaluated("t-e2-7", m.Evaluation(1200, 412.5, {"accuracy": 1000.0}), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
     "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072),
     "task": m.Task(
@@ -50,6 +51,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         time_budget=60.5,
         evaluate=True,
     ),
+    "evaluate": m.Evaluate("t-e2-7", A, (m.VectorReference("model", B, 6653480, "float32"),), 120.0),
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(7, A, 6653480, 131072),
     "grant": m.Grant("t4-11", 4294967295, 0),

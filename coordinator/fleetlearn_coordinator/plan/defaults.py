@@ -8,7 +8,7 @@ from typing import Any
 from fleetlearn_coordinator.aggregation import optimizers
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import CONCURRENCY, SECTIONS
+from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
@@ -21,7 +21,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
         raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
     recipe = RECIPES[name]
-    local, round_, staleness, server, stop = (raw.setdefault(section, {}) for section in SECTIONS)
+    local, round_, staleness, server, stop, evaluation = (raw.setdefault(section, {}) for section in SECTIONS)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
@@ -30,6 +30,11 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         _fill_round(round_, recipe.round)
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)
+    if isinstance(evaluation, dict) and isinstance(round_, dict):
+        evaluation.setdefault("devices", round_.get("goal", 1))
+        evaluation.setdefault("deadline", round_.get("deadline", DEADLINE))
+        if isinstance(devices := evaluation["devices"], int):
+            evaluation.setdefault("minimum", max(1, -(-devices // 2)))
     if isinstance(stop, dict):
         stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
     if isinstance(server, dict):

@@ -64,6 +64,13 @@ class Selection:
         elif device not in self.idle:
             self.idle.add(device)
 
+    def come_back(self, device: str) -> None:
+        """The device is connected and has no task: let it wait, or rest until the round is over if it had its turn."""
+        if device in self.had_turn:  # until the round is committed or abandoned
+            self.resting.add(device)
+        else:
+            self.add(device)
+
     def remove(self, device: str) -> None:
         """The device's connection is gone."""
         self.idle.discard(device)

@@ -7,6 +7,19 @@ from math import inf
 from typing import NamedTuple
 
 
+class EvaluationSettings(NamedTuple):
+    """What the engine needs of a plan's [evaluation]."""
+
+    every: int = 0
+    """Versions from one evaluation to the next, and one of the last version. 0: only when somebody asks for one."""
+    devices: int = 1
+    """Devices that measure."""
+    minimum: int = 1
+    """Fewest devices that must have measured for the evaluation to be valid."""
+    deadline: float = 600.0
+    """Seconds after which an evaluation ends with what there is."""
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
@@ -42,6 +55,7 @@ class Settings(NamedTuple):
     """Where leases outlive their round: an update of a larger staleness does not count."""
     max_updates: int | None = None
     """Asynchronous: most updates of one device in one round. None: any number."""
+    evaluation: EvaluationSettings = EvaluationSettings()
 
     @property
     def outlive(self) -> bool:

@@ -16,11 +16,16 @@ from fleetlearn_coordinator.rounds.commands import (
     Command,
     Commit,
     Ended,
+    EvaluationClosed,
+    EvaluationOpened,
+    Measure,
+    MeasurementEnded,
     Opened,
     Revived,
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
-from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -35,6 +40,10 @@ BUFFERED = Settings(
 )  # fmt: skip
 FEW_OF_EACH = BUFFERED._replace(max_updates=1, minimum=1)
 ONE_BY_ONE = BUFFERED._replace(goal=1, minimum=1, cohort=2, max_staleness=0)
+SYNCHRONOUS = CARRY._replace(carry=False, max_staleness=0)
+EVALUATED = EvaluationSettings(every=2, devices=3, minimum=2, deadline=15.0)
+ABLE = {"d0", "d1", "d2", "d3"}
+"""Devices that can evaluate."""
 DEVICES = st.sampled_from([f"d{number}" for number in range(6)])
 
 
@@ -64,6 +73,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.given: list[tuple[str, str, int]] = []
         self.revived: set[str] = set()
         self.versions = 0
+        self.evaluation = SavedEvaluation(0, 0, False, [], [], [])
+        self.measuring: dict[str, str] = {}
+        """Task -> device."""
+        self.measured: dict[str, str] = {}
+        self.unmeasured: dict[str, tuple[str, str]] = {}
+        """Task -> device, cause, of the open evaluation."""
 
     def counted_for(self, round: int | None) -> dict[str, str]:
         return {task: device for task, (device, number) in self.counted.items() if number == round}
@@ -101,7 +116,35 @@ class AnyOrder(RuleBasedStateMachine):
                     self.revived.add(task)
                 case CancelTask(device, task):
                     assert device in self.connected
-                    assert task in self.ended
+                    assert task in self.ended or task in self.unmeasured
+                case EvaluationOpened(number, version):
+                    assert not self.evaluation.is_open
+                    assert number == self.evaluation.number + 1
+                    assert version == self.versions
+                    self.evaluation = self.evaluation._replace(number=number, version=version, is_open=True)
+                    self.measured, self.unmeasured, self.evaluation_began = {}, {}, self.now
+                case Measure(device, task, number, version, again=again):
+                    assert device in self.connected & ABLE
+                    assert (number, version) == (self.evaluation.number, self.evaluation.version)
+                    if again:
+                        assert self.measuring[task] == device
+                        continue
+                    before = [*self.measuring, *self.measured, *self.unmeasured]
+                    assert task not in before
+                    devices = [*self.measuring.values(), *self.measured.values()]
+                    devices += [device for device, _ in self.unmeasured.values()]
+                    assert device not in devices, "it has its turn once in an evaluation"
+                    assert len(self.measuring) + len(self.measured) < self.rules.evaluation.devices
+                    self.measuring[task] = device
+                case MeasurementEnded(device, task, cause):
+                    assert self.measuring.pop(task) == device
+                    self.unmeasured[task] = device, cause
+                case EvaluationClosed(number, version, dropped, valid):
+                    assert (number, version) == (self.evaluation.number, self.evaluation.version)
+                    assert not self.measuring
+                    assert valid == (len(self.measured) >= self.rules.evaluation.minimum)
+                    assert dropped == Counter(cause for _, cause in self.unmeasured.values())
+                    self.evaluation = self.evaluation._replace(is_open=False)
                 case Commit(number, dropped):
                     assert number == self.open
                     self.open, self.committing = None, number
@@ -124,9 +167,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions += 1
         self.do(self.engine.committed(self.now, change=1.0, metrics={}))
 
+    def connect(self, device: str) -> None:
+        self.connected.add(device)
+        if device in ABLE:
+            self.engine.evaluations.join(device)
+
     @rule(device=DEVICES)
     def check_in(self, device: str) -> None:
-        self.connected.add(device)
+        self.connect(device)
         self.do(self.engine.check_in(device, None, self.now))
 
     @rule(target=tasks, data=st.data())
@@ -137,7 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(given=tasks)
     def check_in_with_work_done(self, given: tuple[str, str, int]) -> None:
         device, task, _ = given
-        self.connected.add(device)
+        self.connect(device)
         self.do(self.engine.check_in(device, task, self.now))
 
     @rule(device=DEVICES)
@@ -185,6 +233,25 @@ class AnyOrder(RuleBasedStateMachine):
         if device in self.connected:
             self.engine.progress(device, task, "steps", amount, self.now)
 
+    @rule(data=st.data(), fails=st.booleans())
+    @precondition(lambda self: self.measuring)
+    def measure(self, data: st.DataObject, fails: bool) -> None:
+        task = data.draw(st.sampled_from(sorted(self.measuring)))
+        device = self.measuring[task]
+        if device not in self.connected:
+            return
+        if fails:
+            self.do(self.engine.end(device, task, "failed: diverged", self.now))
+            return
+        assert self.engine.evaluations.wanted(device, task)
+        self.measured[task] = self.measuring.pop(task)
+        self.do(self.engine.count_measurement(device, task, self.now))
+
+    @rule()
+    @precondition(lambda self: self.rules.evaluation.every)
+    def request(self) -> None:
+        self.do(self.engine.request_evaluation(self.now))
+
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
         """Let time pass as a driver does, which wakes at each moment that the engine names."""
@@ -224,8 +291,18 @@ class AnyOrder(RuleBasedStateMachine):
             lost,
             [(task, self.counted[task][0]) for round, _, task in early if round > (first or self.last)],
         )
+        self.evaluation_began = self.now
+        self.engine.restore_evaluation(
+            self.evaluation._replace(
+                leases=list(self.measuring.items()),
+                accepted=list(self.measured.items()),
+                dropped=[(task, *row) for task, row in self.unmeasured.items()],
+            ),
+            self.now,
+        )
         if any(restored):
             self.do(self.engine.restore(restored, self.now))
+        self.do(self.engine.begin(self.now))
 
     @invariant()
     def no_lease_is_lost(self) -> None:
@@ -234,6 +311,29 @@ class AnyOrder(RuleBasedStateMachine):
         early = {task: device for task, (device, round) in self.counted.items() if round > self.last}
         assert self.engine.book.early == early
         assert len(set(self.running.values())) == len(self.running), "a device with two leases"
+
+    @invariant()
+    def no_measurement_is_lost(self) -> None:
+        evaluations = self.engine.evaluations
+        assert {task: device for device, task in evaluations.book.tasks.items()} == self.measuring
+        if self.evaluation.is_open:
+            assert evaluations.book.accepted == self.measured
+        assert not {*self.measuring.values()} & {*self.running.values()}, "a device with two leases"
+        assert evaluations.is_open == self.evaluation.is_open
+        assert evaluations.is_open or not self.measuring
+        assert evaluations.able == self.connected & ABLE or not self.rules.evaluation.every
+
+    @invariant()
+    def an_evaluation_ends(self) -> None:
+        if self.evaluation.is_open:
+            assert self.now <= self.evaluation_began + self.rules.evaluation.deadline + 1e-6
+            assert (self.engine.wake_at() or 0.0) <= self.engine.evaluations.deadline
+
+    @invariant()
+    def who_is_chosen_and_free_measures(self) -> None:
+        chosen = self.engine.evaluations.chosen
+        assert chosen <= self.connected & ABLE
+        assert self.committing is not None or chosen <= {*self.running.values()}
 
     @invariant()
     def every_lease_ends(self) -> None:
@@ -256,6 +356,7 @@ class AnyOrder(RuleBasedStateMachine):
         selection = self.engine.selection
         waiting = [*selection.idle, *chain.from_iterable(selection.doubted.values())]
         leased = {device for device in self.engine.leases if device not in self.engine.book.absent}
+        leased |= self.connected & {*self.measuring.values()}
         assert len(set(waiting)) == len(waiting)
         assert not set(waiting) & selection.resting
         assert not leased & (set(waiting) | selection.resting)
@@ -279,7 +380,15 @@ def machine(rules: Settings) -> type[RuleBasedStateMachine]:
     return type("Policy", (AnyOrder,), {"of": rules})
 
 
-POLICIES = {"carry": CARRY, "buffered": BUFFERED, "few of each": FEW_OF_EACH, "one by one": ONE_BY_ONE}
+POLICIES = {
+    "carry": CARRY,
+    "buffered": BUFFERED,
+    "few of each": FEW_OF_EACH,
+    "one by one": ONE_BY_ONE,
+    "synchronous, evaluated": SYNCHRONOUS._replace(evaluation=EVALUATED),
+    "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
+    "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
+}
 USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
