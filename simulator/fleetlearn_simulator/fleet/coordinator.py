@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Any
 
@@ -10,6 +10,7 @@ from fleetlearn_coordinator.aggregation.commit import Began, next_model
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
+from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
@@ -64,10 +65,13 @@ class SimulatedCoordinator:
         return self.engine.settings.outlive
 
     def room(self) -> int:
-        """Return how many reports the engine may be told of together. Asynchronously each may be followed by a task."""
-        if self.engine.settings.asynchronous or (self.outlive and self.engine.phase is not Phase.OPEN):
+        """Return how many reports the engine may be told of together. Asynchronously each may be followed by a task,
+        and by a measurement where an evaluation waits for devices that train."""
+        engine = self.engine
+        alone = engine.settings.asynchronous or engine.evaluations.chosen
+        if alone or (self.outlive and engine.phase is not Phase.OPEN):
             return 1
-        return self.engine.wanted_reports()
+        return engine.wanted_reports()
 
     def room_ahead(self) -> int:
         """Return how many more reports may come, as far as is known now."""
@@ -126,7 +130,7 @@ class SimulatedCoordinator:
         The rows are in the order of the reports.
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
-        found: dict[tuple[int, int], Evaluation] = {}
+        found: dict[tuple[int, int], Evaluation | None] = {}
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
         for number in sorted({*given_in}):
             own = sorted({device for device, round in zip(devices, given_in, strict=True) if round == number})
@@ -135,9 +139,12 @@ class SimulatedCoordinator:
         rows = [found[key] for key in zip(given_in, devices, strict=True)]
         return evaluation_of(rows, names, self.plan.round.max_weight)
 
-    def resume(self, taken: Snapshot, connected: Iterable[str]) -> None:
-        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``."""
+    def resume(self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str]) -> None:
+        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
+        ``evaluated``: the number of the last evaluation, and the version that it measured."""
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
+        self.engine.restore_evaluation(SavedEvaluation(*evaluated, False, [], [], []), 0.0)
+        self.engine.evaluations.able.update(connected)
 
     def restart(self, now: float) -> list[Command]:
         """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks
@@ -145,11 +152,22 @@ class SimulatedCoordinator:
         self.down = False
         old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
-        if old.phase is not Phase.OPEN and not old.settings.outlive:
-            return []
+        self.engine.restore_evaluation(_saved(old.evaluations), now)
+        if old.phase is Phase.FINISHED:  # its last model is being measured
+            self.engine.phase, self.engine.finishing = old.phase, old.finishing
+        if old.phase is Phase.FINISHED or (old.phase is not Phase.OPEN and not old.settings.outlive):
+            return self.engine.begin(now)
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
         dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
         number = old.round if old.phase is Phase.OPEN else None
         restored = Restored(number, leases, book.accepted.items(), dropped, lost, book.early.items())
-        return self.engine.restore(restored, now)
+        return self.engine.restore(restored, now) + self.engine.begin(now)
+
+
+def _saved(found: Evaluations) -> SavedEvaluation:
+    """Return what the coordinator's disk has of its evaluations."""
+    book = found.book
+    leases = [(task, device) for device, task in book.tasks.items()]
+    dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
+    return SavedEvaluation(found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped)
