@@ -59,7 +59,7 @@ deadline = 600.0
 [stop]
 rounds = {rounds}
 """
-SYNCHRONOUS = """over_selection = 1.0
+SYNCHRONOUS = """over_selection = {over_selection}
 gather = 600.0"""
 ASYNCHRONOUS = """participation = "asynchronous"
 concurrency = {devices}"""
@@ -127,6 +127,7 @@ def coordinator(
     size: int,
     devices: int,
     rounds: int,
+    over_selection: float = 1.0,
     asynchronous: bool = False,
     durable: str = "process",
     held: int = SPOOL_FILES_HELD,
@@ -141,7 +142,9 @@ def coordinator(
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
         plan, settings = folder / "plan.toml", folder / "service.toml"
-        participation = ASYNCHRONOUS.format(devices=devices) if asynchronous else SYNCHRONOUS
+        participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
+            devices=devices, over_selection=over_selection
+        )
         plan.write_text(PLAN.format(devices=devices, rounds=rounds, participation=participation, durable=durable))
         values = {"port": 0, "heartbeat": 60.0, **service}
         settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))

@@ -105,7 +105,8 @@ async def take_part(
                         opened(task.round)
                     await connection.send(encode(Fetch(task.vector("model").sha256)))
                 case Content(transfer, _, size):
-                    await _receive(connection, transfer, size)
+                    if await _receive(connection, transfer, size) is None:
+                        return
                     assert task is not None
                     await connection.send(encode(report(task, update)))
                 case Grant(name, transfer, offset):
@@ -126,12 +127,16 @@ async def take_part(
                     raise RuntimeError(f"{device}: the coordinator sent {other}")
 
 
-async def _receive(connection: ClientConnection, transfer: int, size: int) -> bytearray:
+async def _receive(connection: ClientConnection, transfer: int, size: int) -> bytearray | None:
+    """Return what comes. None: training is finished meanwhile, as it may be in asynchronous rounds."""
     content = bytearray(size)
     received = 0
     while received < size:
         message = await connection.recv()
-        assert isinstance(message, bytes), f"{message!r} came instead of a chunk"
+        if isinstance(message, str):
+            if isinstance(decode_from_coordinator(message), ComeBack):
+                return None
+            raise RuntimeError(f"{message!r} came instead of a chunk")
         chunk = unpack_chunk(message)
         if (chunk.transfer, chunk.offset) != (transfer, received):
             raise RuntimeError(f"chunk {chunk[:2]} came; ({transfer}, {received}) was due")

@@ -26,6 +26,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
+    from fleetlearn_coordinator.storage.requests import write_request
     from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
@@ -62,6 +63,18 @@ def status(
         print(msgspec.json.encode(found).decode())
     else:
         _show(found, last)
+
+
+@app.command()
+def evaluate(plan: PlanFile) -> None:
+    """Ask for an evaluation of the newest model on devices' own data. The coordinator begins it within a second, or at
+    its next start."""
+    with _errors():
+        folder = Plan.load(plan).data_dir
+        write_request(folder)
+        found = read_status(folder)
+    when = "within a second" if found.running and found.finished is None else "when the plan is served again"
+    Console(stderr=True).print(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
 
 
 @app.command("export-model")
@@ -118,6 +131,21 @@ def _show(found: Status, last: int) -> None:
             str(row.number), row.outcome, str(row.summary["reports"]), dropped, *values,
             f"{row.summary['change']:.3g}", f"{row.summary['seconds']:.2f}",
         )  # fmt: skip
+    console.print(table)
+    if found.evaluations:
+        _show_evaluations(console, found, last)
+
+
+def _show_evaluations(console: Console, found: Status, last: int) -> None:
+    rows = found.evaluations[-last:]
+    metrics = list(dict.fromkeys(name for row in rows for name in row.summary["metrics"]))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="evaluations on devices", title_justify="left")
+    for name in ("evaluation", "version", "outcome", "devices", "examples", *metrics):
+        table.add_column(name, no_wrap=True, min_width=len(name))
+    for row in rows:
+        values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
+        counts = str(row.summary["devices"]), str(row.summary["examples"])
+        table.add_row(str(row.number), str(row.version), row.outcome, *counts, *values)
     console.print(table)
 
 

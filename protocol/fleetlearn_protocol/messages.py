@@ -120,7 +120,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """The round's model measured on the device's own data before training: sums, so that they can be added."""
+    """A model measured on the device's own data: sums, so that they can be added."""
 
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
     """How many examples were measured."""
@@ -158,6 +158,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Whether it is charging, or has mains power, now."""
     network: Literal["metered", "unmetered"] | None = None
     """Whether its connection is paid for by the byte."""
+    evaluates: bool = False
+    """Whether the device knows `evaluate`. It is not sent to others."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -165,7 +167,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     9)."""
 
     task: Identifier | None = None
-    """The task being trained, if any."""
+    """The task being done, if any."""
     steps: Count = 0
     """Batches of the task that were evaluated or whose features were computed, plus optimizer steps, so far."""
 
@@ -220,6 +222,17 @@ class Uploaded(Message, frozen=True, tag="uploaded"):
 
     task: Identifier
     """The task whose update it is."""
+
+
+class Evaluated(Message, frozen=True, tag="evaluated"):
+    """The result of an `evaluate`. Nothing is uploaded."""
+
+    task: Identifier
+    """The task that was given."""
+    evaluation: Evaluation
+    """The measurement."""
+    seconds: Seconds = 0.0
+    """Wall-clock seconds spent measuring."""
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -282,6 +295,24 @@ class Task(Message, frozen=True, tag="task"):
         return {vector.name: vector for vector in self.vectors}[name]
 
 
+class Evaluate(Message, frozen=True, tag="evaluate"):
+    """Measure a model on the device's own data, and answer with `evaluated` before ``deadline`` seconds are over. The
+    device trains nothing."""
+
+    task: Identifier
+    """Names this lease in every later message about it. No other lease has it, in this run or another."""
+    bundle: Digest
+    """SHA-256 of the bundle's manifest.json."""
+    vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The vectors that are needed, each under another name; the model to be measured is always one of them."""
+    deadline: Seconds
+    """Seconds from now until the evaluation ends."""
+
+    def vector(self, name: str) -> VectorReference:
+        """Return the vector of this name. Raises KeyError."""
+        return {vector.name: vector for vector in self.vectors}[name]
+
+
 class ComeBack(Message, frozen=True, tag="come-back"):
     """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace steering)."""
 
@@ -326,10 +357,10 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
-    """The update is safe on the coordinator; forget it."""
+    """The update, or the measurement, is safe on the coordinator; forget it."""
 
     task: Identifier
-    """The task whose update it is."""
+    """The task whose result it is."""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -356,8 +387,8 @@ class Refused(Message, frozen=True, tag="refused"):
     """The content of a refused `fetch`."""
 
 
-FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Failed
-FromCoordinator = Welcome | Task | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
+FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Evaluated | Failed
+FromCoordinator = Welcome | Task | Evaluate | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
 
 Decoded = TypeVar("Decoded")
 

@@ -35,6 +35,11 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
     }
 
 
+def evaluate_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
+    """Return the fields of an ``evaluate`` that a transcript may leave out."""
+    return {key: value for key, value in task_fields(bundle, model).items() if key in ("bundle", "vectors", "deadline")}
+
+
 def upload_size(report: dict[str, Any]) -> int:
     """Return how many bytes the report announces."""
     return sum(part["size"] for part in report["parts"])
@@ -176,7 +181,8 @@ class Coordinator:
             raise Mismatch("the device connected without the subprotocol")
 
     async def _say(self, message: dict[str, Any], model: int = 0) -> None:
-        fields = self._task(model) if message["type"] == "task" else DEFAULTS.get(message["type"], {})
+        kind = message["type"]
+        fields = self._task(kind, model) if kind in ("task", "evaluate") else DEFAULTS.get(kind, {})
         filled = fill({**fields, **message}, self.bound)
         text = json.dumps(filled)
         decode_from_coordinator(text)  # what a transcript says must be in the protocol, too
@@ -184,15 +190,16 @@ class Coordinator:
             self._granted.setdefault(filled["transfer"], filled["offset"])
         await self._open().send(text)
 
-    def _task(self, number: int) -> dict[str, Any]:
-        """Return a task's fields, for the bundle's model or, where ``number`` is not 0, for another one."""
+    def _task(self, kind: str, number: int) -> dict[str, Any]:
+        """Return the fields of a task or an ``evaluate``, with the bundle's model or, where ``number`` is not 0,
+        with another one."""
         values = self.bundle.parameters()[: self.bundle.manifest.size].copy()
         values[0] += number
         model = values.tobytes()
         sha256 = hashlib.sha256(model).hexdigest()
         self.contents[sha256] = model
         self.bound["$model"] = sha256
-        return task_fields(self.bundle, model)
+        return (task_fields if kind == "task" else evaluate_fields)(self.bundle, model)
 
     async def _hear(self) -> dict[str, Any] | Chunk:
         """The device's next message, which by itself is as the protocol says, or its next chunk."""

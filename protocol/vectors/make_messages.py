@@ -27,6 +27,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         tier="pi-5",
         charging=True,
         network="unmetered",
+        evaluates=True,
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -44,6 +45,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         evaluation=m.Evaluation(1200, 412.5, {"accuracy": 1000.0}),
     ),
     "uploaded": m.Uploaded("t4-11"),
+    "evaluated": m.Evaluated("t-e2-7", m.Evaluation(1200, 412.5, {"accuracy": 1000.0}), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
     "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"),
     "task": m.Task(
@@ -60,6 +62,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         time_budget=60.5,
         evaluate=True,
     ),
+    "evaluate": m.Evaluate("t-e2-7", A, (m.VectorReference("model", B, 6653480, "float32"),), 120.0),
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(7, A, 6653480, 131072),
     "grant": m.Grant("t4-11", 4294967295, 0),

@@ -24,6 +24,7 @@ from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
+    EVALUATIONS,
     OPTIONS,
     ROUNDS,
     SCENARIO,
@@ -162,8 +163,8 @@ def simulate(
         def before_commit() -> None:
             nonlocal written, not_before
             version, now = fleet.engine.version + 1, time.monotonic()
-            if not has_checkpoints(fleet):
-                return
+            if not has_checkpoints(fleet) or fleet.engine.evaluations.is_open:
+                return  # tasks are under way whose state is in no checkpoint
             if (version - written >= options.checkpoint and now >= not_before) or should_stop():
                 tensors, state = state_of(fleet)
                 logs.write_checkpoint(tensors, state | {"backend": kind, "why": why, "of": identity})
@@ -172,9 +173,10 @@ def simulate(
 
         test = source.test()
         runtime = None if test is None else PerDevice(bundle, local, source, options.provider).runtime
-        fleet.round_ended, fleet.before_commit = round_ended, before_commit
+        fleet.round_ended, fleet.before_commit, fleet.evaluated = round_ended, before_commit, logs.write_evaluation
         if found:
             fleet.history.extend(read_rows(folder, ROUNDS))
+            fleet.evaluations.extend(read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else [])
             written = found[1]["version"]
             restore(fleet, *found)
         try:
@@ -182,7 +184,8 @@ def simulate(
                 if should_stop() and (written == fleet.engine.version or not has_checkpoints(fleet)):
                     return None
         finally:  # else these functions and the fleet hold each other, and the data, until Python looks for cycles
-            fleet.round_ended, fleet.before_commit = lambda summary: None, lambda: None
+            fleet.round_ended = fleet.evaluated = lambda summary: None
+            fleet.before_commit = lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
@@ -261,6 +264,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         "device_seconds": seconds,
         "bytes": {key: sum(row["bytes"][key] for row in rows) for key in ("down", "up")},
         "metrics": committed[-1]["metrics"] if committed else {},
+        **({"evaluation": fleet.evaluations[-1]["metrics"]} if fleet.evaluations else {}),
         "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
         "devices": len(fleet.tasks.has_bundle),
         "model": digest(fleet.model),

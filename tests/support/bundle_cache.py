@@ -69,6 +69,7 @@ class BundleCache:
             shutil.copytree(entry / "bundle", path, dirs_exist_ok=True)
             found = json.loads((entry / "exported.json").read_text())
         self._remove_oldest()
+        found["without_gradient"] = tuple(found["without_gradient"])
         return Exported(**{**found, "bundle": open_bundle(path.resolve())})
 
     def _lock(self, key: str) -> FileLock:

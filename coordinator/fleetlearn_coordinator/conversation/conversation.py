@@ -23,6 +23,8 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
+    Evaluate,
+    Evaluated,
     Failed,
     Fetch,
     FromCoordinator,
@@ -142,7 +144,7 @@ class Conversation:
     def tell(self, message: FromCoordinator) -> None:
         """The coordinator has something to say to the device. The caller grants the places that come free."""
         match message:
-            case Task():  # first, so that a device may do at once what its task needs
+            case Task() | Evaluate():  # first, so that a device may do at once what its task needs
                 model = message.vector(MODEL).size
                 self._owner.perform(
                     Allow(MESSAGES_OF_A_TASK, sum(vector.size for vector in message.vectors), 2 * model)
@@ -242,6 +244,16 @@ class Conversation:
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
         self.port.progress(device, message.task, "steps", message.steps, self.seen)
+
+    def _evaluated(self, device: str, message: Evaluated) -> None:
+        try:
+            counts = self.port.save_measurement(device, message)
+        except ProtocolError as error:
+            self._refuse(error, message.task)
+            return
+        self._owner.perform(Send(Accepted(message.task)))
+        if counts:
+            self.port.count_measurement(device, message.task, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
@@ -374,6 +386,7 @@ HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
     Fetch: Conversation._fetch,
     Report: Conversation._report,
     Uploaded: Conversation._uploaded,
+    Evaluated: Conversation._evaluated,
     Failed: Conversation._failed,
 }
 """What a device may say once it has checked in; each takes the conversation, the device and the message."""

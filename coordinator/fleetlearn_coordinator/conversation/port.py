@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Report, Welcome
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report, Welcome
 
 
 class Admitted(NamedTuple):
@@ -38,7 +38,7 @@ class Port(Protocol):
         """Decide whether the device may stay. Nothing is remembered yet."""
 
     def join(self, check_in: CheckIn, now: float) -> None:
-        """The device was welcomed."""
+        """The device was welcomed. ``check_in`` is what it said of itself."""
 
     def leave(self, device: str, now: float) -> None:
         """The device's connection is gone. Not called where the device has connected again before."""
@@ -61,6 +61,13 @@ class Port(Protocol):
 
     def has_counted(self, device: str, task: str) -> bool:
         """Return whether the device's report of this task counts for the open round."""
+
+    def save_measurement(self, device: str, message: Evaluated) -> bool:
+        """Make what the device measured durable. Returns False if it has counted already. Raises ProtocolError:
+        unknown-task."""
+
+    def count_measurement(self, device: str, task: str, now: float) -> None:
+        """Count the measurement that was just saved. The device has been told."""
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""

@@ -10,10 +10,10 @@ from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import CONCURRENCY, SECTIONS
+from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
-RELATED = ("local", "round", "staleness", "aggregation", "server", "stop")
+RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation")
 """The sections whose defaults depend on the recipe or on each other."""
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
 """Defaults of what only synchronous rounds have."""
@@ -27,7 +27,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     recipe = RECIPES[name]
     for section in SECTIONS:
         raw.setdefault(section, {})
-    local, round_, staleness, aggregation, server, stop = (raw[section] for section in RELATED)
+    local, round_, staleness, aggregation, server, stop, evaluation = (raw[section] for section in RELATED)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
@@ -38,6 +38,11 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         _fill_round(round_, recipe.round, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)
+    if isinstance(evaluation, dict) and isinstance(round_, dict):
+        evaluation.setdefault("devices", round_.get("goal", 1))
+        evaluation.setdefault("deadline", round_.get("deadline", DEADLINE))
+        if isinstance(devices := evaluation["devices"], int):
+            evaluation.setdefault("minimum", max(1, -(-devices // 2)))
     if isinstance(stop, dict):
         stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
     if isinstance(server, dict):

@@ -24,11 +24,21 @@ from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import SECTIONS, Aggregation, Local, Pace, Round, Server, Staleness, Stop
+from fleetlearn_coordinator.plan.sections import (
+    SECTIONS,
+    Aggregation,
+    Evaluation,
+    Local,
+    Pace,
+    Round,
+    Server,
+    Staleness,
+    Stop,
+)
 from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
-from fleetlearn_coordinator.rounds.settings import PaceSettings, Settings
+from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Settings
 
 
 class PlanError(FleetError):
@@ -58,6 +68,7 @@ class Plan(Section, frozen=True, kw_only=True):
     server: Server
     stop: Stop
     selection: Selection
+    evaluation: Evaluation
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -139,6 +150,12 @@ class Plan(Section, frozen=True, kw_only=True):
             max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
             selection=self.selection.rules(self.round.deadline, self.round.max_weight),
             pace=None if self.pace.connected is None else PaceSettings(**msgspec.structs.asdict(self.pace)),
+            evaluation=EvaluationSettings(
+                self.evaluation.every or 0,
+                self.evaluation.devices,
+                self.evaluation.minimum,
+                self.evaluation.deadline,
+            ),
         )
 
     @property
@@ -283,6 +300,12 @@ def _contradictions(plan: Plan) -> Iterable[str]:
     round_, stop = plan.round, plan.stop
     if round_.minimum > round_.goal:
         yield f"round.minimum = {round_.minimum} is more than round.goal = {round_.goal}; it takes 1 to the goal"
+    measuring = plan.evaluation
+    if measuring.minimum > measuring.devices:
+        yield (
+            f"evaluation.minimum = {measuring.minimum} is more than evaluation.devices = {measuring.devices}; it takes "
+            "1 to the devices"
+        )
     if plan.server.mix and (round_.goal != 1 or not round_.asynchronous or plan.server.optimizer != "sgd"):
         yield (
             "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
@@ -333,8 +356,10 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"stop.target = {stop.target} needs stop.bounds = [least, greatest], what {stop.metric} can be for one "
             "example: a device that reports more or less must not stop the run"
         )
-    if stop.metric is not None and not plan.local.evaluate:
+    if stop.metric is not None and stop.measured_by == "round" and not plan.local.evaluate:
         yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'
+    if stop.measured_by == "evaluation" and plan.evaluation.every is None:
+        yield 'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
 
 
 def _contradictions_of_aggregation(plan: Plan) -> Iterable[str]:

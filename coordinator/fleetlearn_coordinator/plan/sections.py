@@ -20,6 +20,8 @@ Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Rate = Annotated[float, Meta(gt=0, lt=1e6)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+DEADLINE = 600.0
+"""Seconds that a round takes at most, by default."""
 CONCURRENCY = 10
 """By default this many times the goal is the most tasks that run at a time, asynchronously; and this many times the
 mean staleness is the largest that counts."""
@@ -55,7 +57,7 @@ class Round(Section, frozen=True, kw_only=True):
     minimum: Annotated[int, Meta(ge=1)] = 1
     """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded up. Asynchronous:
     at its deadline a round commits with this many, and goes on with fewer; default: the goal."""
-    deadline: Duration = 600.0
+    deadline: Duration = DEADLINE
     """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has as long from its own
     start, or from its round's end."""
     grace: Wait = 10.0
@@ -181,8 +183,24 @@ class Stop(Section, frozen=True, kw_only=True):
     """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
     left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
     than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
+    measured_by: Literal["round", "evaluation"] = "round"
+    """Where the metric comes from: the devices of each round, before they train; or those of [evaluation]."""
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
+
+
+class Evaluation(Section, frozen=True, kw_only=True):
+    """[evaluation]: measuring the model on devices' own data, beside the training rounds."""
+
+    every: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    """Committed rounds from one evaluation to the next; the last model is evaluated too. Default: only when somebody
+    asks for it (``fleetlearn-coordinator evaluate``)."""
+    devices: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
+    """Devices that measure. Default: round.goal."""
+    minimum: Annotated[int, Meta(ge=1)]
+    """With fewer at its end, an evaluation is not valid. Default: half of the devices, rounded up."""
+    deadline: Duration
+    """Seconds after which an evaluation ends with what there is. Default: round.deadline."""
 
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -194,4 +212,5 @@ SECTIONS: Mapping[str, type[Section]] = {
     "server": Server,
     "stop": Stop,
     "selection": Selection,
+    "evaluation": Evaluation,
 }

@@ -86,6 +86,45 @@ class Abandon(NamedTuple):
     text: str
 
 
+class EvaluationOpened(NamedTuple):
+    """An evaluation of this model version began."""
+
+    number: int
+    version: int
+
+
+class Measure(NamedTuple):
+    """Let the device measure a model version: a new task, or again the one it has, after it came back."""
+
+    device: str
+    task: str
+    number: int
+    """Of the evaluation."""
+    version: int
+    deadline: float
+    """When the evaluation ends, on the engine's clock."""
+    again: bool
+
+
+class MeasurementEnded(NamedTuple):
+    """A measurement ended without a result that counts."""
+
+    device: str
+    task: str
+    cause: str
+
+
+class EvaluationClosed(NamedTuple):
+    """An evaluation is over."""
+
+    number: int
+    version: int
+    dropped: dict[str, int]
+    """How many of its measurements ended without a result that counts, by cause."""
+    valid: bool
+    """Whether enough devices measured."""
+
+
 class Finish(NamedTuple):
     """Training is over, by one of the stop rules."""
 
@@ -100,4 +139,18 @@ class Finish(NamedTuple):
     """The metric's name, where the rule is one of a metric."""
 
 
-Command = Opened | Assign | Ended | Revived | CancelTask | SendAway | Commit | Abandon | Finish
+Command = (
+    Opened
+    | Assign
+    | Ended
+    | Revived
+    | CancelTask
+    | SendAway
+    | Commit
+    | Abandon
+    | EvaluationOpened
+    | Measure
+    | MeasurementEnded
+    | EvaluationClosed
+    | Finish
+)

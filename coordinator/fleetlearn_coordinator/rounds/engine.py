@@ -38,6 +38,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
+from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
@@ -103,6 +104,10 @@ class Engine:
     participation: Participation = field(init=False)
     selection: Selection = field(init=False)
     pace: Pace | None = field(init=False)
+    evaluations: Evaluations = field(init=False)
+    finishing: Finish | None = None
+    """The stop rule that is met, while the run does not finish yet: a model is being made, or the last one is being
+    measured."""
     _given: int = 0
     """How many leases were given in this round."""
     _turns: Counter[str] = field(default_factory=Counter)
@@ -114,6 +119,10 @@ class Engine:
         self.selection = selection_of(self.settings)
         self.selection.next_round = self.round + 1
         self.pace = Pace(self.settings.pace, self.settings.seed) if self.settings.pace is not None else None
+        rule, measuring = self.settings, LeaseBook(self.settings.grace)
+        self.evaluations = Evaluations(
+            rule.evaluation, rule.seed, self.prefix, self.selection, self.book, self.pace, book=measuring
+        )
 
     # --- what a driver may ask ---
 
@@ -131,6 +140,21 @@ class Engine:
         """Return how many of this round's leases ended without a report that counts, by cause."""
         return self.book.causes()
 
+    def has_task(self, device: str) -> bool:
+        """Return whether the device has a task, of a round or of an evaluation."""
+        return device in self.book.tasks or device in self.evaluations.book.tasks
+
+    def oldest_version(self) -> int | None:
+        """Return the oldest model version that a device may still need, or None."""
+        versions = (self.book.oldest_version(), self.evaluations.oldest_version())
+        return min((version for version in versions if version is not None), default=None)
+
+    @property
+    def measures_last(self) -> bool:
+        """Whether training is over and the run finishes when an evaluation is."""
+        last = self.phase is Phase.FINISHED and self.finishing is not None
+        return last and (self.evaluations.is_open or self.evaluations.due(self.version, last=True))
+
     def waiting(self) -> int:
         """Return how many connected devices may be given a task."""
         return self.selection.waiting()
@@ -141,16 +165,19 @@ class Engine:
 
     def reports_together(self) -> int:
         """Return for how many reports ``count_reports`` may be called now."""
-        if self.phase is not Phase.OPEN and self.settings.outlive:
+        if self.evaluations.chosen or (self.phase is not Phase.OPEN and self.settings.outlive):
             return 1
         return self.participation.reports_together(self.book)
 
     def wake_at(self) -> float | None:
         """Return when ``tick`` is next due, or None."""
+        due = self.evaluations.wake_at() if self.evaluations.is_open else None
         if self.phase is Phase.FINISHED:
-            return None
-        due = self.book.wake_at()
+            return due
+        lost = self.book.wake_at()
         at = self.deadline if self.phase is Phase.OPEN else self.participation.gather_until
+        if lost is not None:
+            at = lost if at is None else min(lost, at)
         return at if due is None else due if at is None else min(due, at)
 
     def finish(self, change: float, metrics: Mapping[str, float]) -> Finish | None:
@@ -220,13 +247,22 @@ class Engine:
         self._given = len(given)
         if self.settings.asynchronous:
             self._turns.update(device for _, device in given)
-        ended = (device for device, cause in book.dropped.values() if cause != STOPPED)
+        # Tasks of an open round are surplus only if the run finished during the round, and is resumed now.
+        ended = (device for device, cause in book.dropped.values() if cause not in (STOPPED, SURPLUS))
         selection.next_round = self.round + (found.round is None)
         if found.round is not None:
             selection.go_on(device for _, device in given)
         selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
         return self._advance(now)
+
+    def restore_evaluation(self, found: SavedEvaluation, now: float) -> None:
+        """Go on with the evaluation that an earlier process opened last. ``begin`` follows."""
+        self.evaluations.restore(found, now, now + max(self.settings.grace, RESTART_GRACE))
+
+    def begin(self, now: float) -> list[Command]:
+        """Begin after a start, when all is restored: an evaluation may be due."""
+        return self._advance(now) + self._begin_evaluation(now)
 
     # --- events ---
 
@@ -236,15 +272,20 @@ class Engine:
         if self.pace is None:
             return commands
         leaving = self.pace.check_in(
-            device, self.book, now, has_update=held is not None, may_serve=self.selection.may_serve(device)
-        )
+            device, self.book, self.evaluations.book, now,
+            has_update=held is not None, may_serve=self.selection.may_serve(device),
+        )  # fmt: skip
         for command in leaving:
             self.selection.remove(command.device)
+            self.evaluations.leave(command.device, now)
         return [*leaving, *commands]
 
     def _check_in(self, device: str, held: str | None, now: float) -> list[Command]:
+        measuring = self.evaluations.come_back(device, now)
+        if measuring is not None:
+            return measuring
         if self.phase is Phase.FINISHED:
-            return []
+            return self._advance(now)
         task = self.book.tasks.get(device)
         if task is not None:
             self.book.come_back(device, now)
@@ -252,10 +293,7 @@ class Engine:
         if held is not None and (revived := self._revive(device, held, now)):
             self.book.watch(device, now)
             return revived
-        if device in self.selection.had_turn:  # until the round is committed or abandoned
-            self.selection.resting.add(device)
-        else:
-            self.selection.add(device)
+        self.selection.come_back(device)
         return self._advance(now)
 
     def disconnect(self, device: str, now: float) -> list[Command]:
@@ -264,6 +302,7 @@ class Engine:
         self.book.leave(device, now)
         if self.pace is not None:
             self.pace.disconnect(device)
+        self.evaluations.leave(device, now)
         return self._advance(now)
 
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
@@ -292,7 +331,7 @@ class Engine:
 
         Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing.
         """
-        away = device not in self.book.tasks  # it trained on while it was away
+        away = not self.has_task(device)  # it trained on while it was away
         commands = self._revive(device, task, now) if away else []
         self._check(device, task, round)
         self.check_staleness(device)
@@ -326,7 +365,8 @@ class Engine:
         if good < len(tasks):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
-        if self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous:
+        goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
+        if goes_on and not self.evaluations.chosen:
             return []  # their slots stay taken, and the round goes on
         return self._advance(now)
 
@@ -335,7 +375,8 @@ class Engine:
 
         A device that stops is given nothing more until it checks in again, in this round or later."""
         if not self.wanted(device, task):
-            return []
+            measured = self.evaluations.end(device, task, cause)
+            return measured and [*measured, *self._advance(now)]
         ended = self._drop(device, cause)
         if cause == STOPPED:
             self.selection.had_turn.discard(device)
@@ -347,22 +388,43 @@ class Engine:
         may stop the run."""
         self._check_committing()
         self.version += 1
-        finish = self.finish(change, metrics)
+        finish = self.finishing or self.finish(change, metrics)
         self._end_round()
         if finish is not None:
-            self.phase = Phase.FINISHED
-            return [finish]
+            return self._finish(finish, now)
         commands: list[Command] = []
         for device in self.book.too_old(self.version - self.settings.max_staleness):
             text = self._too_stale(self.book.tasks[device], self.version - self.book.terms[device].version)
             commands += self._drop_and_tell(device, STALE, Code.STALE_ROUND, text)
-        return commands + self._advance(now)
+        commands += self._advance(now)
+        return commands + self._begin_evaluation(now)
+
+    def count_measurement(self, device: str, task: str, now: float) -> list[Command]:
+        """What the device measured is safe: it counts. Call only where ``evaluations.wanted``."""
+        self.evaluations.count(device, task)
+        return self._advance(now)
+
+    def request_evaluation(self, now: float) -> list[Command]:
+        """Somebody asks for an evaluation of the newest model. It opens when the one before is over."""
+        self.evaluations.requested = True
+        return self._begin_evaluation(now)
+
+    def measured(self, metrics: Mapping[str, float], now: float) -> list[Command]:
+        """These metrics of a committed model, which may stop the run, were measured outside of its round. A round that
+        is open then stays as it is, and goes on if the run is resumed with another stop rule."""
+        finish = None if self.phase is Phase.FINISHED else self.finish(inf, metrics)
+        if finish is None:
+            return []
+        if self.phase is Phase.COMMITTING:  # ``committed`` follows
+            self.finishing = finish
+            return []
+        return self._finish(finish, now)
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""
-        commands: list[Command] = []
+        commands = self.evaluations.tick(now)
         if self.phase is Phase.FINISHED:
-            return commands
+            return commands + self._advance(now)
         while (device := self.book.next_lost(now)) is not None:
             commands.append(self._drop(device, LOST))
         while (device := self.book.next_stalled(now)) is not None:
@@ -383,7 +445,9 @@ class Engine:
 
     def _advance(self, now: float) -> list[Command]:
         """Do what the state allows now: open a round, fill its slots, close it."""
-        commands: list[Command] = []
+        commands = self.evaluations.go_on(now)
+        if self.phase is Phase.FINISHED:
+            return commands + self._begin_evaluation(now)
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
         if self.phase is Phase.GATHERING and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
@@ -403,6 +467,25 @@ class Engine:
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands
+
+    def _begin_evaluation(self, now: float) -> list[Command]:
+        """Open the evaluation that is due, if one is. A run that is to finish does so after its last one."""
+        last = self.phase is Phase.FINISHED
+        if self.evaluations.due(self.version, last=last):
+            return self.evaluations.open(self.version, now)
+        if not last or self.finishing is None or self.evaluations.is_open:
+            return []
+        finish, self.finishing = self.finishing, None
+        return [finish]
+
+    def _finish(self, finish: Finish, now: float) -> list[Command]:
+        """Training is over. If an evaluation is open or due, its devices are free from now on."""
+        commands: list[Command] = []
+        if self.evaluations.is_open or self.evaluations.due(self.version, last=True):
+            for device in list(self.book.tasks):
+                commands += self._drop_and_tell(device, SURPLUS, Code.ROUND_OVER, "training is over")
+        self.phase, self.finishing = Phase.FINISHED, finish
+        return commands + self._advance(now)
 
     def _give_tasks(self, most: int, now: float) -> list[Assign]:
         first, begin = self._given + 1, f"{self.prefix}{self.round}-"

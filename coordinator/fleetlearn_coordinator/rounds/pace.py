@@ -151,11 +151,19 @@ class Pace:
         self.bookings = Bookings(self.rules)
 
     def check_in(
-        self, device: str, book: LeaseBook, now: float, *, has_update: bool = False, may_serve: bool = True
+        self,
+        device: str,
+        book: LeaseBook,
+        measuring: LeaseBook,
+        now: float,
+        *,
+        has_update: bool = False,
+        may_serve: bool = True,
     ) -> list[SendAway]:
         """The device is connected. Returns who is to leave for it: nobody while there is room, or another device, or
-        itself. ``has_update``: whether it brings a finished update. ``may_serve``: whether it may be given a task in
-        the next round; if not, it is the first to leave."""
+        itself. ``book``, ``measuring``: the tasks of rounds and of evaluations. ``has_update``: whether the device
+        brings a finished update. ``may_serve``: whether it may be given a task in the next round; if not, it is the
+        first to leave."""
         self._forget(device)
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its update.
@@ -164,18 +172,18 @@ class Pace:
         self.bookings.need(self.needed, now)
         self.needed = 0
         leaving = list[SendAway]()
-        while len(self.present) > self.rules.connected and (chosen := self._choose(book)) is not None:
+        while len(self.present) > self.rules.connected and (chosen := self._choose(book, measuring)) is not None:
             self._forget(chosen)
             self.sent_away += 1
             leaving.append(SendAway(chosen, self.bookings.book(now)))
         return leaving
 
-    def _choose(self, book: LeaseBook) -> str | None:
+    def _choose(self, *books: LeaseBook) -> str | None:
         for names in (self.served, self.fresh):
             while names:
                 self.draws += 1
                 device = names[picks(self.seed, 0, self.draws, 1, "pace")[0] % len(names)]
-                if device not in book.tasks:
+                if not any(device in book.tasks for book in books):
                     return device
                 names.discard(device)  # until its task ends
         return None

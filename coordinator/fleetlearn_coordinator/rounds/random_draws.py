@@ -28,6 +28,17 @@ def task_seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     return [number >> 11 for number in unpack(f"<{len(digests)}Q", b"".join(digests))]
 
 
+def shuffled(seed: int, number: int, devices: Iterable[str]) -> list[str]:
+    """Return the devices in the random order in which evaluation ``number`` takes them. It does not depend on their
+    order here, nor on which others are there."""
+    start, rows = _start(seed, number, "evaluation", 16), []
+    for device in devices:
+        drawn = start.copy()
+        drawn.update(device.encode())
+        rows.append((drawn.digest(), device))
+    return [device for _, device in sorted(rows)]
+
+
 def picks(seed: int, round: int, first: int, count: int, what: str = "picks") -> Sequence[int]:
     """Return 64 random bits for each of ``count`` picks, beginning with pick number ``first``. A digest has eight."""
     found: list[int] = []

@@ -77,6 +77,13 @@ class Selection:
         """Return whether the plan's rules let this connected device have a task in the next round."""
         return True
 
+    def come_back(self, device: str) -> None:
+        """The device is connected and has no task: let it wait, or rest until the round is over if it had its turn."""
+        if device in self.had_turn:  # until the round is committed or abandoned
+            self.resting.add(device)
+        else:
+            self.add(device)
+
     def remove(self, device: str) -> None:
         """The device's connection is gone."""
         self.idle.discard(device)

@@ -20,6 +20,19 @@ class PaceSettings(NamedTuple):
     """Most devices per second that are told to come back at a time."""
 
 
+class EvaluationSettings(NamedTuple):
+    """What the engine needs of a plan's [evaluation]."""
+
+    every: int = 0
+    """Versions from one evaluation to the next, and one of the last version. 0: only when somebody asks for one."""
+    devices: int = 1
+    """Devices that measure."""
+    minimum: int = 1
+    """Fewest devices that must have measured for the evaluation to be valid."""
+    deadline: float = 600.0
+    """Seconds after which an evaluation ends with what there is."""
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
@@ -59,6 +72,7 @@ class Settings(NamedTuple):
     """Which devices are given tasks. None: any, each with the same probability."""
     pace: PaceSettings | None = None
     """None: all devices stay connected."""
+    evaluation: EvaluationSettings = EvaluationSettings()
 
     @property
     def outlive(self) -> bool:

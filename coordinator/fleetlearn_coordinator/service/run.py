@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.messages import UPDATE, Part, Report
+from fleetlearn_protocol.messages import UPDATE, Evaluated, Part, Report
 from fleetlearn_protocol.vector import Vector, check_finite, digest
 
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
@@ -42,7 +42,11 @@ from fleetlearn_coordinator.rounds.commands import (
     Command,
     Commit,
     Ended,
+    EvaluationClosed,
+    EvaluationOpened,
     Finish,
+    Measure,
+    MeasurementEnded,
     Opened,
     Revived,
     SendAway,
@@ -50,6 +54,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.ledger import (
@@ -167,11 +172,18 @@ class Run:
         if self._rates is not None:
             for number, device in store.ledger.accepted_updates():
                 self._rates.add(number, device)
+        last = store.ledger.last_evaluation()
+        names = (*bundle.manifest.metrics, "loss")
+        self.evaluations = EvaluationRecords(plan, names, plan.data_dir, last)
+        if last is not None:
+            self.engine.restore_evaluation(saved(last), now.engine)
+        self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.finished: str | None = None
         """Why training is over, or None."""
-        self.store.write(self._finish(self._still_finished()))
-        if self.finished is not None:
-            self.engine.phase = Phase.FINISHED
+        finish = self._still_finished()
+        if finish is not None:
+            self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
+        self.store.write(self._finish(None if self.engine.measures_last else finish))
 
     def pace_rows(self, now: Clocks) -> list[Row]:
         """Return what is to be written, now and then, so that the next process knows when devices come that were sent
@@ -189,9 +201,14 @@ class Run:
             self.engine.pace.bookings.restore(state, now.engine - max(0.0, now.wall - state["time"]))
 
     def resume(self, now: Clocks) -> list[Command]:
-        """Take up what an earlier process left: its open round, tasks that run, reports that came early. Call once."""
+        """Take up what an earlier process left: its open round, tasks that run, reports that came early, and an
+        evaluation. Call once."""
         if self.finished is not None:
             return []
+        heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
+        return heard + self.record(self.engine.begin(now.engine), now)
+
+    def _resume_rounds(self, now: Clocks) -> list[Command]:
         engine = self.engine
         oldest = engine.version - engine.settings.max_staleness if engine.settings.outlive else None
         with self.store.repair_advice():
@@ -277,10 +294,14 @@ class Run:
 
     def _still_finished(self) -> Finish | None:
         """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
-        summary = self.store.ledger.last_committed() or {"change": inf, "metrics": {}}
-        metrics = deciding(summary, self.plan.round.minimum)
+        ledger, plan = self.store.ledger, self.plan
+        summary = ledger.last_committed() or {"change": inf, "metrics": {}}
+        if plan.stop.measured_by == "evaluation":
+            metrics = deciding(ledger.last_valid_evaluation() or {"metrics": {}}, plan.evaluation.minimum)
+        else:
+            metrics = deciding(summary, plan.round.minimum)
         # An earlier version let one device's word pass.
-        metrics = {name: mean for name, mean in metrics.items() if possible(self.plan.bounds, name, mean)}
+        metrics = {name: mean for name, mean in metrics.items() if possible(plan.bounds, name, mean)}
         return self.engine.finish(summary["change"], metrics)
 
     def _finish(self, finish: Finish | None) -> list[Row]:
@@ -355,12 +376,17 @@ class Run:
 
     def record(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
-        ``Assign``, ``CancelTask``, ``SendAway`` and ``Finish`` are for the devices to hear, ``Abandon`` ends a round;
-        ``Commit``, always the last, is to be begun (``begin_commit``)."""
+        ``Assign``, ``CancelTask``, ``SendAway``, ``Measure`` and ``Finish`` are for the devices to hear, ``Abandon``
+        ends a round; after ``EvaluationClosed`` comes ``end_evaluation``; ``Commit`` is to be begun
+        (``begin_commit``)."""
         heard: list[Command] = []
         rows: list[Row] = []
         for command in commands:
             match command:
+                case EvaluationOpened() | Measure() | MeasurementEnded() | EvaluationClosed():
+                    if (row := self.evaluations.row_of(command, now.wall)) is not None:
+                        rows.append(row)
+                    heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
                         rows.append(TaskGiven(task, number, device, version))
@@ -401,7 +427,7 @@ class Run:
         """The round is closed: the step after its last update's makes the model.
 
         Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
-        summary, needed = self._summary(command.dropped, now), self.engine.book.oldest_version()
+        summary, needed = self._summary(command.dropped, now), self.engine.oldest_version()
         if self.selection is not None:
             summary |= self.selection.summary(self.engine.accepted.values())
         began = None
@@ -436,8 +462,21 @@ class Run:
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
-        metrics = deciding(new.summary, self.plan.round.minimum)
+        metrics = deciding(new.summary, self.plan.round.minimum) if self.plan.stop.measured_by == "round" else {}
         return self.record(self.engine.committed(now.engine, change=new.summary["change"], metrics=metrics), now)
+
+    def save_measurement(self, message: Evaluated) -> None:
+        """Make what a device measured durable. The caller then tells the device and calls
+        ``engine.count_measurement``."""
+        self.store.write([self.evaluations.result_row(message)])
+        self.evaluations.keep(message)
+
+    def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
+        """An evaluation was recorded: its metrics may stop the run. Returns the engine's next commands, as ``record``
+        does."""
+        if not command.valid or self.plan.stop.measured_by != "evaluation":
+            return []
+        return self.record(self.engine.measured(self.evaluations.metrics, now.engine), now)
 
     def commit(self, command: Commit, now: Clocks) -> list[Command]:
         """Commit at once, in this thread."""

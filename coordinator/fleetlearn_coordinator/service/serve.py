@@ -134,6 +134,7 @@ async def _sweep(server: RunServer) -> None:
     while True:
         try:
             server.host.sweep()
+            server.look_for_request()
             peer_log.flush()
             _record(server)
         except Exception as error:

@@ -14,13 +14,34 @@ from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.messages import MODEL, Cancel, CheckIn, ComeBack, Report, Task, VectorReference, Welcome
+from fleetlearn_protocol.messages import (
+    MODEL,
+    Cancel,
+    CheckIn,
+    ComeBack,
+    Evaluate,
+    Evaluated,
+    Report,
+    Task,
+    VectorReference,
+    Welcome,
+)
 
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
 from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
-from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Command, Commit, Finish, SendAway
+from fleetlearn_coordinator.rounds.commands import (
+    Abandon,
+    Assign,
+    CancelTask,
+    Command,
+    Commit,
+    EvaluationClosed,
+    Finish,
+    Measure,
+    SendAway,
+)
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -93,9 +114,13 @@ class RunServer:
         device, held = check_in.device, check_in.held
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
+        if check_in.evaluates:
+            self.run.evaluations.join(check_in)
+            self.engine.evaluations.join(device)
         self._carry_out(self.engine.check_in(device, None if held is None else held.task, now), now)
 
     def leave(self, device: str, now: float) -> None:
+        self.run.evaluations.tiers.pop(device, None)
         if not self.done.done():  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, now), now)
             if self.run.selection is not None:
@@ -120,6 +145,18 @@ class RunServer:
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.has_counted(device, task)
 
+    def save_measurement(self, device: str, message: Evaluated) -> bool:
+        evaluations = self.engine.evaluations
+        if evaluations.book.accepted.get(message.task) == device:
+            return False
+        if not evaluations.wanted(device, message.task):
+            raise ProtocolError(Code.UNKNOWN_TASK, f"task {message.task} is not device {device}'s, or not any more")
+        self.run.save_measurement(message)
+        return True
+
+    def count_measurement(self, device: str, task: str, now: float) -> None:
+        self._carry_out(self.engine.count_measurement(device, task, now), now)
+
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         self._carry_out(self.engine.end(device, task, cause, now), now)
 
@@ -134,7 +171,7 @@ class RunServer:
 
     def wait(self, device: str, now: float) -> bool:
         self.engine.wait(device, now)
-        return device in self.engine.leases
+        return self.engine.has_task(device)
 
     def proceed(self, device: str, now: float) -> None:
         self.engine.proceed(device, now)
@@ -153,6 +190,7 @@ class RunServer:
 
     def _tell_all(self, commands: Iterable[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
+        closed: EvaluationClosed | None = None
         for command in commands:
             match command:
                 case Assign():
@@ -167,8 +205,14 @@ class RunServer:
                     self._do_steps()
                 case Abandon():
                     self._forget_uploads()
+                case Measure():
+                    self._measure(command)
+                case EvaluationClosed():
+                    closed = command
                 case Finish(reason):
                     self._finish(reason)
+        if closed is not None:  # after all else is told: it may end tasks that were just given
+            self._tell_all(self.run.end_evaluation(closed, self.now()))
         wake = self.engine.wake_at()
         if self._alarm is not None:
             if self._alarm.when() == wake:
@@ -219,18 +263,13 @@ class RunServer:
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
-        self._publish()
-        digest = run.digest_of(lease.version)
-        if digest != run.model_digest:  # the device came back without its work, and goes on with it
-            for sha256, where in self._find_models([lease.version]).items():
-                self._served.contents.serve_older(sha256, where)
         self.host.tell(
             lease.device,
             Task(
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                vectors=(VectorReference(MODEL, digest, FLOAT32.size(run.model.size), FLOAT32.name),),
+                vectors=self._serve_model(lease.version),
                 parts=ASKED_PARTS,
                 hyper=run.hyper,
                 epochs=local.epochs,
@@ -242,12 +281,35 @@ class RunServer:
             ),
         )
 
+    def _measure(self, lease: Measure) -> None:
+        vectors, left = self._serve_model(lease.version), max(0.0, lease.deadline - self.loop.time())
+        self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
+
+    def _serve_model(self, version: int) -> tuple[VectorReference]:
+        """Let devices fetch this version's model. Returns what a task says of it."""
+        run = self.run
+        self._publish()
+        digest = run.digest_of(version)
+        if digest != run.model_digest:  # the device came back without its work, and goes on with it
+            for sha256, where in self._find_models([version]).items():
+                self._served.contents.serve_older(sha256, where)
+        return (VectorReference(MODEL, digest, FLOAT32.size(run.model.size), FLOAT32.name),)
+
+    def look_for_request(self) -> None:
+        """Open an evaluation if somebody asked for one. A finished run is evaluated at its next start."""
+        if self.run.finished is None and not self.done.done() and self.run.evaluations.look_for_request():
+            now = self.loop.time()
+            self._carry_out(self.engine.request_evaluation(now), now)
+
     def _publish(self) -> None:
         run = self.run
         if run.model_digest == self._published:
             return
         self._published = run.model_digest
-        versions = {terms.version for terms in self.engine.book.terms.values()} - {self.engine.version}
+        versions = {terms.version for terms in self.engine.book.terms.values()}
+        if self.engine.evaluations.is_open:
+            versions.add(self.engine.evaluations.version)
+        versions.discard(self.engine.version)
         self.host.publish(self._served, run.model_digest, run.model, self._find_models(sorted(versions)))
 
     def _find_models(self, versions: Iterable[int]) -> dict[str, Older]:
@@ -283,7 +345,15 @@ class RunServer:
             "queued": len(self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.loop.time())),
+            **self._open_evaluation(),
         }
+
+    def _open_evaluation(self) -> dict[str, Any]:
+        found = self.engine.evaluations
+        if not found.is_open:
+            return {}
+        measured, wanted = len(found.book.accepted), found.settings.devices
+        return {"evaluation": {"number": found.number, "version": found.version, "devices": measured, "of": wanted}}
 
     async def stop(self, reason: str) -> None:
         """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""

@@ -30,6 +30,20 @@ class Closed(msgspec.Struct, frozen=True):
     left_out (devices not counted in a metric), change, bytes_up, bytes_down, seconds."""
 
 
+class ClosedEvaluation(msgspec.Struct, frozen=True):
+    """An evaluation that is over."""
+
+    number: int
+    version: int
+    """Of the model that was measured."""
+    outcome: str
+    """``valid``, or ``invalid`` where too few devices measured."""
+    closed: float
+    """Unix time."""
+    summary: dict[str, Any]
+    """devices, examples, metrics, behind, left_out, quantiles, tiers, dropped by cause."""
+
+
 class Status(msgspec.Struct, frozen=True):
     """Where a run stands."""
 
@@ -46,6 +60,7 @@ class Status(msgspec.Struct, frozen=True):
     live: dict[str, Any]
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted, ..."""
     rounds: list[Closed]
+    evaluations: list[ClosedEvaluation]
 
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
@@ -53,11 +68,12 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     with read_ledger(Path(folder)) as ledger:
         meta, version = ledger.metadata(), max(ledger.models(), default=0)
         rounds = [Closed(*row) for row in ledger.closed_rounds(since)]
+        evaluations = [ClosedEvaluation(*row) for row in ledger.evaluations()]
     live = msgspec.json.decode(meta.get("live") or "{}")
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
     # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
     running = live.get("pid") is not None and is_locked(Path(folder) / LOCK)
-    return Status(running, meta.get("address"), version, meta.get("finished"), rule, live, rounds)
+    return Status(running, meta.get("address"), version, meta.get("finished"), rule, live, rounds, evaluations)
 
 
 def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tuple[int, Vector]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.messages import Evaluation, Report
 
 
 class Metadata(NamedTuple):
@@ -117,6 +117,53 @@ class RoundClosed(NamedTuple):
     """Unix time."""
 
 
+class EvaluationOpened(NamedTuple):
+    """An evaluation began."""
+
+    number: int
+    version: int
+    """Of the model that is measured."""
+    request: str | None
+    """The name of the request that it answers; None: it was due."""
+    at: float
+    """Unix time."""
+
+
+class MeasurementGiven(NamedTuple):
+    """A device was told to measure."""
+
+    task: str
+    evaluation: int
+    device: str
+    tier: str
+    """As the device states it."""
+
+
+class MeasurementEnded(NamedTuple):
+    """A measurement ended without a result."""
+
+    task: str
+    cause: str
+
+
+class MeasurementAccepted(NamedTuple):
+    """What a device measured is durable."""
+
+    task: str
+    result: Evaluation
+
+
+class EvaluationClosed(NamedTuple):
+    """An evaluation ended."""
+
+    number: int
+    outcome: str
+    """``valid``, or ``invalid`` where too few devices measured."""
+    summary: Mapping[str, Any]
+    at: float
+    """Unix time."""
+
+
 Row: TypeAlias = (
     Metadata
     | RoundOpened
@@ -128,6 +175,11 @@ Row: TypeAlias = (
     | ModelMade
     | DeviceRemembered
     | RoundClosed
+    | EvaluationOpened
+    | MeasurementGiven
+    | MeasurementEnded
+    | MeasurementAccepted
+    | EvaluationClosed
 )
 
 
@@ -169,6 +221,28 @@ class Unfinished(NamedTuple):
     """Of the open round, and of the rounds after it."""
 
 
+class SavedMeasurement(NamedTuple):
+    """A device's turn in an evaluation."""
+
+    task: str
+    device: str
+    tier: str
+    state: str
+    """``assigned`` while it runs, ``accepted``, or the cause of its end."""
+    result: Evaluation | None
+
+
+class LastEvaluation(NamedTuple):
+    """The evaluation that was opened last."""
+
+    number: int
+    version: int
+    request: str | None
+    is_open: bool
+    measurements: list[SavedMeasurement]
+    """Of an open evaluation."""
+
+
 class Ledger(Protocol):
     """The rows of one run."""
 
@@ -208,5 +282,11 @@ class Ledger(Protocol):
         ``lost_since``: tasks that run since earlier rounds are among the leases, and tasks of this model version or a
         newer one among the lost. None: tasks of the open round alone, and no lost ones.
         """
+
+    def last_evaluation(self) -> LastEvaluation | None:
+        """Return the evaluation that was opened last, or None before the first. Raises StoreError (damaged)."""
+
+    def last_valid_evaluation(self) -> dict[str, Any] | None:
+        """Return the summary of the last evaluation that was valid, or None. Raises StoreError (damaged)."""
 
     def close(self) -> None: ...

@@ -7,19 +7,20 @@ power cut loses nothing either.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.stored_report import read_report
 
+from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     DeviceRemembered,
+    LastEvaluation,
     Metadata,
     ModelMade,
     ReportAccepted,
@@ -33,6 +34,7 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskRevived,
     Unfinished,
 )
+from fleetlearn_coordinator.storage.sqlite_json import decode, read_json
 
 DATABASE = "coordinator.sqlite3"
 SCHEMA_VERSION = 3
@@ -62,11 +64,9 @@ CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};
 """A task's round is the one in which it was given while it runs, and then the one that its end counts for."""
 MIGRATIONS = {
     1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
-    2: (DEVICES,),
+    2: (DEVICES, *sqlite_evaluations.TABLES),
 }
 """Version of the tables -> what makes the next one of it."""
-
-T = TypeVar("T")
 
 
 class SqliteLedger:
@@ -100,7 +100,7 @@ class SqliteLedger:
     def create(self, values: Mapping[str, str]) -> None:
         """Make the tables and the run's first ``Metadata`` in one transaction."""
         self._db.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA.split(";\n"):
+        for statement in (*SCHEMA.split(";\n"), *sqlite_evaluations.TABLES):
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         for item in values.items():
@@ -162,6 +162,8 @@ class SqliteLedger:
                 execute("INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)", row._replace(labels=labels))
             case Metadata(key, value):
                 self._put(key, value)
+            case _:
+                sqlite_evaluations.write(self._db, row)
 
     def _close_round(self, row: RoundClosed) -> None:
         self._db.execute(
@@ -215,6 +217,12 @@ class SqliteLedger:
     def accepted_updates(self) -> Sequence[tuple[int, str]]:
         return self._db.execute("SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round").fetchall()
 
+    def last_evaluation(self) -> LastEvaluation | None:
+        return sqlite_evaluations.last_evaluation(self._db, self.path)
+
+    def last_valid_evaluation(self) -> dict[str, Any] | None:
+        return sqlite_evaluations.last_valid(self._db, self.path)
+
     def unfinished(self, lost_since: int | None) -> Unfinished:
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         found = Unfinished(None if row is None else int(row[0]), [], [], [], [])
@@ -236,18 +244,3 @@ class SqliteLedger:
             if state == "lost" and lost_since is not None:
                 found.lost.append(SavedTask(task, device, version))
         return found
-
-
-def decode(content: str | bytes, kind: type[T], what: str) -> T:
-    """Decode JSON from the database. Raises StoreError if it is damaged; ``what`` names it for people."""
-    found: T = read_json(partial(msgspec.json.decode, type=kind), content, what)
-    return found
-
-
-def read_json(read: Callable[[Any], T], content: str | bytes, what: str) -> T:
-    """Return what ``read`` makes of JSON from the database. Raises StoreError if it is damaged; ``what`` names it for
-    people."""
-    try:
-        return read(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(Code.WRONG_HASH, f"{what} is damaged: {error}") from None

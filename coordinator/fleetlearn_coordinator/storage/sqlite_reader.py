@@ -10,8 +10,10 @@ from typing import Any
 
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, decode
+from fleetlearn_coordinator.storage.sqlite_json import decode
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 
 
 class LedgerReader:
@@ -38,6 +40,11 @@ class LedgerReader:
         return [
             (*row[:4], decode(row[4], dict[str, Any], f"{self._path}: the summary of round {row[0]}")) for row in rows
         ]
+
+    def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
+        """Return (number, version, outcome, closed, summary) of each evaluation that is over, in order."""
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        return sqlite_evaluations.closed_evaluations(self._db, self._path) if version >= 3 else []
 
     def open_round(self) -> int | None:
         """Return the number of the open round, if there is one."""

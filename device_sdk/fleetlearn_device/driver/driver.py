@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import Task, encode
+from fleetlearn_protocol.messages import Evaluate, Task, encode
 
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
@@ -28,6 +28,7 @@ from fleetlearn_device.session.commands import (
     SavePending,
     Send,
     SendUpdate,
+    StartEvaluation,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -134,6 +135,9 @@ class Driver:
             case StartTraining(task=task, seconds=seconds):
                 self._trainer.halt.clear()
                 self._start(self._train(task, seconds))
+            case StartEvaluation(task=task, seconds=seconds):
+                self._trainer.halt.clear()
+                self._start(self._evaluate(task, seconds))
             case StopTraining():
                 self._trainer.halt.set()
             case SavePending(report=report):
@@ -183,7 +187,7 @@ class Driver:
 
         self.post(event)
 
-    async def _locate(self, task: Task) -> None:
+    async def _locate(self, task: Task | Evaluate) -> None:
         try:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
@@ -206,21 +210,37 @@ class Driver:
         else:
             self.post(lambda: self._session.stored(wanted.sha256, good, time.monotonic()))
 
+    async def _evaluate(self, task: Evaluate, seconds: float) -> None:
+        log.info("task %s: evaluating", task.task)
+        try:
+            message = await asyncio.to_thread(self._trainer.evaluate, task, seconds)
+        except Exception as error:
+            self._end_failed(task.task, error)
+        else:
+            log.info(
+                "task %s: evaluated %d examples in %.2f s", task.task, message.evaluation.examples, message.seconds
+            )
+            self.post(lambda: self._session.measured(message))
+
+    def _end_failed(self, task_id: str, error: Exception) -> None:
+        """Tell the session that a training or an evaluation ended without a result."""
+        session, failure, text = self._session, failure_of(error), _one_line(error)
+        if isinstance(error, StoppedError):
+            log.info("task %s: stopped after %d batches", task_id, self._trainer.batches)
+            self.post(lambda: session.ended(task_id))
+        elif failure.ends_device:
+            self._abandon(error, task_id)
+        else:
+            log.debug("task %s failed", task_id, exc_info=error)  # the session says it in one line
+            self.post(lambda: session.ended(task_id, failure.code, text))
+
     async def _train(self, task: Task, seconds: float) -> None:
         session = self._session
         log.info("task %s: training", task.task)
         try:
             finished = await asyncio.to_thread(self._trainer.train, task, seconds)
-        except StoppedError:
-            log.info("task %s: training stopped after %d steps", task.task, self._trainer.steps)
-            self.post(lambda: session.ended(task.task))
         except Exception as error:
-            failure, text = failure_of(error), _one_line(error)
-            if failure.ends_device:
-                self._abandon(error, task.task)
-                return
-            log.debug("task %s: training failed", task.task, exc_info=error)  # the session says it in one line
-            self.post(lambda: session.ended(task.task, failure.code, text))
+            self._end_failed(task.task, error)
         else:
             report = finished.report
             log.info(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import FromDevice, Report, Task
+from fleetlearn_protocol.messages import Evaluate, FromDevice, Report, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Send:
 class Locate:
     """Look up what the task lacks; answer with ``located``."""
 
-    task: Task
+    task: Task | Evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,17 @@ class StartTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class StartEvaluation:
+    """Measure the task's model; answer with ``measured`` or ``ended``."""
+
+    task: Evaluate
+    seconds: float
+    """The time budget."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Stop the task's training before its next step; answer with ``ended``."""
+    """Stop the task's training or evaluation before its next batch; answer with ``ended``."""
 
     task_id: str
 
@@ -125,6 +134,7 @@ Command = (
     | StoreChunk
     | FinishContent
     | StartTraining
+    | StartEvaluation
     | StopTraining
     | SavePending
     | DropPending

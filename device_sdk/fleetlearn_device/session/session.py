@@ -28,6 +28,8 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
+    Evaluate,
+    Evaluated,
     Failed,
     FailureCode,
     Fetch,
@@ -55,6 +57,7 @@ from fleetlearn_device.session.commands import (
     SavePending,
     Send,
     SendUpdate,
+    StartEvaluation,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -72,6 +75,7 @@ from fleetlearn_device.session.states import (
     Idle,
     Link,
     Locating,
+    Measured,
     Offline,
     Online,
     Saving,
@@ -149,7 +153,7 @@ class Session:
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
         known = self.device, self.examples, self.runtime, self.software
-        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict()))]
+        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True))]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -207,13 +211,13 @@ class Session:
         task = work.assignment.task
         part, most = UPLOAD_MARGIN
         seconds = work.assignment.deadline - now - min(part * task.deadline, most)
-        if task.time_budget is not None:
+        if isinstance(task, Task) and task.time_budget is not None:
             seconds = min(seconds, task.time_budget)
         if seconds <= 0:
             text = "the bundle and the model came too late to train before the deadline"
             return self._fail_task(work, "out-of-time", text)
         self.work, self.running_task_id, self.steps = Training(work.assignment), task_id, 0
-        return [StartTraining(task, seconds)]
+        return [StartTraining(task, seconds) if isinstance(task, Task) else StartEvaluation(task, seconds)]
 
     def unusable(self, task_id: str, text: str, code: FailureCode = "bad-bundle") -> Commands:
         """The task's bundle cannot be used here."""
@@ -241,6 +245,13 @@ class Session:
             return self.ended(report.task)
         self.work = Saving(report)
         return [SavePending(report)]
+
+    def measured(self, message: Evaluated) -> Commands:
+        """The evaluation ended well."""
+        if not isinstance(self.work, Training) or self.work.task_id != message.task:
+            return self.ended(message.task)
+        self.work, self.running_task_id = Measured(message), None
+        return self._send_if_online(message)
 
     def saved(self, task_id: str) -> Commands:
         """The update is durable. Only now may it be reported."""
@@ -319,7 +330,7 @@ class Session:
                     self.finished = self.stopping = True
                     return [*self._drop_unfinished_task(), *self._close("the training is finished", after)]
                 return self._close(f"told to come back in {after:g} s ({reason})", after)
-            case Task():
+            case Task() | Evaluate():
                 return self._assign(message, now)
             case Content():
                 return self._receive(message)
@@ -332,7 +343,8 @@ class Session:
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 self.faults = 0
-                return [Note(f"task {task_id}: update accepted"), *self._drop_task()]
+                what = "measurement" if isinstance(self.work, Measured) else "update"
+                return [Note(f"task {task_id}: {what} accepted"), *self._drop_task()]
             case Cancel(task=task_id, code=code, text=text):
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
@@ -353,11 +365,13 @@ class Session:
             self._unsent_failure = None
         if isinstance(self.work, Holding):
             commands.append(Send(self.work.report))
+        elif isinstance(self.work, Measured):
+            commands.append(Send(self.work.message))
         elif self.task_id is not None:
             commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
         return [*commands, *self._locate()]
 
-    def _assign(self, task: Task, now: float) -> Commands:
+    def _assign(self, task: Task | Evaluate, now: float) -> Commands:
         deadline = now + task.deadline
         if task.task in (self.task_id, self._ended_task_id):
             if isinstance(self.work, Unfinished) and task.task == self.task_id:
@@ -369,7 +383,8 @@ class Session:
             # A coordinator that gives another task no longer waits for the first (it lost it in a restart).
             commands = [Note(f"task {self.task_id} is dropped for task {task.task}", True), *self._drop_task()]
         self.work = Locating(Assignment(task, deadline))
-        text = f"task {task.task}: round {task.round}, {task.epochs} epochs, {task.deadline:g} s to the deadline"
+        what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else "evaluation"
+        text = f"task {task.task}: {what}, {task.deadline:g} s to the deadline"
         unsupported = _unsupported(task)
         if unsupported is not None:
             return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
@@ -473,7 +488,7 @@ class Session:
         return [*self._drop_unfinished_task(), *self._close("another process speaks for this device")]
 
     def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
-        if task_id == self.task_id and not isinstance(self.work, Finished):
+        if task_id == self.task_id and not isinstance(self.work, Finished | Measured):
             text = f"{_tag(message)} came for task {task_id}, which was not reported (it is {_name(self.work)})"
             raise ProtocolError(Code.OUT_OF_TURN, text)
 
@@ -558,13 +573,12 @@ class Session:
         return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
 
 
-def _unsupported(task: Task) -> str | None:
+def _unsupported(task: Task | Evaluate) -> str | None:
     """What of the task this version cannot do, for people. It works with the model alone, and reports an update."""
-    vectors = [(vector.name, vector.encoding) for vector in task.vectors]
-    for what, given, name in (
-        ("sends the vectors", vectors, MODEL),
-        ("asks for the parts", [*task.parts.items()], UPDATE),
-    ):
+    asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], MODEL)]
+    if isinstance(task, Task):
+        asked.append(("asks for the parts", [*task.parts.items()], UPDATE))
+    for what, given, name in asked:
         if given not in [[(name, encoding)] for encoding in ENCODINGS]:
             listed = ", ".join(f"{each} ({encoding})" for each, encoding in given)
             return f"the task {what} {listed}; this device knows {name} ({', '.join(ENCODINGS)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import Content, Report, Task
+from fleetlearn_protocol.messages import Content, Evaluate, Evaluated, Report, Task
 
 from fleetlearn_device.session.commands import Wanted
 
@@ -50,18 +50,18 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task that is not trained yet."""
+    """A task that is not trained, or whose model is not measured, yet."""
 
-    task: Task
+    task: Task | Evaluate
     deadline: float
-    """When the update must have arrived, by the owner's clock."""
+    """When the result must have arrived, by the owner's clock."""
     arrived: tuple[str, ...] = ()
     """The place of each content that arrived to its last byte; twice where its SHA-256 was wrong the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The task is not trained yet."""
+    """The task is not trained, or its model is not measured, yet."""
 
     assignment: Assignment
 
@@ -95,7 +95,19 @@ class Storing(Unfinished):
 
 @dataclass(frozen=True, slots=True)
 class Training(Unfinished):
-    """The training runs."""
+    """The training, or the evaluation, runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The task's model is measured. The result is sent on each connection until it is answered. It is not durable: a
+    device that was restarted is told to evaluate again."""
+
+    message: Evaluated
+
+    @property
+    def task_id(self) -> str:
+        return self.message.task
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +153,4 @@ class Sent(Finished):
     transfer: int
 
 
-Work = Idle | Locating | Fetching | Storing | Training | Saving | Holding | Uploading | Sent
+Work = Idle | Locating | Fetching | Storing | Training | Measured | Saving | Holding | Uploading | Sent

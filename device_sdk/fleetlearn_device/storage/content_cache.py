@@ -35,7 +35,7 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     read_manifest,
 )
-from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.messages import Evaluate, Task
 
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
@@ -64,7 +64,7 @@ class ContentCache:
         """Return the file of a task's vector, which may be absent."""
         return self._path / "models" / sha256
 
-    def lacking(self, task: Task, kind: str, from_features: bool = False) -> list[Wanted]:
+    def lacking(self, task: Task | Evaluate, kind: str, from_features: bool = False) -> list[Wanted]:
         """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
 
         from_features: whether the device trains from features if the bundle has any.
@@ -165,7 +165,7 @@ class ContentCache:
             found.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
         return found
 
-    def _make_room(self, task: Task) -> None:
+    def _make_room(self, task: Task | Evaluate) -> None:
         folder = self.bundle_path(task.bundle)
         folder.mkdir(exist_ok=True)
         os.utime(folder)

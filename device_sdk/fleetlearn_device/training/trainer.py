@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import MODEL, UPDATE, Report, Task, encode
+from fleetlearn_protocol.messages import MODEL, UPDATE, Evaluate, Evaluated, Report, Task, encode
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
@@ -19,7 +21,7 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import TrainingError, train
+from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data, train
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
@@ -84,15 +86,44 @@ class Trainer:
         MemoryError, StateError.
         """
         end = time.monotonic() + seconds
+        with self._counted_start(task.task):
+            return self._train(task, end)
+
+    def evaluate(self, task: Evaluate, seconds: float) -> Evaluated:
+        """Measure the task's model with the device's own parameters, if the bundle has any, for at most ``seconds``.
+
+        Changes nothing that the next training builds on. Raises what ``train`` raises.
+        """
+        begin = time.monotonic()
+
+        def must_stop() -> bool:
+            return self.halt.is_set() or time.monotonic() > begin + seconds
+
+        with self._counted_start(task.task):
+            runtime = self._open(task, self._read_model(task))
+            data = self._data_to_train_on()
+            try:
+                evaluation = evaluate_data(runtime, data, should_stop=must_stop, on_batch=self._count_batch)
+            except StoppedError as error:
+                if self.halt.is_set():
+                    raise
+                raise OutOfTimeError(f"the evaluation took longer than the {seconds:.3g} s that were left") from error
+            message = Evaluated(task.task, evaluation, time.monotonic() - begin)
+            encode(message)  # raises here what the coordinator would refuse
+        return message
+
+    @contextmanager
+    def _counted_start(self, task_id: str) -> Iterator[None]:
+        """Count the task's start durably while the block runs: it may kill the process. Raises KilledError."""
         self.steps = self.batches = 0
-        starts = self._starts.count(task.task)
+        starts = self._starts.count(task_id)
         if starts >= MAX_STARTS:
             raise KilledError(
-                f"training it killed the process {starts} times, most likely for lack of memory; it is not begun again"
+                f"the task killed the process {starts} times, most likely for lack of memory; it is not begun again"
             )
-        self._starts.add(task.task)
+        self._starts.add(task_id)
         try:
-            return self._train(task, end)
+            yield
         except Exception as error:
             self._outbox.release()
             if not ran_out_of_memory(error):
@@ -105,11 +136,8 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        vector, encoding = task.vector(MODEL), ENCODINGS[task.parts[UPDATE]]
-        content, received = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
-        received.check(content)
-        model = received.decode(content)
-        runtime = self._open(task, model)
+        encoding = ENCODINGS[task.parts[UPDATE]]
+        runtime = self._open(task, self._read_model(task))
         self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
         result = train(
             runtime,
@@ -141,7 +169,14 @@ class Trainer:
         encode(report)  # raises here what the coordinator would refuse
         return FinishedUpdate(report, update, task.bundle, result.kept_state)
 
-    def _open(self, task: Task, model: Vector) -> Runtime:
+    def _read_model(self, task: Task | Evaluate) -> Vector:
+        """Raises ProtocolError on a model that is not finite."""
+        vector = task.vector(MODEL)
+        content, encoding = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+        encoding.check(content)
+        return encoding.decode(content)
+
+    def _open(self, task: Task | Evaluate, model: Vector) -> Runtime:
         """Return the task's runtime, ready to train: the open one, if it is of the same bundle."""
         try:
             if self._opened is None or self._opened[0].sha256 != task.bundle:

@@ -27,15 +27,13 @@ from fleetlearn_export.checks.comparison import (
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.pytorch_training import PyTorchTraining
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import UserModel
+from fleetlearn_export.model.user_model import InferModule, UserModel, evaluation_mode
 
 PROBE = 2.0**20
 """A learning rate so large that the step's result shows the gradient, and hardly the parameter."""
-DIVERGED = 100.0
-"""The check's steps diverge if they make the largest parameter this many times as large. In such a model later outputs
-may be NaN in PyTorch too."""
 USUAL = {"mu": 0.25, "max_norm": 0.5, "weight_decay": 0.1, "temperature": 0.5, "momentum": 0.8}
 # A large epsilon: a gradient that is rounding errors alone would make a whole step of lr under Adam.
 USUAL |= {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
@@ -84,7 +82,8 @@ class CheckedStep(NamedTuple):
     difference: float
     """The largest difference from PyTorch."""
     values: Tensors
-    """The parameters and buffers after the check's steps; before them, if the steps diverge."""
+    """The parameters and buffers after the check's steps; before them, if the steps diverged, so that the model's
+    outputs are no numbers in PyTorch either."""
     batch_of_one: bool
     """Whether the model can train on a single example (BatchNorm may not)."""
 
@@ -149,9 +148,15 @@ def compare_training(
         del expected, got, own, rows  # before the next step: each is as large as the model
         give_back_freed_memory()
     values = {name: given[f"param.{name}"] for name in step.values}
-    if not max(map(largest, values.values())) <= DIVERGED * max(1.0, *map(largest, step.values.values())):
-        values = dict(step.values)
-    return CheckedStep(worst, values, batch_of_one)
+    return CheckedStep(worst, values if _gives_numbers(user, values) else dict(step.values), batch_of_one)
+
+
+def _gives_numbers(user: UserModel, values: Tensors) -> bool:
+    """Whether the model with these parameters gives no NaN, on the example and in evaluation mode."""
+    given = {f"model.{name}": value.clone() for name, value in values.items()}
+    with evaluation_mode(user.model), torch.no_grad():
+        found = functional_call(InferModule(user), given, tuple(value.clone() for value in user.inputs().values()))
+    return not any(bool(value.isnan().any()) for value in found)
 
 
 def inputs_to_widen(given: Tensors, nudge: float = NUDGE) -> Iterator[Tensors]:

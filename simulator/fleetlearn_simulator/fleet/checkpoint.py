@@ -1,6 +1,6 @@
 """The state of a fleet after a round, as tensors and JSON: a run that was stopped goes on from it.
 
-It is taken when a round's model is made. No device has a task then.
+It is taken when a round's model is made, and no evaluation is open. No device has a task then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.rounds.engine import Snapshot
 from numpy.typing import NDArray
 
@@ -39,8 +38,9 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "now": events.now,
         "version": engine.version + 1,
         "round": engine.round,
+        "evaluated": [fleet.engine.evaluations.number, fleet.engine.evaluations.version],
         "change": fleet.history[-1]["change"],
-        "metrics": deciding(fleet.history[-1], fleet.scenario.plan.round.minimum),
+        "metrics": fleet.metrics_of(fleet.history[-1]),
         "connected": [[device, None if end == inf else end] for device, end in connections.connected.items()],
         "away": list(connections.away.items()),
         "heap": sorted(event[:4] for event in events.heap if event.kind in LASTING_EVENTS),
@@ -67,7 +67,8 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
     there = [device for device in connections.connected if device not in connections.away]
+    evaluated = state.get("evaluated", (0, 0))  # an earlier version had no evaluations
     taken = Snapshot(state["version"] - 1, state["round"])
-    coordinator.resume(taken, map(name_of, there), state.get("selection"))
+    coordinator.resume(taken, tuple(evaluated), list(map(name_of, there)), state.get("selection"))
     fleet.state([*connections.connected])
     fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))

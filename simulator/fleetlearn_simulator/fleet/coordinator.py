@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any
 
@@ -11,6 +11,7 @@ from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
+from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
@@ -138,7 +139,7 @@ class SimulatedCoordinator:
         The rows are in the order of the reports.
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
-        found: dict[tuple[int, int], Evaluation] = {}
+        found: dict[tuple[int, int], Evaluation | None] = {}
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
         for number in sorted({*given_in}):
             own = sorted({device for device, round in zip(devices, given_in, strict=True) if round == number})
@@ -147,10 +148,15 @@ class SimulatedCoordinator:
         rows = [found[key] for key in zip(given_in, devices, strict=True)]
         return evaluation_of(rows, names, self.plan.round.max_weight)
 
-    def resume(self, taken: Snapshot, connected: Iterable[str], remembered: dict[str, Any] | None) -> None:
+    def resume(
+        self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None
+    ) -> None:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
-        ``remembered``: by its selection (``selection.to_json``)."""
+        ``evaluated``: the number of the last evaluation, and the version that it measured. ``remembered``: by its
+        selection (``selection.to_json``)."""
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
+        self.engine.restore_evaluation(SavedEvaluation(*evaluated, False, [], [], []), 0.0)
+        self.engine.evaluations.able.update(connected)
         selection.from_json(self.engine, remembered)
 
     def restart(self, now: float) -> list[Command]:
@@ -162,11 +168,22 @@ class SimulatedCoordinator:
         selection.hand_over(old, self.engine)
         if old.pace is not None and self.engine.pace is not None:
             self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)
-        if old.phase is not Phase.OPEN and not old.settings.outlive:
-            return []
+        self.engine.restore_evaluation(_saved(old.evaluations), now)
+        if old.phase is Phase.FINISHED:  # its last model is being measured
+            self.engine.phase, self.engine.finishing = old.phase, old.finishing
+        if old.phase is Phase.FINISHED or (old.phase is not Phase.OPEN and not old.settings.outlive):
+            return self.engine.begin(now)
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
         dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
         number = old.round if old.phase is Phase.OPEN else None
         restored = Restored(number, leases, book.accepted.items(), dropped, lost, book.early.items())
-        return self.engine.restore(restored, now)
+        return self.engine.restore(restored, now) + self.engine.begin(now)
+
+
+def _saved(found: Evaluations) -> SavedEvaluation:
+    """Return what the coordinator's disk has of its evaluations."""
+    book = found.book
+    leases = [(task, device) for device, task in book.tasks.items()]
+    dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
+    return SavedEvaluation(found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped)

@@ -19,7 +19,11 @@ from fleetlearn_coordinator.rounds.commands import (
     Command,
     Commit,
     Ended,
+    EvaluationClosed,
+    EvaluationOpened,
     Finish,
+    Measure,
+    MeasurementEnded,
     Opened,
     SendAway,
 )
@@ -32,6 +36,7 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
+from fleetlearn_simulator.fleet.device_evaluations import DeviceEvaluations
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
@@ -67,6 +72,11 @@ class Fleet:
         self.connections = Connections(scenario, self.events)
         self.coordinator = SimulatedCoordinator(scenario, bundle, backend)
         self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
+        self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)
+        self.evaluations: list[dict[str, Any]] = []
+        """The summaries of the evaluations."""
+        self.evaluated: Callable[[dict[str, Any]], None] = lambda summary: None
+        """Called with each evaluation's summary."""
         self.finished: str | None = None
         """Why the simulation is over; None: it is not."""
         self.next_tick = 0.0
@@ -136,7 +146,7 @@ class Fleet:
             for device, end in arriving:
                 self.connections.connected[device] = end
                 self.events.expect(end, "leave", device)
-                self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+                self._check_in(device)
         self.connections.refill_expected = False
         self.connections.expect_refill(self.coordinator.last_end)
 
@@ -148,6 +158,7 @@ class Fleet:
     def _vanish(self, device: int, cause: str) -> None:
         """The device and its task are gone without a word."""
         self.tasks.lose(device, cause)
+        self.measurements.lose(device)
         self.connections.connected.pop(device, None)
         self.connections.away.pop(device, None)
         if self.returns is not None:
@@ -161,7 +172,13 @@ class Fleet:
         """The device connects again after the coordinator's restart."""
         if self.connections.away.get(event.device) == event.time and not self.coordinator.down:
             del self.connections.away[event.device]
-            self.carry_out(self.engine.check_in(name_of(event.device), None, self.now))
+            self._check_in(event.device)
+
+    def _check_in(self, device: int) -> None:
+        name = name_of(device)
+        if self.engine.settings.evaluation.every:
+            self.engine.evaluations.join(name)
+        self.carry_out(self.engine.check_in(name, None, self.now))
 
     def _begin_window(self, event: Event) -> None:
         """Look ahead at what devices will do."""
@@ -176,11 +193,11 @@ class Fleet:
             return
         if self.coordinator.down:
             returns.postpone(device, MAX_BACK_OFF)
-        elif name_of(device) in self.engine.leases:  # it would get the same task again
+        elif self.engine.has_task(name_of(device)):  # it would get the same task again
             returns.postpone(device, self.scenario.plan.round.grace + MAX_BACK_OFF)
         else:
             self.connections.connected[device] = returns.arrive(device)
-            self.carry_out(self.engine.check_in(name_of(device), None, self.now))
+            self._check_in(device)
 
     def _send_away(self, name: str, after: float) -> None:
         """The device leaves, as it is told."""
@@ -206,6 +223,26 @@ class Fleet:
                     return
                 self.tasks.give_up(tasks, row, self.carry_out)
         self.tasks.expect_next(tasks, row + 1)
+
+    def _measured(self, event: Event) -> None:
+        """A device is done with its measurement, or vanishes during it."""
+        running = self.measurements.due(event.device, event.time)
+        if running is None:
+            return
+        back = self.connections.away.get(event.device, 0.0)
+        if running.cause:
+            self._vanish(event.device, running.cause)
+        elif self.coordinator.down:
+            self.measurements.delay(event.device, self.now + self.scenario.coordinator.restart + MAX_BACK_OFF)
+        elif back > self.now:
+            self.measurements.delay(event.device, back)
+        else:
+            name, found = name_of(event.device), self.measurements.accept(event.device)
+            self._note("measured", device=event.device, task=running.task)
+            if found is None:
+                self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
+            else:
+                self.carry_out(self.engine.count_measurement(name, running.task, self.now))
 
     def _unreachable(self, event: Event) -> bool:
         """Return whether the device cannot tell the coordinator now. It tells it later then."""
@@ -249,7 +286,9 @@ class Fleet:
         waiting = list(commands)
         while waiting:
             assigned = [row for row in waiting if isinstance(row, Assign) and not row.again]
-            rest, waiting = [row for row in waiting if not isinstance(row, Assign)], []
+            measuring = [row for row in waiting if isinstance(row, Measure)]
+            rest, waiting = [row for row in waiting if not isinstance(row, Assign | Measure)], []
+            closed: EvaluationClosed | None = None
             for command in rest:
                 match command:
                     case Opened(number):
@@ -268,18 +307,46 @@ class Fleet:
                         self._abandon(number, dropped, text)
                         if self.finished is not None:
                             return
+                    case EvaluationOpened():
+                        self.measurements.open(command)
+                    case MeasurementEnded(device, task, _):
+                        self.measurements.lose(device_of(device), task)
+                    case EvaluationClosed():
+                        self._close_evaluation(command)
+                        closed = command
                     case Finish(reason):
                         self.finished = reason
             if assigned:
                 self.tasks.assign(assigned)
+            if measuring:
+                self.measurements.measure(measuring)
+            if closed is not None:  # after all else: it may end tasks that were just given
+                waiting += self._end_evaluation(closed)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
         summary = self.coordinator.commit(number, dropped, self.now, len(self.connections.connected))
         self.round_ended(summary)
         self._note("committed", round=number, change=summary["change"])
         self.before_commit()
-        metrics = deciding(summary, self.scenario.plan.round.minimum)
-        return self.engine.committed(self.now, change=summary["change"], metrics=metrics)
+        return self.engine.committed(self.now, change=summary["change"], metrics=self.metrics_of(summary))
+
+    def metrics_of(self, summary: dict[str, Any]) -> dict[str, float]:
+        """Return the metrics of a round that may stop the run."""
+        plan = self.scenario.plan
+        return deciding(summary, plan.round.minimum) if plan.stop.measured_by == "round" else {}
+
+    def _close_evaluation(self, command: EvaluationClosed) -> None:
+        summary = self.measurements.close(command)
+        self.evaluations.append(summary)
+        self.evaluated(summary)
+        self._note("evaluated", evaluation=command.number, outcome=summary["outcome"])
+
+    def _end_evaluation(self, command: EvaluationClosed) -> list[Command]:
+        """The evaluation that was closed last may stop the run."""
+        plan = self.scenario.plan
+        if not command.valid or plan.stop.measured_by != "evaluation":
+            return []
+        return self.engine.measured(deciding(self.evaluations[-1], plan.evaluation.minimum), self.now)
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
         self.round_ended(self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected)))
@@ -294,6 +361,7 @@ HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
     "window": Fleet._begin_window,
     "return": Fleet._return,
     "tasks": Fleet._task_ends,
+    "measured": Fleet._measured,
     "crash": Fleet._crash,
     "restart": Fleet._restart,
     "back": Fleet._back,

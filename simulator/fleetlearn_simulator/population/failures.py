@@ -129,6 +129,35 @@ def sample_task_fates(
     return TaskFates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
 
 
+def sample_evaluation_fates(
+    scenario: Scenario, ids: Ids, evaluation: int, *, steps: Ints, down: Floats | Ints
+) -> tuple[Floats, Codes]:
+    """Draw what will happen to the measurements of these devices: the seconds until each is done or its device
+    vanishes, and the index in ``CAUSES``.
+
+    Args:
+        scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download`` and ``train`` apply.
+        ids: int64, shape (n,).
+        evaluation: The evaluation's number. The random numbers depend on it and on ``ids``.
+        steps: Steps in which training passes once over the device's data, shape (n,).
+        down: Bytes that the device fetches, shape (n,).
+    """
+    compute, known = scenario.compute, traits(scenario, ids)
+    step = float(compute.step_seconds) / known.speed
+    phases = known.latency + down / known.download, compute.start_seconds / known.speed + EVALUATION_COST * steps * step
+    luck = keyed_random.uniform(scenario.seed, "evaluation", ids, evaluation, keyed_random.COLUMN[:2])
+    seconds, cause = phases[0] + phases[1] + known.latency, np.zeros(len(ids), np.int8)
+    begin = np.zeros(len(ids))
+    for row, (phase, length) in enumerate(zip(PHASES, phases, strict=False)):
+        rates, shapes = _rates(scenario, phase)
+        if any(rates):
+            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[row])
+            gone = (after < length) & (cause == 0)
+            seconds, cause = np.where(gone, begin + after, seconds), np.where(gone, 1 + row, cause).astype(np.int8)
+        begin = begin + length
+    return seconds, cause
+
+
 def _straggling(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
     """Return which tasks stop early. If their number is fixed, these are the tasks with the smallest numbers drawn."""
     share = scenario.failures.stragglers

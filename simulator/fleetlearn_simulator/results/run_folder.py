@@ -4,6 +4,7 @@
     options.json            the options that the other files depend on
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
+    evaluations.jsonl       one line for each evaluation on devices, if there are any
     checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on from it
     model.safetensors       the model at the end
     summary.json            the run in a few numbers
@@ -29,6 +30,7 @@ from safetensors.numpy import save_file
 from fleetlearn_simulator.errors import SimulatorError
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
 LINES_AT_ONCE = 4096
 """Lines of the event log that are written together."""
@@ -48,12 +50,14 @@ class RunLogs:
         self.folder, self.events = folder, events
         for name in () if at else (CHECKPOINT, MODEL, SUMMARY):
             (folder / name).unlink(missing_ok=True)
+        if EVALUATIONS not in (at or {}):  # there were none until then
+            (folder / EVALUATIONS).unlink(missing_ok=True)
         for name, length in (at or {}).items():
             if not (folder / name).exists() or (folder / name).stat().st_size < length:
                 raise SimulatorError(
                     f"{folder / name} is shorter than when {CHECKPOINT} was written: run the scenario again"
                 )
-        self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in (EVENTS, ROUNDS)}
+        self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in at or (EVENTS, ROUNDS)}
         for name, file in self._files.items():
             file.truncate((at or {}).get(name, 0))
             file.seek(0, os.SEEK_END)
@@ -74,6 +78,11 @@ class RunLogs:
 
     def write_round(self, row: dict[str, Any]) -> None:
         self._files[ROUNDS].write(self._encoder.encode(row) + b"\n")
+
+    def write_evaluation(self, row: dict[str, Any]) -> None:
+        if EVALUATIONS not in self._files:
+            self._files[EVALUATIONS] = (self.folder / EVALUATIONS).open("w+b")
+        self._files[EVALUATIONS].write(self._encoder.encode(row) + b"\n")
 
     def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write the checkpoint, whole or not at all. The logs are written before it."""

@@ -60,8 +60,9 @@ class Backend(Protocol):
     def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
         """Begin to train, in other processes if there are any. The results are read later, each once."""
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
-        """Return the sums of the model's loss and metrics over the own data of each of these devices."""
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation | None]:
+        """Return the sums of the model's loss and metrics over the own data of each of these devices. None: the loss
+        there is not finite."""
 
     def close(self) -> None: ...
 
@@ -137,9 +138,15 @@ class PerDevice:
             check_finite(outcome.update),
         )
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation | None]:
         self.runtime.load(model)
-        return [evaluate_data(self.runtime, self.source.arrays(device)) for device in devices]
+        return [self._evaluate(device) for device in devices]
+
+    def _evaluate(self, device: int) -> Evaluation | None:
+        try:
+            return evaluate_data(self.runtime, self.source.arrays(device))
+        except DivergedError:
+            return None
 
     def close(self) -> None:
         """Does nothing: only memory is held."""

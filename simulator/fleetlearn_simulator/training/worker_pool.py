@@ -70,7 +70,7 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
     def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
         return self._begin("train", model, jobs, self.divide(jobs)).read
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation | None]:
         size = max(1, -(-len(devices) // self.shares))
         blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
         pending = self._begin("evaluate", model, devices, blocks)

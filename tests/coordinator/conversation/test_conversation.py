@@ -23,7 +23,7 @@ from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, Uploads, check_parts
-from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish, Measure
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_protocol import Code, ProtocolError
@@ -34,6 +34,9 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
+    Evaluate,
+    Evaluated,
+    Evaluation,
     Failed,
     Fetch,
     FromCoordinator,
@@ -92,6 +95,7 @@ class Room:
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}
         self.saved: dict[str, Vector] = {}
+        self.measured: dict[str, Evaluation] = {}
         self.sent_away: ComeBack | None = None
         self.now = 0.0
         self.moved = 0
@@ -102,6 +106,8 @@ class Room:
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
                     message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED_PARTS, {}, 1, 10, seed, 600.0)
+                case Measure(device, task):
+                    message = Evaluate(task, "b" * 64, (VectorReference("model", MODEL, 4 * SIZE, "float32"),), 600.0)
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
                 case Commit():
@@ -128,8 +134,10 @@ class Room:
         return self.sent_away or Admitted(self, WELCOME, 1000, 2000)
 
     def join(self, check_in: CheckIn, now: float) -> None:
-        held = None if check_in.held is None else check_in.held.task
-        self.tell(self.engine.check_in(check_in.device, held, now))
+        device, held = check_in.device, check_in.held
+        if check_in.evaluates:
+            self.engine.evaluations.join(device)
+        self.tell(self.engine.check_in(device, None if held is None else held.task, now))
 
     def leave(self, device: str, now: float) -> None:
         del self.devices[device]
@@ -153,6 +161,18 @@ class Room:
 
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.accepted.get(task) == device
+
+    def save_measurement(self, device: str, message: Evaluated) -> bool:
+        evaluations = self.engine.evaluations
+        if evaluations.book.accepted.get(message.task) == device:
+            return False
+        if not evaluations.wanted(device, message.task):
+            raise ProtocolError(Code.UNKNOWN_TASK, "not given")
+        self.measured[message.task] = message.evaluation
+        return True
+
+    def count_measurement(self, device: str, task: str, now: float) -> None:
+        self.tell(self.engine.count_measurement(device, task, now))
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         self.tell(self.engine.end(device, task, cause, now))

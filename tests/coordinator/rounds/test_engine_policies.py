@@ -18,13 +18,18 @@ from fleetlearn_coordinator.rounds.commands import (
     Command,
     Commit,
     Ended,
+    EvaluationClosed,
+    EvaluationOpened,
+    Measure,
+    MeasurementEnded,
     Opened,
     Revived,
     SendAway,
 )
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
-from fleetlearn_coordinator.rounds.settings import PaceSettings, Phase, Settings
+from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
@@ -40,6 +45,10 @@ BUFFERED = Settings(
 )  # fmt: skip
 FEW_OF_EACH = BUFFERED._replace(max_updates=1, minimum=1)
 ONE_BY_ONE = BUFFERED._replace(goal=1, minimum=1, cohort=2, max_staleness=0)
+SYNCHRONOUS = CARRY._replace(carry=False, max_staleness=0)
+EVALUATED = EvaluationSettings(every=2, devices=3, minimum=2, deadline=15.0)
+ABLE = {"d0", "d1", "d2", "d3"}
+"""Devices that can evaluate."""
 DEVICES = st.sampled_from([f"d{number}" for number in range(6)])
 
 
@@ -71,6 +80,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions = 0
         self.holding: set[str] = set()
         """Devices that checked in with an update, or might get a lost task back, and have had no other since."""
+        self.evaluation = SavedEvaluation(0, 0, False, [], [], [])
+        self.measuring: dict[str, str] = {}
+        """Task -> device."""
+        self.measured: dict[str, str] = {}
+        self.unmeasured: dict[str, tuple[str, str]] = {}
+        """Task -> device, cause, of the open evaluation."""
 
     def counted_for(self, round: int | None) -> dict[str, str]:
         return {task: device for task, (device, number) in self.counted.items() if number == round}
@@ -109,14 +124,42 @@ class AnyOrder(RuleBasedStateMachine):
                     self.revived.add(task)
                 case CancelTask(device, task):
                     assert device in self.connected
-                    assert task in self.ended
+                    assert task in self.ended or task in self.unmeasured
                 case SendAway(device, after):
                     assert self.rules.pace is not None
                     assert device in self.connected
-                    assert device not in self.engine.leases, "a device with a task was sent away"
+                    assert not self.engine.has_task(device), "a device with a task was sent away"
                     assert device not in self.holding, "a device with a finished update was sent away"
                     assert after > 0
                     self.connected.remove(device)
+                case EvaluationOpened(number, version):
+                    assert not self.evaluation.is_open
+                    assert number == self.evaluation.number + 1
+                    assert version == self.versions
+                    self.evaluation = self.evaluation._replace(number=number, version=version, is_open=True)
+                    self.measured, self.unmeasured, self.evaluation_began = {}, {}, self.now
+                case Measure(device, task, number, version, again=again):
+                    assert device in self.connected & ABLE
+                    assert (number, version) == (self.evaluation.number, self.evaluation.version)
+                    if again:
+                        assert self.measuring[task] == device
+                        continue
+                    before = [*self.measuring, *self.measured, *self.unmeasured]
+                    assert task not in before
+                    devices = [*self.measuring.values(), *self.measured.values()]
+                    devices += [device for device, _ in self.unmeasured.values()]
+                    assert device not in devices, "it has its turn once in an evaluation"
+                    assert len(self.measuring) + len(self.measured) < self.rules.evaluation.devices
+                    self.measuring[task] = device
+                case MeasurementEnded(device, task, cause):
+                    assert self.measuring.pop(task) == device
+                    self.unmeasured[task] = device, cause
+                case EvaluationClosed(number, version, dropped, valid):
+                    assert (number, version) == (self.evaluation.number, self.evaluation.version)
+                    assert not self.measuring
+                    assert valid == (len(self.measured) >= self.rules.evaluation.minimum)
+                    assert dropped == Counter(cause for _, cause in self.unmeasured.values())
+                    self.evaluation = self.evaluation._replace(is_open=False)
                 case Commit(number, dropped):
                     assert number == self.open
                     self.open, self.committing = None, number
@@ -139,8 +182,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions += 1
         self.do(self.engine.committed(self.now, change=1.0, metrics={}))
 
-    def arrive(self, device: str, held: str | None) -> None:
+    def connect(self, device: str) -> None:
         self.connected.add(device)
+        if device in ABLE:
+            self.engine.evaluations.join(device)
+
+    def arrive(self, device: str, held: str | None) -> None:
+        self.connect(device)
         self.holding.discard(device)
         lost = {owner for owner, cause, _ in self.ended.values() if cause == LOST}
         if held is not None or device in lost & {owner for owner, _ in self.engine.book.lost.values()}:
@@ -212,6 +260,25 @@ class AnyOrder(RuleBasedStateMachine):
         if device in self.connected:
             self.engine.progress(device, task, "steps", amount, self.now)
 
+    @rule(data=st.data(), fails=st.booleans())
+    @precondition(lambda self: self.measuring)
+    def measure(self, data: st.DataObject, fails: bool) -> None:
+        task = data.draw(st.sampled_from(sorted(self.measuring)))
+        device = self.measuring[task]
+        if device not in self.connected:
+            return
+        if fails:
+            self.do(self.engine.end(device, task, "failed: diverged", self.now))
+            return
+        assert self.engine.evaluations.wanted(device, task)
+        self.measured[task] = self.measuring.pop(task)
+        self.do(self.engine.count_measurement(device, task, self.now))
+
+    @rule()
+    @precondition(lambda self: self.rules.evaluation.every)
+    def request(self) -> None:
+        self.do(self.engine.request_evaluation(self.now))
+
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
         """Let time pass as a driver does, which wakes at each moment that the engine names."""
@@ -252,8 +319,18 @@ class AnyOrder(RuleBasedStateMachine):
             lost,
             [(task, self.counted[task][0]) for round, _, task in early if round > (first or self.last)],
         )
+        self.evaluation_began = self.now
+        self.engine.restore_evaluation(
+            self.evaluation._replace(
+                leases=list(self.measuring.items()),
+                accepted=list(self.measured.items()),
+                dropped=[(task, *row) for task, row in self.unmeasured.items()],
+            ),
+            self.now,
+        )
         if any(restored):
             self.do(self.engine.restore(restored, self.now))
+        self.do(self.engine.begin(self.now))
 
     @invariant()
     def no_lease_is_lost(self) -> None:
@@ -262,6 +339,29 @@ class AnyOrder(RuleBasedStateMachine):
         early = {task: device for task, (device, round) in self.counted.items() if round > self.last}
         assert self.engine.book.early == early
         assert len(set(self.running.values())) == len(self.running), "a device with two leases"
+
+    @invariant()
+    def no_measurement_is_lost(self) -> None:
+        evaluations = self.engine.evaluations
+        assert {task: device for device, task in evaluations.book.tasks.items()} == self.measuring
+        if self.evaluation.is_open:
+            assert evaluations.book.accepted == self.measured
+        assert not {*self.measuring.values()} & {*self.running.values()}, "a device with two leases"
+        assert evaluations.is_open == self.evaluation.is_open
+        assert evaluations.is_open or not self.measuring
+        assert evaluations.able == self.connected & ABLE or not self.rules.evaluation.every
+
+    @invariant()
+    def an_evaluation_ends(self) -> None:
+        if self.evaluation.is_open:
+            assert self.now <= self.evaluation_began + self.rules.evaluation.deadline + 1e-6
+            assert (self.engine.wake_at() or 0.0) <= self.engine.evaluations.deadline
+
+    @invariant()
+    def who_is_chosen_and_free_measures(self) -> None:
+        chosen = self.engine.evaluations.chosen
+        assert chosen <= self.connected & ABLE
+        assert self.committing is not None or chosen <= {*self.running.values()}
 
     @invariant()
     def every_lease_ends(self) -> None:
@@ -284,6 +384,7 @@ class AnyOrder(RuleBasedStateMachine):
         selection = self.engine.selection
         waiting = [*selection.idle, *chain.from_iterable(selection.doubted.values())]
         leased = {device for device in self.engine.leases if device not in self.engine.book.absent}
+        leased |= self.connected & {*self.measuring.values()}
         assert len(set(waiting)) == len(waiting)
         assert not set(waiting) & selection.resting
         assert not leased & (set(waiting) | selection.resting)
@@ -316,6 +417,11 @@ POLICIES = {
     "carry, with pace": CARRY._replace(pace=PACE),
     "buffered, with pace": BUFFERED._replace(pace=PACE),
     "synchronous, with pace": CARRY._replace(carry=False, max_staleness=0, pace=PACE),
+    "carry, with pace, evaluated": CARRY._replace(pace=PACE, evaluation=EVALUATED),
+    "buffered, with pace, evaluated": BUFFERED._replace(pace=PACE, evaluation=EVALUATED),
+    "synchronous, evaluated": SYNCHRONOUS._replace(evaluation=EVALUATED),
+    "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
+    "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
 }
 USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -21,6 +21,7 @@ from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelect
 from hypothesis import given
 from hypothesis import strategies as st
 
+NO_LEASES = LeaseBook(grace=1.0)
 RULES = PaceSettings(connected=3, longest=1000.0, check_ins=2.0)
 
 
@@ -104,7 +105,7 @@ def test_names_are_a_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def arrive(pace: Pace, device: str, book: LeaseBook, *, has_update: bool = False) -> list[str]:
-    return [row.device for row in pace.check_in(device, book, 0.0, has_update=has_update)]
+    return [row.device for row in pace.check_in(device, book, NO_LEASES, 0.0, has_update=has_update)]
 
 
 def test_who_had_a_task_goes_first() -> None:

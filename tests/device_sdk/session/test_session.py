@@ -20,6 +20,7 @@ from fleetlearn_device.session.commands import (
     SavePending,
     Send,
     SendUpdate,
+    StartEvaluation,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -36,6 +37,9 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
+    Evaluate,
+    Evaluated,
+    Evaluation,
     Failed,
     Fetch,
     FromCoordinator,
@@ -311,7 +315,7 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
     session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
-    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None))]
+    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, True))]
     assert acts(tell(session, WELCOME)) == []
     assert acts(tell(session, task())) == [Locate(task())]
     assert acts(session.located("A", [WANTED], 1.0)) == [Send(Fetch(SHA, 0))]
@@ -341,7 +345,7 @@ def test_the_update_is_saved_before_it_is_reported() -> None:
 def test_a_held_update_is_checked_in_and_reported_again() -> None:
     session = Session("dev", 7, held=report())
     check_in = session.connected(0.0)
-    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1)))]
+    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), True))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
     assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
@@ -352,7 +356,7 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     session = brought_to(state)
     session.disconnected()
     assert session.update_sent(9, 1.0) == []
-    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1)))]
+    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), True))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
 
@@ -818,3 +822,64 @@ def test_answers_to_commands_of_another_task_change_nothing(state: str) -> None:
     assert session.stored("d" * 64, True, 1.0) == []
     assert session.update_sent(77, 1.0) == []
     assert session.work is before
+
+
+EVALUATE = Evaluate("E", "b" * 64, (VectorReference("model", SHA, 40, "float32"),), 100.0)
+EVALUATED = Evaluated("E", Evaluation(7, 3.5, {"accuracy": 6.0}), 1.0)
+
+
+def evaluating() -> Session:
+    """A session whose evaluation runs."""
+    session = Session("dev", 7)
+    session.connected(0.0)
+    tell(session, WELCOME)
+    assert acts(tell(session, EVALUATE)) == [Locate(EVALUATE)]
+    assert session.located("E", [], 2.0) == [StartEvaluation(EVALUATE, 88.0)]
+    return session
+
+
+def test_an_evaluation_is_answered_and_forgotten_when_it_is_accepted() -> None:
+    session = evaluating()
+    assert session.tick(50.0, 3) == [Send(Heartbeat("E", 3))]
+    assert session.measured(EVALUATED) == [Send(EVALUATED)]
+    assert session.running_task_id is None
+    assert acts(tell(session, EVALUATE)) == [], "the coordinator's restart crossed with it"
+    assert acts(tell(session, Accepted("E"))) == []
+    assert isinstance(session.work, Idle)
+    assert acts(tell(session, task())) == [Locate(task())]
+
+
+def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
+    session = evaluating()
+    session.disconnected()
+    assert session.measured(EVALUATED) == []
+    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, True))]
+    assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
+    assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []
+    assert isinstance(session.work, Idle)
+
+
+def test_an_evaluation_that_is_cancelled_stops_and_one_that_fails_is_given_back() -> None:
+    session = evaluating()
+    assert acts(tell(session, Cancel("E", Code.ROUND_OVER))) == [StopTraining("E")]
+    assert session.measured(EVALUATED) == []
+    session = evaluating()
+    assert Send(Failed("E", "diverged", "the loss is nan")) in session.ended("E", "diverged", "the loss is nan")
+    assert isinstance(session.work, Idle)
+
+
+def test_a_task_takes_the_place_of_a_measurement() -> None:
+    session = evaluating()
+    session.measured(EVALUATED)
+    assert acts(tell(session, task())) == [Locate(task())]
+    assert acts(tell(session, Accepted("E"))) == []
+
+
+def test_an_evaluation_of_what_the_device_does_not_know_is_given_back() -> None:
+    session = Session("dev", 7)
+    session.connected(0.0)
+    tell(session, WELCOME)
+    other = msgspec.structs.replace(EVALUATE, vectors=(VectorReference("control", SHA, 40, "int8"),))
+    (failed,) = [row.message for row in tell(session, other) if isinstance(row, Send)]
+    assert isinstance(failed, Failed)
+    assert failed.code == "unsupported"

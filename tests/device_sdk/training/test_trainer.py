@@ -16,12 +16,12 @@ from features import examples, features_bundle
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import as_data
-from fleetlearn_device.training.train import StoppedError
+from fleetlearn_device.training.train import OutOfTimeError, StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
-from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.messages import Evaluate, Task
 from fleetlearn_protocol.vector import digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
 
@@ -56,7 +56,7 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
     return Task(f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings)
 
 
-def bring(state: StateDirectory, bundle: Bundle, given: Task) -> list[str]:
+def bring(state: StateDirectory, bundle: Bundle, given: Task | Evaluate) -> list[str]:
     """Fetch what the task lacks. Returns its names."""
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json")} | {digest(model): model.tobytes() for model in MODELS}
@@ -396,3 +396,27 @@ def test_batches_of_the_users_own_train_whole_models(state: StateDirectory, with
     _, names = rounds(trainer, state, with_features, 1)
     assert TRAIN in names
     assert trainer.features is None
+
+
+def test_an_evaluation_measures_with_what_is_the_device_s_own_and_changes_nothing(
+    full: Bundle, state: StateDirectory
+) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    do(trainer, state, full, 0)
+    given = Evaluate("e1", full.sha256, (FLOAT32.reference("model", MODELS[1]),), 100.0)
+    assert bring(state, full, given) == ["the model"]
+    message = trainer.evaluate(given, 100.0)
+    assert (message.task, message.evaluation.examples) == ("e1", 12)
+    trained = trainer.train(task(full, 1, evaluate=True), 100.0)
+    assert trained.report.evaluation is not None
+    assert trained.report.evaluation.examples == 12
+    assert trained.report.evaluation.loss_sum == pytest.approx(message.evaluation.loss_sum)
+    with pytest.raises(OutOfTimeError, match="longer than the 0 s"):
+        trainer.evaluate(given, 0.0)
+    trainer.halt.set()
+    with pytest.raises(StoppedError):
+        trainer.evaluate(given, 100.0)
+    for _ in range(MAX_STARTS):
+        state.training_starts.add("e1")
+    with pytest.raises(KilledError):
+        trainer.evaluate(given, 100.0)

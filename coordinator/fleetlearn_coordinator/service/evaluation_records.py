@@ -1,0 +1,122 @@
+"""The evaluations of a run: what is recorded of them, and their summaries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetlearn_protocol.messages import CheckIn, Evaluated, Evaluation
+
+from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
+from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds import commands
+from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.storage import ledger, requests
+from fleetlearn_coordinator.storage.ledger import LastEvaluation
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+EvaluationCommand = commands.EvaluationOpened | commands.Measure | commands.MeasurementEnded | commands.EvaluationClosed
+
+
+def tier_of(check_in: CheckIn) -> str:
+    """Return the tier that a device states. Devices of this version state none."""
+    return ""
+
+
+class EvaluationRecords:
+    """What a run knows of its evaluations beside the engine: the tiers of devices, results, requests."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], folder: Path, last: LastEvaluation | None) -> None:
+        """``names``: of the metrics. ``folder``: the data directory. ``last``: what an earlier process left."""
+        self.plan, self.names, self._folder = plan, names, folder
+        self.tiers: dict[str, str] = {}
+        """Connected device that can evaluate -> its tier."""
+        self._given: dict[str, str] = {}
+        """Task of the open evaluation -> its device's tier."""
+        self._results: dict[str, Evaluation] = {}
+        """Task of the open evaluation -> what its device measured."""
+        self._answered = None if last is None else last.request
+        """The request that was carried out last."""
+        self._request: str | None = None
+        self.metrics: dict[str, float] = {}
+        """Of the last valid evaluation: those that enough devices measured."""
+        for row in () if last is None else last.measurements:
+            self._given[row.task] = row.tier
+            if row.result is not None:
+                self._results[row.task] = row.result
+
+    def look_for_request(self) -> bool:
+        """Return whether somebody asked for an evaluation that was not opened yet."""
+        name = requests.read_request(self._folder)
+        if name is not None and name == self._answered:
+            requests.remove_request(self._folder)
+            name = None
+        self._request = name
+        return name is not None
+
+    def join(self, check_in: CheckIn) -> None:
+        """A device that can evaluate checks in."""
+        self.tiers[check_in.device] = tier_of(check_in)
+
+    def result_row(self, message: Evaluated) -> ledger.Row:
+        """Return the row that makes a measurement durable. ``keep`` follows."""
+        return ledger.MeasurementAccepted(message.task, message.evaluation)
+
+    def keep(self, message: Evaluated) -> None:
+        """The measurement is durable."""
+        self._results[message.task] = message.evaluation
+
+    def row_of(self, command: EvaluationCommand, at: float) -> ledger.Row | None:
+        """Return the row that a command writes. ``at``: Unix time."""
+        match command:
+            case commands.EvaluationOpened(number, version):
+                self._given, self._results = {}, {}
+                self._answered, self._request = self._request or self._answered, None
+                logger.info("evaluation %d of model version %d begins", number, version)
+                return ledger.EvaluationOpened(number, version, self._answered, at)
+            case commands.Measure(device, task, number, again=again):
+                if again:
+                    return None
+                self._given[task] = self.tiers.get(device, "")
+                return ledger.MeasurementGiven(task, number, device, self._given[task])
+            case commands.MeasurementEnded(_, task, cause):
+                return ledger.MeasurementEnded(task, cause)
+            case commands.EvaluationClosed():
+                return self._close(command, at)
+
+    def _close(self, command: commands.EvaluationClosed, at: float) -> ledger.EvaluationClosed:
+        number, version, dropped, valid = command
+        results = [*self._results.values()]
+        tiers = [self._given[task] for task in self._results]
+        plan = self.plan
+        summary = summarise_evaluation(results, tiers, self.names, plan.round.max_weight, plan.bounds)
+        summary["dropped"] = dropped
+        if valid:
+            self.metrics = deciding(summary, plan.evaluation.minimum)
+        outcome = "valid" if valid else "invalid"
+        logger.info("evaluation %d of model version %d is %s: %s", number, version, outcome, describe(summary))
+        return ledger.EvaluationClosed(number, outcome, summary, at)
+
+
+def saved(last: LastEvaluation) -> SavedEvaluation:
+    """Return what the engine is to know of the evaluation that an earlier process opened last."""
+    leases, accepted, dropped = [], [], []
+    for row in last.measurements:
+        if row.state == "assigned":
+            leases.append((row.task, row.device))
+        elif row.state == "accepted":
+            accepted.append((row.task, row.device))
+        else:
+            dropped.append((row.task, row.device, row.state))
+    return SavedEvaluation(last.number, last.version, last.is_open, leases, accepted, dropped)
+
+
+def describe(summary: Mapping[str, Any]) -> str:
+    """Return an evaluation's summary in one line."""
+    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items()) or "no metrics"
+    return f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; {metrics}"
