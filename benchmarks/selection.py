@@ -53,7 +53,7 @@ def row(data: str, name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
         return f"{np.median(values):.3g} [{min(values):.3g}-{max(values):.3g}]"
 
     reached = [None if place is None else (place["rounds"], place["time"]) for place in there]
-    rounds, times = ("never", "never") if None in reached else map(middle, zip(*reached, strict=True))  # type: ignore[arg-type]
+    rounds, times = ("never", "never") if None in reached else map(middle, zip(*reached, strict=True))
     ends = [[run[key] for run in runs] for key in ("time", "accuracy", "worst_decile")]
     slow = [run["heard"]["pi-zero-2"] for run in runs]
     return [data, name, rounds, times, *map(middle, [*ends, slow])]
@@ -62,9 +62,9 @@ def row(data: str, name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--keep", type=Path, default=Path("selection.runs"), help="folder of the finished runs")
-    options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--rounds", type=int, default=200, help="committed rounds of a run")
-    options.add_argument("--target", type=target_of, default="accuracy=0.9")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--rounds", type=int, default=100, help="committed rounds of a run")
+    options.add_argument("--target", type=target_of, default="accuracy=0.85")
     options.add_argument("--data", nargs="+", choices=DATA, default=["skewed", "by tier"])
     options.add_argument("--workers", type=int, default=1, help="runs at a time")
     chosen = options.parse_args()
