@@ -193,6 +193,16 @@ def test_the_digits_of_a_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_selection(tmp_path: Path) -> None:
+    sizes = ("--seeds", "2", "--rounds", "3", "--data", "by tier", "--target", "accuracy=0.05")
+    found = figures(tmp_path, "selection.py", *sizes, "--keep", str(tmp_path / "runs"))
+    assert len(found["cells"]) == 4
+    for cell in found["cells"]:
+        assert [run["committed"] for run in cell["runs"]] == [3, 3]
+        assert all(run["to_target"]["rounds"] == 1 for run in cell["runs"])
+
+
+@pytest.mark.slow
 def test_dropout(tmp_path: Path) -> None:
     """The second time only the seed that is missing is run."""
     keep = tmp_path / "runs"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_coordinator import Plan, Status, read_model, read_status
+from fleetlearn_coordinator.__main__ import _show
 from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
@@ -56,6 +57,14 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(run: Processes, plan: 
     assert run.wait("coordinator") == 0
     assert "stopped by SIGTERM; the newest model is version 0" in run.log("coordinator")
     assert "not running" in command("status", plan).stdout
+
+
+def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture[str]) -> None:
+    causes = {"selection.tiers": 2, "selection.charging": 40}
+    live = {"phase": "gathering", "ineligible": 40, "ineligible_by": causes, "barred": 3}
+    _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, []), 10)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part lately" in shown
 
 
 def test_a_killed_coordinator_is_seen_to_be_gone(run: Processes, plan: Path) -> None:

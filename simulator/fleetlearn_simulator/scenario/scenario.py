@@ -254,6 +254,17 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             f"population.connected = {population.connected} is less than plan.round.minimum = {plan.round.minimum}; "
             f"with at most {most_each} of each device's updates in a round, none could ever be committed"
         )
+    rest = plan.selection.once_in or 1
+    if rest > 1 and population.size < rest * plan.round.minimum:
+        yield (
+            f"population.size = {population.size} is less than plan.selection.once_in = {rest} times "
+            f"plan.round.minimum = {plan.round.minimum}; rounds would wait for devices that may not take part yet"
+        )
+    if plan.selection.tiers and not {*plan.selection.tiers} & scenario.tiers.keys():
+        yield (
+            f"plan.selection.tiers = {list(plan.selection.tiers)} names no tier of the scenario, which has "
+            f"{', '.join(scenario.tiers)}; no device would be eligible"
+        )
     largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
     if scenario.compute.memory > largest:
         yield f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; none could train"

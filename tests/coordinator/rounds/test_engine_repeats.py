@@ -30,3 +30,24 @@ def test_a_model_cannot_be_committed_while_no_round_is_complete() -> None:
     with pytest.raises(ValueError, match="no round is being committed"):
         engine.committed(1.0, change=0.1, metrics={})
     assert engine.version == 0
+
+
+def test_a_device_that_waits_and_announces_its_lost_task_is_given_no_second() -> None:
+    """Asynchronously the lost lease goes on although its slot is another device's by then."""
+    rules = SETTINGS._replace(asynchronous=True, cohort=1, goal=1, minimum=1, max_staleness=9)
+    engine = Engine(rules)
+    (task,) = [command for command in engine.check_in("a", None, 0.0) if isinstance(command, Assign)]
+    engine.disconnect("a", 1.0)
+    engine.tick(10.0)  # lost
+    (other,) = [command for command in engine.check_in("b", None, 11.0) if isinstance(command, Assign)]
+    engine.count_report("b", other.task, 11.0)
+    after = engine.committed(11.0, change=1.0, metrics={})
+    (other,) = [command for command in after if isinstance(command, Assign)]
+    assert engine.check_in("a", None, 12.0) == []
+    assert engine.waiting() == 1
+    engine.announce("a", task.task, 1, 13.0)
+    assert engine.waiting() == 0
+    engine.count_report("b", other.task, 14.0)
+    again = engine.committed(14.0, change=1.0, metrics={})
+    assert not any(isinstance(command, Assign) and command.device == "a" for command in again)
+    assert engine.leases["a"] == task.task

@@ -28,6 +28,7 @@ from fleetlearn_device.session.commands import (
     Wanted,
 )
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Fetching, Holding, Idle, Link, Locating, Online, Work
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
@@ -311,6 +312,20 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
     else:
         assert isinstance(commands[-1], Close)
         assert session.faults == (0 if isinstance(message, ComeBack) or name == "another process" else 1)
+
+
+def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits() -> None:
+    session = Session("dev", 7)
+    stated = Statement(2**30, ("eu", "roof"), "pi-5", False, "metered")
+    (sent,) = session.connected(0.0, stated)
+    assert isinstance(sent, Send)
+    assert sent.message == CheckIn(
+        1, "dev", 7, memory=2**30, tags=("eu", "roof"), tier="pi-5", charging=False, network="metered"
+    )
+    notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
+    (note,) = [row for row in notes if isinstance(row, Note) and row.warning]
+    assert "not charging" in note.text
+    assert isinstance(session.link, Online), "it waits like any other"
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:

@@ -11,8 +11,10 @@ import pytest
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.statements import statements_of
 from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS
+from fleetlearn_simulator.scenario.scenario import Scenario
 from virtual import Driven, drive, make_scenario
 
 TIERS: dict[str, Any] = {
@@ -74,6 +76,27 @@ def test_only_eligible_devices_are_given_tasks(tmp_path: Path, line: Path) -> No
     selection = run.fleet.engine.selection
     assert isinstance(selection, RuledSelection)
     assert selection.live()["ineligible"] == 60 - len(may)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_run_s_scenario_file_has_the_rules(tmp_path: Path, line: Path, name: str) -> None:
+    scenario = make_scenario(tmp_path, line, 40, **FLEET, plan__selection=SELECTIONS[name])
+    again = Scenario.parse(scenario.to_toml(), tmp_path)
+    assert again.plan.selection == scenario.plan.selection
+    assert again.tiers == scenario.tiers
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"once_in": 30}, "population.size = 40 is less than plan.selection.once_in = 30 times plan.round.minimum = 2"),
+        ({"tiers": ["tablet"]}, "names no tier of the scenario, which has phone, pi"),
+    ],
+)
+def test_rules_that_no_device_could_meet_are_refused(tmp_path: Path, line: Path, rules: Any, said: str) -> None:
+    with pytest.raises(SimulatorError) as refused:
+        make_scenario(tmp_path, line, 40, **FLEET, plan__selection=rules)
+    assert said in refused.value.text
 
 
 def test_larger_devices_are_chosen_in_proportion(tmp_path: Path, line: Path) -> None:

@@ -120,8 +120,9 @@ class Pools:
 
     def _draw(self, draw: int, kinds: Sequence[Kind], places: Sequence[int], total: int) -> tuple[str, int]:
         """Return a device and the row of its pool."""
-        for number in stream(draw):
-            place = number * total >> 64
+        numbers = stream(draw)
+        while True:
+            place = next(numbers) * total >> 64
             row = 0
             while place >= places[row]:
                 place -= places[row]
@@ -130,4 +131,3 @@ class Pools:
             name: str = self.pools[kind][place >> kind.power]
             if place & ((1 << kind.power) - 1) < self._found[name][1]:
                 return name, row
-        raise AssertionError("a stream does not end")

@@ -22,8 +22,8 @@ from fleetlearn_coordinator.rounds.strategies.quotas import Quotas
 
 WEIGHT_UNIT = 2**16
 """Weights are whole numbers of 1 / this, so that sums of them are exact."""
-MAX_WEIGHT = 2**40
-"""The largest such number. With a million devices, sums stay below 2**61."""
+MAX_WEIGHT = 2**43
+"""The largest such number. With a million devices, sums stay below 2**64, the range of a draw."""
 
 
 @dataclass(slots=True)
