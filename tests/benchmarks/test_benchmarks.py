@@ -140,6 +140,17 @@ def test_hospitals(tmp_path: Path) -> None:
     assert fifty["rounds"]["max"] < one["rounds"]["min"]
 
 
+def test_pace(tmp_path: Path) -> None:
+    ways, figure = ("pace steering", "as many connected, drawn"), tmp_path / "day.svg"
+    sizes = ("--devices", "10000", "--scale", "0.05", "--ways", *ways, "--figure", str(figure))
+    results = figures(tmp_path, "pace.py", *sizes)
+    steered, drawn = results[ways[0]], results[ways[1]]
+    assert max(steered["most_connected"], drawn["most_connected"]) <= 30
+    assert {*steered["rounds"]} == {*drawn["rounds"]} == {10}
+    assert sum(steered["check_ins"]) > 1000
+    assert figure.read_text("utf-8").rstrip().endswith("</svg>")
+
+
 @pytest.mark.slow
 def test_fedprox(tmp_path: Path) -> None:
     """The second time it goes on with the seed that is missing."""

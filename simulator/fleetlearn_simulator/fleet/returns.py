@@ -85,7 +85,7 @@ class Returns:
 
     def leave(self, device: int) -> None:
         """The device has lost its connection. It comes back when it can."""
-        self.due[device] = max(self._window_end, self.events.now + BACK_OFF * self._draw())
+        self.due[device] = self._window_end + BACK_OFF * self._draw()  # the next window tells whether it is online
 
     def send_away(self, device: int, after: float, leaves: float) -> None:
         """The device, which is online until ``leaves``, is told to come back after so many seconds."""
@@ -96,7 +96,7 @@ class Returns:
             self._ends[device] = leaves
             self.events.expect(due, "return", device)
         else:
-            self.due[device] = self._window_end
+            self.leave(device)
 
     def _random(self, count: int) -> keyed_random.Floats:
         """Return the next uniform numbers."""
