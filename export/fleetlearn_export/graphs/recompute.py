@@ -2,12 +2,14 @@
 
 At the turn, the moment with the most bytes in memory, the results that the backward pass still reads are alive. Those
 that cheap operators make from others can be computed again when they are read. Which ones to keep is a minimum cut: the
-fewest bytes from which cheap operators make all the rest.
+fewest bytes from which cheap operators make all the rest. Where that does not save enough, convolutions whose result is
+larger than their input run twice too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import networkx
@@ -28,13 +30,21 @@ CHEAP = words(
 )
 """Operators with a pass over memory at most, which may run twice."""
 
+WIDENS = 1.5
+"""A convolution whose result has more than this many times its input's bytes may run twice too, where cheap operators
+alone do not save enough: the first one of an inverted residual block, with a kernel of one element."""
+
 AGAIN = "/again"
 """The end of the names of what is computed again."""
+LATER = "/later"
+"""The end of the names of what is available only in the backward pass: a reshape to the same shape."""
 NEAR = 20
-"""The largest of this many results before a reader is the gradient for which the recomputation waits."""
+"""The gradient for which a recomputation waits is one of this many results before the first reader."""
 
 Sizes = Mapping[str, int]
 """Tensor -> bytes."""
+Second = Callable[[NodeProto], NodeProto | None]
+"""Node -> the node that makes its first result a second time; None if the result must be kept."""
 
 
 class Recomputed(NamedTuple):
@@ -55,27 +65,37 @@ def fit(
     sizes: of all tensors. peak: returns the bytes that a graph needs. budget: how many it may need.
     """
     best = Recomputed(model, peak(model, sizes), 0)
-    if best.peak <= budget:
-        return best
     # The larger the smallest tensor that is computed again, the fewer are.
     limits = sorted({size for size in sizes.values() if size >= max(sizes.values()) / 1000})
-    low, high = 0, len(limits) - 1
-    fitting = None
-    while low <= high:
-        middle = (low + high) // 2
-        found = recomputed(model, sizes, peak, limits[middle])
-        best = min(best, found, key=lambda row: row.peak)
-        if found.peak <= budget:
-            fitting, low = found, middle + 1
-        else:
-            high = middle - 1
-    return fitting or best
+    for convolutions in (False, True):
+        if best.peak <= budget:
+            return best
+        low, high = 0, len(limits) - 1
+        fitting = None
+        while low <= high:
+            middle = (low + high) // 2
+            found = recomputed(model, sizes, peak, limits[middle], convolutions=convolutions)
+            best = min(best, found, key=lambda row: row.peak)
+            if found.peak <= budget:
+                fitting, low = found, middle + 1
+            else:
+                high = middle - 1
+        best = fitting or best
+    return best
 
 
 def recomputed(
-    model: onnx.ModelProto, sizes: Sizes, peak: Callable[[onnx.ModelProto, Sizes], int], smallest: int
+    model: onnx.ModelProto,
+    sizes: Sizes,
+    peak: Callable[[onnx.ModelProto, Sizes], int],
+    smallest: int,
+    *,
+    convolutions: bool = False,
 ) -> Recomputed:
-    """Return the graph that computes results of at least ``smallest`` bytes again where that saves memory."""
+    """Return the graph that computes results of at least ``smallest`` bytes again where that saves memory.
+
+    convolutions: whether those that widen their input may run twice.
+    """
     order = in_order_of_execution(model)
     turn = _turn(order, sizes)
     forward, outputs = order[: turn + 1], {row.name for row in model.graph.output}
@@ -89,11 +109,11 @@ def recomputed(
             for name in node.input:
                 if name in maker:
                     late.setdefault(name, place)
-    kept = _kept(maker, late, sizes, smallest)
-    gradients = [node.output[0] if node.name in behind else "" for node in nodes]
-    writer = _Writer(gradients, maker, kept, sizes)
+    second = partial(_second, sizes=sizes, convolutions=convolutions)
+    kept = _kept(maker, late, sizes, smallest, second)
+    writer = _Writer(nodes, behind, maker, kept, sizes, second)
     for name in sorted(late, key=late.__getitem__):
-        writer.again(name, late[name])
+        writer.again(name, late[name], name)
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     del changed.graph.node[:]
@@ -149,7 +169,9 @@ def _turn(nodes: list[NodeProto], sizes: Sizes) -> int:
     return turn
 
 
-def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes, smallest: int) -> set[str]:
+def _kept(
+    maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes, smallest: int, second: Second
+) -> set[str]:
     """Return the results to keep: the least bytes from which cheap operators make all that is read later."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
@@ -158,7 +180,7 @@ def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes,
     waiting, seen = list(late), set(late)
     while waiting:
         name = waiting.pop()
-        node = _second(maker[name])
+        node = second(maker[name])
         graph.add_edge((name, "in"), (name, "out"), capacity=max(1, sizes.get(name, 0)))
         if node is None or name != maker[name].output[0] or (name in late and sizes.get(name, 0) < smallest):
             graph.add_edge("source", (name, "in"))
@@ -173,11 +195,13 @@ def _kept(maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes,
     return {name for name in seen if (name, "in") in reachable and (name, "out") not in reachable}
 
 
-def _second(node: NodeProto) -> NodeProto | None:
+def _second(node: NodeProto, sizes: Sizes, convolutions: bool) -> NodeProto | None:
     """Return the node that makes the first result of ``node`` a second time; None if that is not cheap.
 
     Batch normalisation in training mode is then given the mean and the variance that it found the first time.
     """
+    if convolutions and node.op_type == "Conv":
+        return node if sizes.get(node.output[0], 0) > WIDENS * sizes.get(node.input[0], 0) else None
     if node.op_type not in CHEAP:
         return None
     attributes = {row.name: helper.get_attribute_value(row) for row in node.attribute}
@@ -192,8 +216,24 @@ def _second(node: NodeProto) -> NodeProto | None:
 class _Writer:
     """Writes the operators that run again."""
 
-    def __init__(self, gradients: list[str], maker: Mapping[str, NodeProto], kept: set[str], sizes: Sizes) -> None:
-        self._gradients, self._maker, self._kept, self._all_sizes = gradients, maker, kept, sizes
+    def __init__(
+        self,
+        nodes: list[NodeProto],
+        behind: set[str],
+        maker: Mapping[str, NodeProto],
+        kept: set[str],
+        sizes: Sizes,
+        second: Second,
+    ) -> None:
+        """nodes: the graph's. behind: names of those behind the turn. maker: of the results before it."""
+        self._nodes, self._maker, self._kept, self._all_sizes = nodes, maker, kept, sizes
+        self._second = second
+        self._gradients = [node.output[0] if node.name in behind else "" for node in nodes]
+        self._places = {name: place for place, name in enumerate(self._gradients) if name}
+        self._readers: dict[str, list[NodeProto]] = {}
+        for node in nodes:
+            for name in node.input if node.name in behind else ():
+                self._readers.setdefault(name, []).append(node)
         self.clones: dict[str, str] = {}
         """Result -> the name of the same, computed again."""
         self.before: dict[int, list[NodeProto]] = {}
@@ -201,16 +241,19 @@ class _Writer:
         self.sizes: dict[str, int] = {}
         """The bytes of what is computed again."""
 
-    def again(self, name: str, place: int) -> str:
-        """Return the name of the result as computed again for the node at ``place``, or its own if it is kept."""
-        node = _second(self._maker[name]) if name in self._maker and name not in self._kept else None
+    def again(self, name: str, place: int, wanted: str) -> str:
+        """Return the name of the result as computed again for the node at ``place``, or its own if it is kept.
+
+        wanted: what that node reads, of which the result is computed.
+        """
+        node = self._second(self._maker[name]) if name in self._maker and name not in self._kept else None
         if node is None:
             return name
         if name not in self.clones:
-            inputs = [self.again(source, place) if source else "" for source in node.input]
+            inputs = [self.again(source, place, wanted) if source else "" for source in node.input]
             if inputs == list(node.input):
                 largest = max(node.input, key=lambda row: self._all_sizes.get(row, 0) if row in self._maker else -1)
-                inputs[list(node.input).index(largest)] = self._behind_gradient(name, largest, place)
+                inputs[list(node.input).index(largest)] = self._behind_gradient(name, largest, place, wanted)
             self.clones[name] = f"{name}{AGAIN}"
             made = NodeProto()
             made.CopyFrom(node)
@@ -221,17 +264,16 @@ class _Writer:
             self.sizes[made.name] = self._all_sizes.get(name, 0)
         return self.clones[name]
 
-    def _behind_gradient(self, name: str, source: str, place: int) -> str:
+    def _behind_gradient(self, name: str, source: str, place: int, wanted: str) -> str:
         """Return ``source``, available only once the backward pass has come near ``place``.
 
         Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both computations equal, and
         do one of them. A reshape to the same shape copies nothing.
         """
-        rows = self._gradients[max(0, place - NEAR) : place]
-        gradient = max((self._all_sizes.get(row, 0), number, row) for number, row in enumerate(rows))[2]
+        gradient = self._partner(wanted, place) or self._largest_before(place)
         if not gradient or source not in self._maker:
             return source
-        label = f"{name}/later"
+        label = f"{name}{LATER}"
         self.before.setdefault(place, []).extend(
             [
                 helper.make_node("Shape", [gradient], [f"{label}/size"], name=f"{label}/size", start=0, end=1),
@@ -242,3 +284,37 @@ class _Writer:
             ]
         )
         return label
+
+    def _largest_before(self, place: int) -> str:
+        """Return the largest gradient that is made shortly before ``place``; "" if there is none."""
+        rows = self._gradients[max(0, place - NEAR) : place]
+        return max((self._all_sizes.get(row, 0), number, row) for number, row in enumerate(rows))[2]
+
+    def _partner(self, name: str, place: int) -> str:
+        """Return the first of the gradients that the result meets: then no gradient is made before it must be.
+
+        "" if none of them is made shortly before ``place``.
+        """
+        waiting, seen, found = [name], {name}, list[int]()
+        while waiting:
+            for node in self._readers.get(waiting.pop(), ()):
+                others = [
+                    row for row in node.input if row in self._places and row not in seen and self._wide(row, name)
+                ]
+                found += [self._made_before(row, place) for row in others]
+                new = [row for row in node.output if row and row not in seen and not others]
+                seen |= set(new)
+                waiting += new
+        near = [row for row in found if place - NEAR <= row]
+        return self._gradients[min(near)] if near else ""
+
+    def _made_before(self, gradient: str, place: int) -> int:
+        """Return the place of the gradient, or of what it is made from, before ``place``."""
+        while self._places.get(gradient, -1) >= place:
+            inputs = self._nodes[self._places[gradient]].input
+            gradient = max(inputs, key=lambda row: self._all_sizes.get(row, 0), default="")
+        return self._places.get(gradient, -1)
+
+    def _wide(self, gradient: str, name: str) -> bool:
+        """Whether this is a gradient of what it meets, rather than a vector."""
+        return 100 * self._all_sizes.get(gradient, 0) > self._all_sizes.get(name, 0)

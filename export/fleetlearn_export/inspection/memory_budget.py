@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.micro_batches import split_batch
-from fleetlearn_export.graphs.recompute import AGAIN, Sizes, fit
+from fleetlearn_export.graphs.recompute import AGAIN, LATER, Sizes, fit
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.graph_costs import Values
 from fleetlearn_export.inspection.step_memory import MIB, estimate_graph, with_micro_batches
@@ -101,8 +101,10 @@ def within_budget(
 
 def _with_recomputed(graph: onnx.ModelProto, values: Values) -> Values:
     """Return the values with those of what is computed again, which are like the first ones."""
-    names = (name for node in graph.graph.node for name in node.output if name.endswith(AGAIN))
-    return {**values, **{name: values[name.removesuffix(AGAIN)] for name in names}}
+    names = [name for node in graph.graph.node for name in node.output if name.endswith(AGAIN)]
+    found = {**values, **{name: values[name.removesuffix(AGAIN)] for name in names}}
+    later = [node for node in graph.graph.node if node.output[0].endswith(LATER)]
+    return {**found, **{node.output[0]: found[node.input[0]] for node in later}}
 
 
 def _mib(size: int) -> str:

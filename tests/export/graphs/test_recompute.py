@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from fleetlearn_export.graphs.recompute import AGAIN, Sizes, fit, in_order_of_execution
+from fleetlearn_export.graphs.recompute import AGAIN, Sizes, fit, in_order_of_execution, recomputed
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.step_memory import peak_of_intermediates
 from graphs import graph
@@ -17,8 +17,11 @@ ROWS = 64
 LAYERS = 4
 
 
-def chain() -> onnx.ModelProto:
-    """Layers of a product, a shift and two activations, and the backward pass, which reads all of their results."""
+def chain(wide: bool = False) -> onnx.ModelProto:
+    """Layers of a product, a shift and two activations, and the backward pass, which reads all of their results.
+
+    wide: each layer of the backward pass also makes something of four times the gradient's size.
+    """
     nodes, x = [], "x"
     for layer in range(LAYERS):
         nodes += [
@@ -30,11 +33,18 @@ def chain() -> onnx.ModelProto:
         x = f"a{layer}"
     g = x
     for layer in reversed(range(LAYERS)):
+        if wide:
+            nodes.append(node("MatMul", [g, "m"], [f"wide{layer}"], f"wide{layer}"))
+            nodes.append(node("ReduceMax", [f"wide{layer}"], [f"max{layer}"], f"max{layer}", keepdims=0))
         for step, read in enumerate("ats"):
             nodes.append(node("Mul", [g, f"{read}{layer}"], [f"g{layer}{step}"], f"g{layer}{step}"))
             g = f"g{layer}{step}"
+        if wide:
+            nodes.append(node("Add", [g, f"max{layer}"], [f"g{layer}"], f"g{layer}"))
+            g = f"g{layer}"
     nodes.append(node("ReduceSum", [g], ["out"], "out", keepdims=0))
     constants = {"w": np.eye(256, dtype=np.float32) / 2, "b": np.full(256, 0.1, np.float32)}
+    constants |= {"m": np.ones((256, 1024), np.float32)} if wide else {}
     return graph(nodes, {"x": (FLOAT, ["n", 256])}, ["out"], constants)
 
 
@@ -48,12 +58,12 @@ def peak(model: onnx.ModelProto, sizes: Sizes) -> int:
     return peak_and_sizes(model)[0]
 
 
-def run(model: onnx.ModelProto, optimised: Path) -> float:
+def run(model: onnx.ModelProto, optimised: Path, shape: tuple[int, ...] = (ROWS, 256)) -> float:
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(optimised)
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(0).standard_normal((ROWS, 256)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     return float(session.run(None, {"x": x})[0])
 
 
@@ -77,6 +87,58 @@ def test_what_runs_again_runs_behind_the_gradient_that_it_waits_for() -> None:
     again = [place for name, place in places.items() if name.endswith(AGAIN)]
     assert again
     assert min(again) > max(places[f"p{layer}"] for layer in range(LAYERS))
+
+
+def test_nothing_larger_is_made_before_what_runs_again() -> None:
+    """Each layer's backward pass also makes a wide result of the gradient, which the file has first. What runs again
+    meets the gradient itself, and does not wait for the wide one."""
+    model = chain(wide=True)
+    found = fit(model, peak_and_sizes(model)[1], peak, 0)
+    places = {node.name: place for place, node in enumerate(in_order_of_execution(found.model))}
+    for layer in range(1, LAYERS - 1):
+        assert places[f"a{layer}{AGAIN}"] < places[f"wide{layer}"]
+
+
+def widening() -> onnx.ModelProto:
+    """Blocks of a convolution from 4 to 16 channels, an activation, and a convolution back; and the backward pass."""
+    nodes, x = [], "x"
+    for layer in range(LAYERS):
+        nodes += [
+            node("Conv", [x, "up"], [f"w{layer}"], f"w{layer}"),
+            node("Tanh", [f"w{layer}"], [f"t{layer}"], f"t{layer}"),
+            node("Conv", [f"t{layer}", "down"], [f"n{layer}"], f"n{layer}"),
+        ]
+        x = f"n{layer}"
+    g = x
+    for layer in reversed(range(LAYERS)):
+        nodes += [
+            node("ConvTranspose", [g, "down"], [f"g{layer}t"], f"g{layer}t"),
+            node("Mul", [f"g{layer}t", f"t{layer}"], [f"g{layer}w"], f"g{layer}w"),
+            node("Mul", [f"g{layer}w", f"w{layer}"], [f"g{layer}x"], f"g{layer}x"),
+            node("ConvTranspose", [f"g{layer}x", "up"], [f"g{layer}"], f"g{layer}"),
+        ]
+        g = f"g{layer}"
+    nodes.append(node("ReduceSum", [g], ["out"], "out", keepdims=0))
+    random = np.random.default_rng(0)
+    up, down = (random.standard_normal(sizes).astype(np.float32) / 4 for sizes in ((16, 4, 1, 1), (4, 16, 1, 1)))
+    return graph(nodes, {"x": (FLOAT, ["n", 4, 8, 8])}, ["out"], {"up": up, "down": down})
+
+
+def test_convolutions_that_widen_run_twice_if_nothing_else_saves_enough(tmp_path: Path) -> None:
+    model = widening()
+    before, sizes = peak_and_sizes(model)
+    cheap = recomputed(model, sizes, peak, 0)
+    assert cheap.peak < before
+    found = fit(model, sizes, peak, 0)
+    assert found.peak < cheap.peak
+    again = {row.op_type for row in found.model.graph.node if row.name.endswith(AGAIN)}
+    assert again == {"Conv", "Tanh"}
+    assert not [row for row in found.model.graph.node if row.name.startswith("n") and row.name.endswith(AGAIN)]
+    shape = (ROWS, 4, 8, 8)
+    assert run(found.model, tmp_path / "again.onnx", shape) == run(model, tmp_path / "once.onnx", shape)
+    assert {
+        row.op_type for row in fit(model, sizes, peak, cheap.peak).model.graph.node if row.name.endswith(AGAIN)
+    } == {"Tanh"}
 
 
 def test_no_more_than_the_budget_needs() -> None:
