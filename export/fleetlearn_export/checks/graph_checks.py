@@ -21,6 +21,7 @@ from fleetlearn_export.checks.comparison import (
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, CheckedStep, compare_training
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
@@ -35,13 +36,14 @@ def check_train(
     features: Function | None = None,
     *,
     before: bytes | None = None,
+    constants: Constants | None = None,
 ) -> CheckedStep:
     """Compare gradients and a few steps with PyTorch. The model is in training mode.
 
-    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. Raises ExportError; the
-    text names the tensor with the largest difference.
+    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. constants: those that the
+    graphs have kept apart. Raises ExportError; the text names the tensor with the largest difference.
     """
-    session = open_session(content, before=before)
+    session = open_session(content, before=before, constants=constants)
 
     def run(given: Tensors) -> Tensors:
         found = session.run({name: value.numpy() for name, value in given.items()})
@@ -56,13 +58,20 @@ def check_train(
     return first_passing(check)
 
 
-def check_eval(user: UserModel, content: bytes, values: Tensors, *, before: bytes | None = None) -> float:
+def check_eval(
+    user: UserModel,
+    content: bytes,
+    values: Tensors,
+    *,
+    before: bytes | None = None,
+    constants: Constants | None = None,
+) -> float:
     """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
 
-    before: as for ``check_train``.
+    before, constants: as for ``check_train``.
     """
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
-    session, names = open_session(content, before=before), user.sum_names()
+    session, names = open_session(content, before=before, constants=constants), user.sum_names()
     return _check_outputs(user, EvalModule(user), list(user.batch), session, values, feed, "batch.", names)
 
 
