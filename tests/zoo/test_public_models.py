@@ -21,8 +21,8 @@ pytestmark = [
 ]
 LARGEST_GRAPH = 1_000_000
 """Bytes of train.onnx. Frozen weights are in a file of their own."""
-LONGEST_LOAD = 3.0
-"""CPU-seconds. The aim is 1 on the machine of benchmarks/README.md, when nothing else runs there."""
+LONGEST_LOAD = 5.0
+"""CPU-seconds, on a busy machine. The aim is 1; densenet121, with 8,258 nodes, takes 2 to 3."""
 
 
 @pytest.mark.parametrize(
