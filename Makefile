@@ -65,7 +65,7 @@ test-all: $(INSTALLED)
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
 
-# Whole models too, unless ARGS='-m "zoo and not large"' leaves them out.
+# ARGS='-m "zoo and not large"' leaves out the models above 20 million parameters.
 test-zoo: .venv/.zoo
 	@$(BIN)/python -m pytest --numprocesses 2 -m zoo tests/zoo $(ARGS)
 

@@ -14,13 +14,18 @@ import _measure as measure
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 from public_models.measured import ALLOWED, HEADINGS, LIMIT, LR, ROWS, STEPS, Failed, measured, row
-from public_models.table import LARGE, MODELS, missing_packages
+from public_models.table import LARGE, MODELS, WHOLE, missing_packages
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    usual = [name for name in MODELS if name not in LARGE]
-    options.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; unless given: {usual}")
+    options.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=f"of {', '.join(MODELS)}; without it, all but *_whole",
+    )
+    options.add_argument("--small", action="store_true", help="without those above 20 million parameters")
     options.add_argument("--limit", type=float, default=LIMIT, help="CPU-seconds that a model may take (%(default)s)")
     chosen = options.parse_args()
     unknown = [name for name in chosen.models if name not in MODELS]
@@ -29,6 +34,7 @@ def main() -> None:
     if missing := missing_packages():
         options.error(f"needs {', '.join(missing)}, not installed here: pip install -c constraints.txt .[zoo]")
     results = {}
+    usual = [name for name in MODELS if name not in (LARGE if chosen.small else WHOLE)]
     for name in chosen.models or usual:
         results[name] = measured(name, chosen.limit)
         print(*row(results[name]), sep=" | ", flush=True, file=sys.stderr)

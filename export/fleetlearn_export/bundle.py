@@ -37,10 +37,11 @@ from torch import Tensor, nn
 from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.checks.memory import give_back_freed_memory
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
-from fleetlearn_export.graphs.frozen_file import move_constants
+from fleetlearn_export.graphs.frozen_file import with_frozen_file
 from fleetlearn_export.graphs.half_precision import Compute, check_compute
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget
@@ -173,6 +174,8 @@ def export_bundle(
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets, features)
         changed.enter_context(freezing(model, user.without_gradient))
         unrounded = changed.enter_context(rounded(model, frozen))
+        elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+        constants = Constants() if elements else None
         with evaluation_mode(model):
             outputs = _outputs(user)
         with training_mode(model):
@@ -189,26 +192,27 @@ def export_bundle(
                 scaled=compute == "float16",
             )
             training, checked = training_graphs(
-                user, train_step, features, frozen, many, budget, cache_features, compute, progress
+                user, train_step, features, frozen, many, budget, cache_features, compute, constants, progress
             )
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
         with evaluation_mode(model):
-            evaluation = evaluation_graphs(user, train_step, outputs, frozen, cache_features, progress)
+            evaluation = evaluation_graphs(user, train_step, outputs, frozen, cache_features, constants, progress)
         rows = zip(user.batch.items(), training.ranges, strict=True)
         table = tuple(array_row(row, value, found) for (row, value), found in rows)
         cached = None
         if training.found is not None and evaluation.evaluation is not None:
             whole = evaluation.evaluation
-            cached = feature_graphs(user, train_step, training.found, whole, table, features, frozen, progress)
+            cached = feature_graphs(
+                user, train_step, training.found, whole, table, features, frozen, constants, progress
+            )
 
         files = {**training.files, **evaluation.files, **artifacts.files, **(cached.files if cached else {})}
         files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-        elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-        if elements:
-            files = move_constants(files, names_of_constants(model, frozen))
+        if constants is not None:
+            files = with_frozen_file(files, constants, names_of_constants(model, frozen))
         manifest = _manifest(name or target.stem, user, train_step, table, outputs, many, files)
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)

@@ -17,13 +17,14 @@ from fleetlearn_export.checks.graph_checks import check_eval, check_train, check
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.training_comparison import CheckedStep
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, with_parameters
-from fleetlearn_export.graphs.emitted import Emitted, emitted, emitted_parts
+from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
 from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
@@ -74,44 +75,49 @@ def training_graphs(
     budget: Budget | None,
     cache_features: bool,
     compute: Compute,
+    constants: Constants | None,
     progress: Callable[[str], None],
 ) -> tuple[CheckedGraphs, CheckedStep]:
-    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
+    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode.
+
+    constants: gets the large ones; unless given the graphs have them. Raises ExportError.
+    """
     located = export_loss(user)
     ranges = index_ranges(located, len(user.batch))
     progress("converting the training step to ONNX")
     program = cache(partial(train_program, step, located))
-    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions)
+    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions, constants)
     by_pytorch = {TRAIN: reason} if reason else {}
-    graph = fold_batch_norms(graph)
+    graph = fold_batch_norms(graph, constants)
     found = None
     if cache_features:
         progress("looking for what a device can compute once")
-        found = find_features(user, copied(graph), written.emission if written else None)
-    graph = code_weights(graph, frozen)
+        found = find_features(user, copied(graph), written.emission if written else None, constants)
+    graph = code_weights(graph, frozen, constants)
     if budget is not None:
         progress("fitting the training step to the memory")
-        graph = within_budget(graph, partial(step_with_means, step, frozen), train_elements(step), budget, progress)
+        means = partial(step_with_means, step, frozen, constants)
+        graph = within_budget(graph, means, train_elements(step), budget, progress)
+    rounding = None
+    if compute == "float16":
+        graph = with_half_products(graph)
+        check_standard(graph)
+        rounding = serialised(with_every_rounding(graph), constants)
+    files = {TRAIN: serialised(graph, constants)}
+    compared = serialised(in_float32(graph), constants) if compute == "float16" else files[TRAIN]
+    del graph
     operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
         operators = check_emission(user, step, written.traced, written.emission, features, located).described()
-    whole = graph
-    if compute == "float16":
-        graph = with_half_products(whole)
-        check_standard(graph)
-        whole = in_float32(graph)
-    files = {TRAIN: serialised(graph)}
-    compared = serialised(whole)
     traced = written.traced if written and many else None
-    rounding = serialised(with_every_rounding(graph)) if compute == "float16" else None
-    del graph, whole, written  # they hold all frozen weights
+    del written
     give_back_freed_memory()
     progress("training some steps against PyTorch")
-    checked = check_train(user, step, compared, features)
+    checked = check_train(user, step, compared, features, constants=constants)
     if rounding is not None:
         progress("training some steps with products in float16")
-        check_train_in_float16(user, step, rounding, features)
+        check_train_in_float16(user, step, rounding, features, constants)
     del compared, rounding
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
@@ -119,28 +125,29 @@ def training_graphs(
     block = cache(lambda: many_program(step, program().exported, many, located))
     if traced is not None:
         trace_block = partial(trace_many, step, traced, many)
-        graph, _, reason = _written(trace_block, block, training_decompositions)
+        graph, _, reason = _written(trace_block, block, training_decompositions, constants)
         by_pytorch |= {TRAIN_MANY: reason} if reason else {}
     else:
         graph = to_onnx(block(), training_decompositions(block().exported.graph))
         by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
-    files[TRAIN_MANY] = serialised(code_weights(skip_selection_when_all_steps_done(graph, many), frozen))
-    difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many))
+    graph = code_weights(skip_selection_when_all_steps_done(graph, many), frozen, constants)
+    files[TRAIN_MANY] = serialised(graph, constants)
+    difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many, constants))
     return CheckedGraphs(files, difference, ranges, by_pytorch, operators, found), checked
 
 
-def step_with_means(step: TrainStep, frozen: Stored) -> onnx.ModelProto:
+def step_with_means(step: TrainStep, frozen: Stored, constants: Constants | None = None) -> onnx.ModelProto:
     """Return the training step as ``split_batch`` takes it. Raises ExportError if it cannot have micro-batches."""
     norms = [name for name, module in step.objective.model.named_modules() if isinstance(module, BATCH_NORMS)]
     whole = [name for name in norms if step.objective.model.get_submodule(name).training]
     if whole or step.buffers:
         raise ExportError(f"{min([*whole, *step.buffers])} takes its statistics of the whole batch")
     try:
-        model = emitted(partial(trace_step, step, with_means=True)).model
+        model = emitted(partial(trace_step, step, with_means=True), constants).model
     except EmissionError as error:
         raise ExportError(f"PyTorch's exporter writes the graph ({error})") from None
-    code_weights(fold_batch_norms(model), frozen)
-    check_micro_batches(step, model)
+    code_weights(fold_batch_norms(model, constants), frozen, constants)
+    check_micro_batches(step, model, constants)
     return model
 
 
@@ -150,62 +157,74 @@ def evaluation_graphs(
     outputs: Sequence[Input],
     frozen: Stored,
     cache_features: bool,
+    constants: Constants | None,
     progress: Callable[[str], None],
 ) -> CheckedGraphs:
-    """Make eval.onnx and infer.onnx. The model is in evaluation mode. Raises ExportError."""
+    """Make eval.onnx and infer.onnx. The model is in evaluation mode. ``constants``: as for ``training_graphs``.
+
+    Raises ExportError.
+    """
     progress("converting evaluation and inference")
-    names = [row.name for row in outputs]
-    graphs, reason = _evaluation_graphs(user, step.values, names)
+    graphs, reason = _evaluation_graphs(user, step.values, [row.name for row in outputs], constants)
     files: dict[str, bytes] = {}
     uncoded = None
-    while graphs:  # each graph holds all frozen weights, so none is kept longer than it is needed
-        name, graph = graphs.popitem()
-        fold_batch_norms(graph)
+    for name, make in graphs.items():
+        graph = fold_batch_norms(make(), constants)
         if name == EVAL and cache_features:
             uncoded = copied(graph)
-        code_weights(graph, frozen, for_people=name == INFER)
-        files[name] = with_parameters(graph, step.values) if name == INFER else serialised(graph)
+        code_weights(graph, frozen, constants, for_people=name == INFER)
+        if name == INFER:
+            files[name] = with_parameters(constants.put_back(graph) if constants else graph, step.values)
+        else:
+            files[name] = serialised(graph, constants)
         del graph
         give_back_freed_memory()
-    by_pytorch = dict.fromkeys((EVAL, INFER), reason) if reason else {}
+    by_pytorch = dict.fromkeys(files, reason) if reason else {}
     progress("evaluating against PyTorch")
-    difference = check_eval(user, files[EVAL], step.values)
+    difference = check_eval(user, files[EVAL], step.values, constants=constants)
     return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded)
 
 
 def _evaluation_graphs(
-    user: UserModel, values: Tensors, outputs: list[str]
-) -> tuple[dict[str, onnx.ModelProto], str | None]:
-    """Return the graphs of eval.onnx and infer.onnx, written straight from one trace, or by PyTorch's ONNX exporter
-    with the reason for that."""
+    user: UserModel, values: Tensors, outputs: list[str], constants: Constants | None
+) -> tuple[dict[str, Callable[[], onnx.ModelProto]], str | None]:
+    """Return functions that make the graphs of eval.onnx and infer.onnx, and why PyTorch's ONNX exporter writes them,
+    unless they are written straight from one trace."""
     reason = None
     # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
     if not any(isinstance(module, nn.RNNBase) for module in user.model.modules()):
-        parameters = {f"param.{name}": f"param.{name}" for name in values}
-        ways = {
-            EVAL: (parameters | {f"batch.{name}": f"batch.{name}" for name in user.batch}, user.sum_names()),
-            INFER: (parameters | {f"batch.{name}": name for name in user.inputs()}, outputs),
-        }
         try:
-            graphs, traced, emission = emitted_parts(
-                partial(trace_evaluation, user, values, outputs), list(ways.values())
-            )
-            check_evaluation(user, values, traced, emission)
-            return dict(zip(ways, graphs, strict=True)), None
+            traced, emission, _ = written(partial(trace_evaluation, user, values, outputs), constants)
         except EmissionError as error:
             reason = str(error)
-    programs = {EVAL: eval_program(user, values), INFER: infer_program(user, values, outputs)}
-    return {name: to_onnx(found, inference_decompositions(found.located)) for name, found in programs.items()}, reason
+        else:
+            check_evaluation(user, values, traced, emission)
+            given = {f"param.{name}": f"param.{name}" for name in values}
+            batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
+            inputs = {f"batch.{name}": name for name in user.inputs()}
+            return {
+                EVAL: partial(part, emission, given | batch, user.sum_names()),
+                INFER: partial(part, emission, given | inputs, outputs),
+            }, None
+
+    def converted(found: Program) -> onnx.ModelProto:
+        return to_onnx(found, inference_decompositions(found.located))
+
+    return {
+        EVAL: lambda: converted(eval_program(user, values)),
+        INFER: lambda: converted(infer_program(user, values, outputs)),
+    }, reason
 
 
 def _written(
     trace: Callable[[Decompositions], Traced],
     program: Callable[[], Program],
     table: Callable[[torch.fx.Graph], Decompositions],
+    constants: Constants | None,
 ) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
     """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
     try:
-        written = emitted(trace)
+        written = emitted(trace, constants)
     except EmissionError as reason:
         found = program()
         return to_onnx(found, table(found.exported.graph)), None, str(reason)

@@ -11,6 +11,7 @@ from fleetlearn_protocol.manifest import EVAL_FROM_FEATURES, FEATURES, TRAIN_FRO
 
 from fleetlearn_export.checks.feature_rows import Tried, find_again, try_rows
 from fleetlearn_export.checks.graph_checks import check_eval, check_train
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.coded_weights import code_weights
@@ -54,16 +55,18 @@ class FeatureGraphs(NamedTuple):
     """The largest difference from PyTorch."""
 
 
-def find_features(user: UserModel, step: onnx.ModelProto, emission: Emission | None) -> FoundFeatures:
+def find_features(
+    user: UserModel, step: onnx.ModelProto, emission: Emission | None, constants: Constants | None
+) -> FoundFeatures:
     """Find what the frozen part of the model makes of an example.
 
-    step: the graph of a training step. emission: how it was written, for locations in the user's code. Raises
-    ExportError if no feature would be worth keeping, or a part that is frozen could not be kept; the text names the
-    operator.
+    step: the graph of a training step. emission: how it was written, for locations in the user's code. constants:
+    those that the graph has kept apart. Raises ExportError if no feature would be worth keeping, or a part that is
+    frozen could not be kept; the text names the operator.
     """
-    tried = try_rows(user, step, candidates(step))
+    tried = try_rows(user, step, candidates(step), constants)
     values = cut(step, tried.rows)
-    _check(user, step, values, emission)
+    _check(user, step, values, emission, constants)
     names = iter(f"feature{number}" for number in range(len(values) + len(user.batch)))
     free = (name for name in names if name not in user.batch)
     return FoundFeatures(step, dict(zip(values, free, strict=False)), tried)
@@ -77,6 +80,7 @@ def feature_graphs(
     batch: Sequence[Input],
     features: Function | None,
     frozen: Stored,
+    constants: Constants | None,
     progress: Callable[[str], None],
 ) -> FeatureGraphs:
     """Make features.onnx and the graphs that read what it computes. Raises ExportError.
@@ -84,7 +88,7 @@ def feature_graphs(
     evaluation: the graph of eval.onnx, of which what it computes of the features is cut off too. batch: the manifest's
     rows. Arrays that are read beside the features are in the manifest's features.
     """
-    again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values))
+    again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values), constants)
     of_evaluation = {again[value]: name for value, name in found.values.items() if value in again}
     computed = [msgspec.structs.replace(found.tried.rows[value], name=name) for value, name in found.values.items()]
     read = arrays_read(found.step, found.values) | arrays_read(evaluation, of_evaluation)
@@ -96,16 +100,26 @@ def feature_graphs(
     }
     for graph in graphs.values():
         check_standard(graph)
-    files = {path: serialised(code_weights(graph, frozen)) for path, graph in graphs.items()}
+    files = {path: serialised(code_weights(graph, frozen, constants), constants) for path, graph in graphs.items()}
     progress("training and evaluating from features against PyTorch")
     with training_mode(user.model):
-        trained = check_train(user, step, files[TRAIN_FROM_FEATURES], features, before=files[FEATURES])
+        trained = check_train(
+            user, step, files[TRAIN_FROM_FEATURES], features, before=files[FEATURES], constants=constants
+        )
     with evaluation_mode(user.model):
-        difference = check_eval(user, files[EVAL_FROM_FEATURES], step.values, before=files[FEATURES])
+        difference = check_eval(
+            user, files[EVAL_FROM_FEATURES], step.values, before=files[FEATURES], constants=constants
+        )
     return FeatureGraphs(files, table, max(trained.difference, difference))
 
 
-def _check(user: UserModel, step: onnx.ModelProto, values: list[str], emission: Emission | None) -> None:
+def _check(
+    user: UserModel,
+    step: onnx.ModelProto,
+    values: list[str],
+    emission: Emission | None,
+    constants: Constants | None,
+) -> None:
     """Raise ExportError unless all products of the frozen part are before the features."""
     kinds = dependencies(step)
     kept = ancestors(step, values)
@@ -121,7 +135,7 @@ def _check(user: UserModel, step: onnx.ModelProto, values: list[str], emission: 
         before = ancestors(step, missed)
         made = [name for node in step.graph.node for name in node.output if name in before and BATCH in kinds[name]]
         random = next((name for name in made if SEED in kinds[name]), None)
-        mixing = set() if random else try_rows(user, step, made).mixing
+        mixing = set() if random else try_rows(user, step, made, constants).mixing
         first = random or next((name for name in made if name in mixing), None)
         if first is None:
             raise ExportError(

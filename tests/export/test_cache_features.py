@@ -219,12 +219,10 @@ def test_the_check_finds_other_features(
 def test_the_check_finds_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = graph_checks.check_eval
 
-    def check(*given: Any, before: bytes | None = None) -> float:
-        if before is None:
-            return right(*given)
+    def check(*given: Any, before: bytes, constants: Any) -> float:
         graph = onnx.load_model_from_string(before)
         other_activation(graph)
-        return right(*given, before=graph.SerializeToString())
+        return right(*given, before=graph.SerializeToString(), constants=constants)
 
     monkeypatch.setattr("fleetlearn_export.feature_graphs.check_eval", check)
     assert "the exported evaluation differs from PyTorch" in refusal(encoded(), examples(6), tmp_path)

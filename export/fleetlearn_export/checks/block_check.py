@@ -22,6 +22,7 @@ from fleetlearn_export.checks.comparison import (
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.training_comparison import inputs_to_widen, keep_larger
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.train_many import SHARED
 from fleetlearn_export.model.steps import Tensors
@@ -29,9 +30,12 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 
 
-def check_many(user: UserModel, step: TrainStep, content: bytes, many: TrainMany) -> float:
-    """Return the largest difference from PyTorch. Raises ExportError if it is too large."""
-    session = open_session(content)
+def check_many(
+    user: UserModel, step: TrainStep, content: bytes, many: TrainMany, constants: Constants | None = None
+) -> float:
+    """Return the largest difference from PyTorch. ``constants``: as for ``check_train``. Raises ExportError if it is
+    too large."""
+    session = open_session(content, constants=constants)
     return first_passing(partial(_check, user, step, session, many))
 
 

@@ -8,12 +8,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Tensors
@@ -54,17 +56,26 @@ class Session(NamedTuple):
             return dict(zip(self.outputs, self.inner.run(self.outputs, given), strict=True))
 
 
-def open_session(content: bytes, *, optimized: bool = True, before: bytes | None = None) -> Session:
-    """Open a graph. ``before``: a graph that computes inputs of this one."""
+def open_session(
+    content: bytes, *, optimized: bool = True, before: bytes | None = None, constants: Constants | None = None
+) -> Session:
+    """Open a graph.
+
+    before: a graph that computes inputs of this one. constants: those that the graphs have kept apart.
+    """
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # a run gives back the memory that it took
     options.log_severity_level = 4  # an error is raised, so the log need not say it too
+    if constants is not None and constants.arrays:
+        named = constants.named(onnx.load_model_from_string(content).graph.initializer)
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in named.values()]
+        options.add_external_initializers(list(named), values)
     with as_export_error("ONNX Runtime cannot load the exported graph"):
         inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    first = None if before is None else open_session(before)
+    first = None if before is None else open_session(before, constants=constants)
     return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first)
 
 

@@ -16,6 +16,7 @@ from fleetlearn_protocol.manifest import Input
 from torch import Tensor
 
 from fleetlearn_export.checks.comparison import Array, open_session
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.graphs.feature_split import values_part
 from fleetlearn_export.model.user_model import UserModel
 
@@ -39,9 +40,14 @@ class Tried(NamedTuple):
     """Values with a row for each example that depends on other examples too."""
 
 
-def try_rows(user: UserModel, model: onnx.ModelProto, names: Sequence[str]) -> Tried:
-    """Compute the values ``names``, which depend on the batch and on constants alone. Raises ExportError."""
-    session = open_session(values_part(model, names).SerializeToString(), optimized=False)
+def try_rows(
+    user: UserModel, model: onnx.ModelProto, names: Sequence[str], constants: Constants | None = None
+) -> Tried:
+    """Compute the values ``names``, which depend on the batch and on constants alone.
+
+    constants: those that the graph has kept apart. Raises ExportError.
+    """
+    session = open_session(values_part(model, names).SerializeToString(), optimized=False, constants=constants)
     feed = {f"batch.{name}": value.numpy() for name, value in _noisy(user.batch).items()}
     together = session.run(feed)
     fitting = {
@@ -61,12 +67,18 @@ def try_rows(user: UserModel, model: onnx.ModelProto, names: Sequence[str]) -> T
     return Tried(feed, together, {name: row for name, row in fitting.items() if name not in mixing}, mixing)
 
 
-def find_again(model: onnx.ModelProto, names: Sequence[str], tried: Tried, wanted: Sequence[str]) -> dict[str, str]:
+def find_again(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    tried: Tried,
+    wanted: Sequence[str],
+    constants: Constants | None = None,
+) -> dict[str, str]:
     """Return, for those of the tried values ``wanted`` that another graph computes too, the name there.
 
     names: the values of ``model`` to look at. Raises ExportError.
     """
-    session = open_session(values_part(model, names).SerializeToString(), optimized=False)
+    session = open_session(values_part(model, names).SerializeToString(), optimized=False, constants=constants)
     found = session.run(tried.feed)
     again = {}
     for name in wanted:

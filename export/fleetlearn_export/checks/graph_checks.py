@@ -28,6 +28,7 @@ from fleetlearn_export.checks.training_comparison import (
     Run,
     compare_training,
 )
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
@@ -42,13 +43,14 @@ def check_train(
     features: Function | None = None,
     *,
     before: bytes | None = None,
+    constants: Constants | None = None,
 ) -> CheckedStep:
     """Compare gradients and a few steps with PyTorch. The model is in training mode.
 
-    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. Raises ExportError; the
-    text names the tensor with the largest difference.
+    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. constants: those that the
+    graphs have kept apart. Raises ExportError; the text names the tensor with the largest difference.
     """
-    run = _runner(open_session(content, before=before))
+    run = _runner(open_session(content, before=before, constants=constants))
 
     def check(seed: int) -> CheckedStep:
         with suppress(ExportError):
@@ -59,12 +61,14 @@ def check_train(
     return first_passing(check)
 
 
-def check_train_in_float16(user: UserModel, step: TrainStep, content: bytes, features: Function | None) -> None:
+def check_train_in_float16(
+    user: UserModel, step: TrainStep, content: bytes, features: Function | None, constants: Constants | None
+) -> None:
     """Compare the same with products in float16, within what rounding to it does in PyTorch. Raises ExportError.
 
-    content: a graph that rounds in a session that is not optimised.
+    content: a graph that rounds in a session that is not optimised. constants: as for ``check_train``.
     """
-    run = _runner(open_session(content, optimized=False))
+    run = _runner(open_session(content, optimized=False, constants=constants))
     first_passing(lambda seed: compare_training(user, step, run, features, seed, FLOAT16, "step in float16"))
 
 
@@ -76,13 +80,20 @@ def _runner(session: Session) -> Run:
     return run
 
 
-def check_eval(user: UserModel, content: bytes, values: Tensors, *, before: bytes | None = None) -> float:
+def check_eval(
+    user: UserModel,
+    content: bytes,
+    values: Tensors,
+    *,
+    before: bytes | None = None,
+    constants: Constants | None = None,
+) -> float:
     """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
 
-    before: as for ``check_train``.
+    before, constants: as for ``check_train``.
     """
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
-    session, names = open_session(content, before=before), user.sum_names()
+    session, names = open_session(content, before=before, constants=constants), user.sum_names()
     return _check_outputs(user, EvalModule(user), list(user.batch), session, values, feed, "batch.", names)
 
 

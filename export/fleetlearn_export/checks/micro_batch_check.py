@@ -8,6 +8,7 @@ import torch
 
 from fleetlearn_export.checks.comparison import Array, Session, first_passing, open_session
 from fleetlearn_export.checks.emission_check import operator_inputs
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import serialised
 from fleetlearn_export.graphs.micro_batches import SEED, SEED_STEP, split_batch
@@ -20,16 +21,17 @@ SMALLEST = 1e-6
 """A tensor whose elements are all smaller than this counts as that large."""
 
 
-def check_micro_batches(step: TrainStep, model: onnx.ModelProto) -> None:
+def check_micro_batches(step: TrainStep, model: onnx.ModelProto, constants: Constants | None = None) -> None:
     """Compare loss, metrics and gradients of micro-batches with their means over the parts, and over the whole batch.
 
-    model: the step with its means as outputs. With random numbers of its own in each part, a step is compared with the
-    parts alone. Raises ExportError; the text names what is not a mean over the examples.
+    model: the step with its means as outputs. constants: those that it has kept apart. With random numbers of its own
+    in each part, a step is compared with the parts alone. Raises ExportError; the text names what is no mean over the
+    examples.
     """
     size = max(1, len(next(iter(step.batch.values()))) // 2)
     divided = split_batch(model, size)
     divided.graph.output.extend(row for row in model.graph.output if row.name.startswith(MEAN))
-    whole, looped = open_session(serialised(model)), open_session(serialised(divided))
+    whole, looped = (open_session(serialised(row), constants=constants) for row in (model, divided))
 
     def check(seed: int) -> None:
         given = operator_inputs(step, _with_one_more(step.batch), seed)

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from torch import Tensor, fx
 
 from fleetlearn_export.checks.comparison import open_session
+from fleetlearn_export.emission.constants import key_of
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import location_of_node
@@ -74,8 +75,11 @@ def values_by_part(
     known |= {
         name: torch.from_numpy(np.array(numpy_helper.to_array(row)))
         for name, row in constants.items()
-        if name in last and name not in known and any(name in part.results for part in parts)
+        if name in last and name not in known and not key_of(row) and any(name in part.results for part in parts)
     }
+    if emission.constants is not None:
+        apart = emission.constants.named(graph.initializer)
+        known |= {name: torch.from_numpy(value) for name, value in apart.items() if name not in known}
     for place, part in enumerate(parts):
         made = {name for node in part.nodes for name in node.output if last.get(name, -1) >= place}
         known |= _run(emission, part, sorted(made), known, constants)

@@ -12,6 +12,7 @@ from onnx import helper
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
 from fleetlearn_export.emission.table import OPERATORS
 
@@ -33,17 +34,25 @@ class Emission(NamedTuple):
     calls: list[Call]
     values: dict[fx.Node, str]
     """A tensor of the traced graph -> its name in the ONNX graph."""
+    constants: Constants | None = None
+    """The graph's large constants, if they are kept apart."""
 
 
 def emit(
-    module: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], examples: str, axis: int = 0
+    module: fx.GraphModule,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    examples: str,
+    axis: int = 0,
+    constants: Constants | None = None,
 ) -> Emission:
     """Write the traced graph as an ONNX graph with these names of inputs and outputs.
 
     module: a graph of ATen operators that write into no tensor. examples: the input whose ``axis`` has the number of
-        examples, if that is free. Raises EmissionError if an operator is not in the table, or its use is not written.
+    examples, if that is free. constants: gets the large constants; unless given the graph has them. Raises
+    EmissionError if an operator is not in the table, or its use is not written.
     """
-    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes), axis)
+    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes), axis, constants)
     values: dict[fx.Node, Any] = {}  # a name, or names where an operator has several results
     calls: list[Call] = []
     given, results = [], []
@@ -79,7 +88,7 @@ def emit(
             value_info=[row for row in described if row.name not in known],
         )
     )
-    return Emission(model, calls, {node: name for node, name in values.items() if isinstance(name, str)})
+    return Emission(model, calls, {node: name for node, name in values.items() if isinstance(name, str)}, constants)
 
 
 def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Sequence[str | None]:

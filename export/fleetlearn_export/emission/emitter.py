@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import Tensor
 
+from fleetlearn_export.emission.constants import Constants, is_large
+
 ELEMENT_TYPES: dict[torch.dtype, int] = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
@@ -70,9 +72,12 @@ torch.SymInt. Raises EmissionError for a use that the handler does not write.
 class Emitter:
     """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is used again."""
 
-    def __init__(self, examples: str, backward: bool = True, axis: int = 0) -> None:
+    def __init__(
+        self, examples: str, backward: bool = True, axis: int = 0, kept_apart: Constants | None = None
+    ) -> None:
         """examples: the name of an input whose ``axis`` has the number of examples. backward: whether the graph has a
-        backward pass, which uses again what the forward pass computes."""
+        backward pass, which uses again what the forward pass computes. kept_apart: gets the large constants."""
+        self._kept_apart = kept_apart
         self.backward = backward
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
@@ -119,7 +124,8 @@ class Emitter:
         key = (value.dtype.str, value.shape, sha256(value.data).digest())
         if key not in self._constant_names:
             name = f"c{len(self.constants)}"
-            self.constants[name] = numpy_helper.from_array(value, name)
+            apart = self._kept_apart if is_large(value) else None
+            self.constants[name] = (apart.reference if apart else _embedded)(name, value)
             self._constant_names[key] = name
         return self._constant_names[key]
 
@@ -318,6 +324,10 @@ def axes_of(axes: Sequence[int] | int | None, rank: int) -> list[int]:
     if axes is None or (not isinstance(axes, int) and not len(axes)):
         return list(range(rank))
     return [axis_of(axis, rank) for axis in ([axes] if isinstance(axes, int) else axes)]
+
+
+def _embedded(name: str, value: Array) -> onnx.TensorProto:
+    return numpy_helper.from_array(value, name)
 
 
 def _element_type(dtype: torch.dtype) -> int:

@@ -10,12 +10,16 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from fleetlearn_export.emission.constants import Constants
 
-def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
+
+def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> onnx.ModelProto:
     """Fold where a convolution with constant weights has a constant BatchNorm as its only reader.
 
-    Changes the graph in place, and returns it. Constants that are no longer used are removed.
+    apart: the constants that the graph has kept apart. Changes the graph in place, and returns it. Constants that are
+    no longer used are removed.
     """
+    values_of = apart.array if apart else numpy_helper.to_array
     graph = model.graph
     constants = {row.name: row for row in graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -35,7 +39,7 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
         training = any(row.name == "training_mode" and row.i for row in norm.attribute)
         if training or len([name for name in norm.output if name]) > 1 or not constants.keys() >= set(needed):
             continue
-        _fold(graph, convolution, norm, {name: numpy_helper.to_array(constants[name]) for name in needed})
+        _fold(graph, convolution, norm, {name: values_of(constants[name]) for name in needed})
         graph.node.remove(norm)
         folded |= set(needed)
     used = {name for node in graph.node for name in node.input} | outputs

@@ -17,20 +17,24 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from fleetlearn_export.emission.constants import Constants, size_of
 from fleetlearn_export.model.frozen_weights import Coded, Stored, find_codes, has_codes
 
 
-def code_weights(model: onnx.ModelProto, stored: Stored, *, for_people: bool = False) -> onnx.ModelProto:
+def code_weights(
+    model: onnx.ModelProto, stored: Stored, apart: Constants | None = None, *, for_people: bool = False
+) -> onnx.ModelProto:
     """Replace the weights that ``rounded`` has rounded by their codes. Changes the graph in place, and returns it.
 
-    for_people: the codes are constants, and ONNX Runtime decodes them when it loads the graph.
+    apart: the constants that the graph has kept apart. for_people: the codes are constants, and ONNX Runtime decodes
+    them when it loads the graph.
     """
     if stored == "float32":
         return model
     graph = model.graph
     decoding: list[onnx.NodeProto] = []
     for row in list(graph.initializer):
-        coded = _coded(row, stored)
+        coded = _coded(row, stored, apart)
         if coded is None:
             continue
         graph.initializer.remove(row)
@@ -54,10 +58,10 @@ def code_weights(model: onnx.ModelProto, stored: Stored, *, for_people: bool = F
     return model
 
 
-def _coded(row: onnx.TensorProto, stored: Stored) -> Coded | None:
-    if row.data_type != TensorProto.FLOAT or not has_codes(tuple(row.dims), len(row.raw_data)):
+def _coded(row: onnx.TensorProto, stored: Stored, apart: Constants | None) -> Coded | None:
+    if row.data_type != TensorProto.FLOAT or not has_codes(tuple(row.dims), size_of(row)):
         return None
-    return find_codes(numpy_helper.to_array(row), stored)
+    return find_codes(apart.array(row) if apart else numpy_helper.to_array(row), stored)
 
 
 def _decoded(graph: onnx.GraphProto, name: str, coded: Coded, for_people: bool) -> Iterator[onnx.NodeProto]:

@@ -11,6 +11,7 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import Tensor
 
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.rewrite import rewrite
 from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
@@ -128,8 +129,13 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def serialised(model: onnx.ModelProto) -> bytes:
-    """Serialise the graph: the same graph gives the same bytes. Raises ExportError above protobuf's limit."""
+def serialised(model: onnx.ModelProto, constants: Constants | None = None) -> bytes:
+    """Serialise the graph: the same graph gives the same bytes. ``constants``: gets the large ones.
+
+    Raises ExportError above protobuf's limit.
+    """
+    if constants is not None:
+        constants.take(model)
     if model.ByteSize() > MAX_BYTES:
         raise ExportError(f"a graph of {model.ByteSize()} bytes; ONNX files end at {MAX_BYTES}")
     content: bytes = model.SerializeToString(deterministic=True)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
 
+from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emit import Emission, emit
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.emission.functional import without_writes
@@ -33,29 +34,20 @@ class Emitted(NamedTuple):
     """The graph before cleaning, and what each operator became."""
 
 
-def emitted(trace: Callable[[Decompositions], Traced]) -> Emitted:
+def emitted(trace: Callable[[Decompositions], Traced], constants: Constants | None = None) -> Emitted:
     """Trace with the table's decompositions, and write the graph.
 
-    trace: a function of decompositions, such as ``trace_step`` of a step. Raises EmissionError if the table lacks an
-    operator, or PyTorch cannot trace with these decompositions.
+    trace: a function of decompositions, such as ``trace_step`` of a step. constants: gets the large constants. Raises
+    EmissionError if the table lacks an operator, or PyTorch cannot trace with these decompositions.
     """
-    module, emission, outputs = _written(trace)
+    module, emission, outputs = written(trace, constants)
     return Emitted(_cleaned(ir.from_proto(emission.model), outputs), module, emission)
 
 
-def emitted_parts(
-    trace: Callable[[Decompositions], Traced], parts: Sequence[tuple[Mapping[str, str], list[str]]]
-) -> tuple[list[onnx.ModelProto], torch.fx.GraphModule, Emission]:
-    """Trace once, and write several graphs, each of some of the outputs. Returns them after cleaning.
-
-    parts: of each graph, names of traced inputs -> their names in the graph, and the outputs. It has no other inputs
-    unless it needs them. Raises EmissionError as ``emitted`` does.
-    """
-    module, emission, _ = _written(trace)
-    return [_part(emission, *row) for row in parts], module, emission
-
-
-def _written(trace: Callable[[Decompositions], Traced]) -> tuple[torch.fx.GraphModule, Emission, list[str]]:
+def written(
+    trace: Callable[[Decompositions], Traced], constants: Constants | None = None
+) -> tuple[torch.fx.GraphModule, Emission, list[str]]:
+    """Do the same without the cleaning. Returns the traced graph, what it became, and its outputs."""
     try:
         traced = trace(decompositions())
     except ExportError as error:
@@ -64,13 +56,17 @@ def _written(trace: Callable[[Decompositions], Traced]) -> tuple[torch.fx.GraphM
     module = without_writes(traced.module)
     module.graph.eliminate_dead_code()
     examples, axis = next(iter(traced.rows.items()), ("", 0))
-    emission = emit(module, list(traced.arguments), traced.outputs, examples, axis)
+    emission = emit(module, list(traced.arguments), traced.outputs, examples, axis, constants)
     emission.model.ir_version = IR_VERSION
     emission.model.opset_import[0].version = OPSET
     return module, emission, traced.outputs
 
 
-def _part(emission: Emission, inputs: Mapping[str, str], outputs: list[str]) -> onnx.ModelProto:
+def part(emission: Emission, inputs: Mapping[str, str], outputs: Sequence[str]) -> onnx.ModelProto:
+    """Return a graph of some of the outputs, after cleaning.
+
+    inputs: names of inputs -> their names in this graph. It has no other inputs unless it needs them.
+    """
     model = ir.from_proto(emission.model)
     graph = model.graph
     kept = {value.name: value for value in graph.outputs}
@@ -83,7 +79,7 @@ def _part(emission: Emission, inputs: Mapping[str, str], outputs: list[str]) -> 
             value.name = name
         elif not value.uses():
             graph.inputs.remove(value)
-    return _cleaned(model, outputs)
+    return _cleaned(model, list(outputs))
 
 
 def _cleaned(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:

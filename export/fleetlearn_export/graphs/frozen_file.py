@@ -7,67 +7,46 @@ header gives each place a name, dtype and shape.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 import onnx
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, TRAIN, TRAIN_MANY
-from fleetlearn_protocol.vector import digest
-from onnx import TensorProto
+from onnx import StringStringEntryProto, TensorProto
 
-MIN_BYTES = 1024
-"""Smaller constants stay in the graphs."""
+from fleetlearn_export.emission.constants import Array, Constants, key_of
+
 ALIGNMENT = 64
 """Tensors whose size is a multiple of this many bytes begin at one: a cache line."""
-DTYPES: dict[int, str] = {
-    TensorProto.FLOAT: "F32",
-    TensorProto.FLOAT16: "F16",
-    TensorProto.INT8: "I8",
-    TensorProto.UINT8: "U8",
-    TensorProto.BOOL: "BOOL",
-    TensorProto.INT32: "I32",
-    TensorProto.INT64: "I64",
-    TensorProto.DOUBLE: "F64",
-}
-"""ONNX's dtype -> safetensors' name for it."""
 
 
-class _Tensor(NamedTuple):
-    """A tensor of the file; two constants of the same content are one."""
-
-    dtype: int
-    shape: tuple[int, ...]
-    raw: bytes
-
-
-def move_constants(files: Mapping[str, bytes], known: Mapping[bytes, str]) -> dict[str, bytes]:
-    """Return ``files`` with the large constants of the training and evaluation graphs in a file of their own.
+def with_frozen_file(files: Mapping[str, bytes], constants: Constants, known: Mapping[str, str]) -> dict[str, bytes]:
+    """Return ``files`` with the file of all constants, to which the graphs refer by places instead of keys.
 
     infer.onnx keeps all of its constants, because people take it out of the bundle.
 
-    known: a tensor's bytes -> its name in the file. Other tensors are named after their bytes, and none after the graph
-        that it is from: different graphs with the same constants have the same file.
+    known: the SHA-256 of a tensor's bytes -> its name in the file. Other tensors are named after their bytes, and none
+        after the graph that it is from: different graphs with the same constants have the same file.
     """
     paths = [path for path in (EVAL, TRAIN, TRAIN_MANY, *OF_FEATURES) if path in files]
     graphs = {path: onnx.load_model_from_string(files[path]) for path in paths}
-    names = {_tensor(row): _name(_tensor(row), known) for model in graphs.values() for row in _large(model)}
-    if not names:
+    rows = [row for model in graphs.values() for row in model.graph.initializer]
+    used = {key: constants.arrays[key] for row in rows if (key := key_of(row))}  # not what was folded or coded
+    if not used:
         return dict(files)
-    content, places = _safetensors(names)
-    for model in graphs.values():
-        for row in _large(model):
-            begin, size = places[_tensor(row)], len(row.raw_data)
-            row.ClearField("raw_data")
-            row.data_location = TensorProto.EXTERNAL
+    content, places = _safetensors({key: _name(key, known) for key in used}, used)
+    for row in rows:
+        if key := key_of(row):
+            begin, size = places[key]
             entries = {"location": PurePosixPath(FROZEN).name, "offset": str(begin), "length": str(size)}
-            row.external_data.extend(onnx.StringStringEntryProto(key=key, value=text) for key, text in entries.items())
+            row.ClearField("external_data")
+            row.external_data.extend(StringStringEntryProto(key=name, value=text) for name, text in entries.items())
     moved = {path: model.SerializeToString(deterministic=True) for path, model in graphs.items()}
     return {**files, **moved, FROZEN: content}
 
 
 def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
-    """Put the constants back into a graph that ``move_constants`` made, from the file's bytes. Returns the graph."""
+    """Put the constants back into a graph that ``with_frozen_file`` made, from the file's bytes. Returns the graph."""
     for row in model.graph.initializer:
         if row.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in row.external_data}
@@ -78,43 +57,32 @@ def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
     return model
 
 
-def _large(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for row in model.graph.initializer:
-        if len(row.raw_data) >= MIN_BYTES and row.data_type in DTYPES:
-            yield row
+def _name(key: str, known: Mapping[str, str]) -> str:
+    digest, _, shape = key.split(".")  # the same bytes may be there in two shapes
+    return f"{known.get(digest) or 'constant.' + digest[:16]}.{shape}"
 
 
-def _tensor(row: onnx.TensorProto) -> _Tensor:
-    return _Tensor(row.data_type, tuple(row.dims), row.raw_data)
+def _safetensors(names: Mapping[str, str], arrays: Mapping[str, Array]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return the file, and where each tensor begins in it with its number of bytes.
 
-
-def _name(tensor: _Tensor, known: Mapping[bytes, str]) -> str:
-    shape = "x".join(map(str, tensor.shape))  # the same bytes may be there in two shapes
-    return f"{known.get(tensor.raw) or 'constant.' + digest(tensor.raw)[:16]}.{shape}"
-
-
-def _safetensors(names: Mapping[_Tensor, str]) -> tuple[bytes, dict[_Tensor, int]]:
-    """Return the file, and where each tensor begins in it.
-
-    The format allows no gaps. So tensors whose size is a multiple of ALIGNMENT come first, then those of the widest
-    dtype: each begins at a multiple of its elements' size.
+    names: key -> name. The format allows no gaps. So tensors whose size is a multiple of ALIGNMENT come first, then
+    those of the widest dtype: each begins at a multiple of its elements' size.
     """
-    width = {tensor: onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype).itemsize for tensor in names}
-    order = sorted(names, key=lambda row: (len(row.raw) % ALIGNMENT > 0, -width[row], names[row]))
+    order = sorted(names, key=lambda key: (arrays[key].nbytes % ALIGNMENT > 0, -arrays[key].itemsize, names[key]))
     header: dict[str, object] = {}
     end = 0
-    for tensor in order:
-        begin, end = end, end + len(tensor.raw)
-        header[names[tensor]] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
+    for key in order:
+        begin, end = end, end + arrays[key].nbytes
+        header[names[key]] = {
+            "dtype": key.split(".")[1],
+            "shape": list(arrays[key].shape),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     places = {}
     start = 8 + len(text)
-    for tensor in order:
-        places[tensor] = start
-        start += len(tensor.raw)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(tensor.raw for tensor in order)]), places
+    for key in order:
+        places[key] = start, arrays[key].nbytes
+        start += arrays[key].nbytes
+    return b"".join([len(text).to_bytes(8, "little"), text, *(arrays[key].data for key in order)]), places

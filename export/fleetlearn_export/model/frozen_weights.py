@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -100,16 +101,16 @@ def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
             frozen[name].data = kept
 
 
-def names_of_constants(model: nn.Module, stored: Stored) -> dict[bytes, str]:
-    """Return the names of what the graphs hold of the model: bytes of a tensor, or of its codes -> name."""
-    found: dict[bytes, str] = {}
+def names_of_constants(model: nn.Module, stored: Stored) -> dict[str, str]:
+    """Return the names of what the graphs hold of the model: SHA-256 of a tensor's bytes, or its codes' -> name."""
+    found: dict[str, str] = {}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.requires_grad:
             continue
         array = value.detach().contiguous().numpy()
-        found.setdefault(array.tobytes(), name)
+        found.setdefault(sha256(array.data).hexdigest(), name)
         if stored != "float32" and array.dtype == np.float32 and has_codes(array.shape, array.nbytes):
-            found.setdefault(encode(array, stored).codes.tobytes(), f"{name}.codes")
+            found.setdefault(sha256(encode(array, stored).codes.data).hexdigest(), f"{name}.codes")
     return found
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from fleetlearn_export.graphs.frozen_file import ALIGNMENT, MIN_BYTES, move_constants, with_constants
+from fleetlearn_export.emission.constants import MIN_BYTES, Constants
+from fleetlearn_export.graphs.conversion import serialised
+from fleetlearn_export.graphs.frozen_file import ALIGNMENT, with_constants, with_frozen_file
 from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
@@ -40,7 +42,20 @@ FILES = {
     INFER: content({"w": SHARED}),
 }
 
-KNOWN = {SHARED.tobytes(): "backbone.weight", ODD.tobytes(): "odd", HALVES.tobytes(): "half"}
+KNOWN = {
+    hashlib.sha256(value.tobytes()).hexdigest(): name
+    for name, value in {"backbone.weight": SHARED, "odd": ODD, "half": HALVES}.items()
+}
+
+
+def move_constants(files: dict[str, bytes], known: dict[str, str]) -> dict[str, bytes]:
+    """Take the large constants out of all graphs but infer.onnx, and write their file."""
+    constants = Constants()
+    taken = {
+        path: serialised(onnx.load_model_from_string(graph), constants) if path != INFER else graph
+        for path, graph in files.items()
+    }
+    return with_frozen_file(taken, constants, known)
 
 
 def test_each_constant_is_in_the_file_once_under_a_name_for_people() -> None:

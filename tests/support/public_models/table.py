@@ -25,7 +25,7 @@ TRANSFORMERS: dict[str, Callable[..., zoo.Case]] = {
 DEPTHS = {"bert": 12, "bert_lora": 12, "distilbert": 6, "gpt2": 12, "llama": 30, "whisper_encoder": 4, "vit": 12}
 """Layers of the whole models. All layers are alike, so two of them show what there is to see, but for the size."""
 
-LARGE: dict[str, Callable[..., zoo.Case]] = {
+WHOLE: dict[str, Callable[..., zoo.Case]] = {
     f"{name}_whole": partial(TRANSFORMERS[name], layers) for name, layers in DEPTHS.items()
 }
 MODELS: dict[str, Callable[..., zoo.Case]] = {
@@ -35,8 +35,16 @@ MODELS: dict[str, Callable[..., zoo.Case]] = {
     "ds_cnn": from_papers.ds_cnn,
     "rnnt_lstm": from_papers.rnnt_lstm,
     "unet": from_papers.unet,
-    **LARGE,
+    **WHOLE,
 }
+
+MANY_PARAMETERS = 20_000_000
+LARGE = {
+    *("resnet34", "resnet50", "convnext_tiny", "vit_b_16", "swin_t", "rnnt_lstm"),
+    *("bert", "bert_lora", "distilbert", "gpt2", "llama"),
+    *(name for name in WHOLE if name != "whisper_encoder_whole"),
+}
+"""Those with more than MANY_PARAMETERS, frozen ones too. Their exports take longer and more memory."""
 
 
 def missing_packages() -> list[str]:
