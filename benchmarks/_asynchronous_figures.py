@@ -12,6 +12,7 @@ from _dropout_figures import FILE, MARKERS, STYLE, Value, middle
 from fleetlearn_simulator.results.html_page import COLOURS
 from fleetlearn_simulator.results.run_statistics import Target
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 
 def draw(results: Any, folder: Path, target: Target) -> list[Path]:
@@ -51,6 +52,10 @@ def to_target(results: Any, target: Target) -> Figure:
                 look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2}
                 axis.errorbar(x, y, np.array(bars).T, label=method, elinewidth=0.8, **look)
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_xticks([100 * share for share in dict.fromkeys(cell.dropout for cell in cells)])
         axis.set_xlabel("dropout, %")
         axis.set_ylabel(f"{label} until {target}")
     axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
