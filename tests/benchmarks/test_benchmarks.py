@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from fleetlearn_coordinator.aggregation.robust.rules import RULES
-from fleetlearn_simulator.population.traits import tiers_of
+from fleetlearn_simulator.population.traits import tiers_of, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
 
@@ -201,6 +201,48 @@ def test_the_digits_of_a_tier(tmp_path: Path) -> None:
     assert np.mean(own) == pytest.approx(shares.mean(), abs=4 * np.sqrt(0.06 / labels.size))
     (_, train), (_, test) = split(3)
     assert (len(train), len(test)) == (1258, 539)
+
+
+def test_the_digit_of_a_tenth_by_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are as fast as in the simulator, and half of their digits are their tenth's."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from benchmarks._asynchronous_data import OWN, SPREAD, own_digits, speeds, tenth_of
+
+    bundle = write_line_bundle(tmp_path / "line.bundle").path
+    plan = {"bundle": str(bundle), "round": {"goal": 1}}
+    tables = {
+        "name": "x",
+        "seed": 3,
+        "plan": plan,
+        "population": {"size": 500},
+        "tiers": {"device": {"spread": SPREAD}},
+    }
+    devices = np.arange(500)
+    np.testing.assert_array_equal(speeds(devices, 3), traits(Scenario.read(tables, tmp_path), devices).speed)
+    tenths = tenth_of(devices, 3)
+    assert np.bincount(tenths, minlength=10).min() > 30
+    assert speeds(devices, 3)[tenths == 0].max() < speeds(devices, 3)[tenths == 9].min() / 5
+    own = np.mean([own_digits(device, 3)[1] == tenth for device, tenth in zip(devices.tolist(), tenths, strict=True)])
+    assert own == pytest.approx(OWN + (1 - OWN) / 10, abs=0.02)
+
+
+@pytest.mark.slow
+def test_asynchronous(tmp_path: Path) -> None:
+    """The second time only the seed that is missing is run."""
+    keep = tmp_path / "runs"
+    sizes = ("--methods", "FedAvg", "FedBuff", "--concurrency", "100", "--dropout", "0.3", "--scale", "0.1")
+    sizes += ("--target", "accuracy=0.3", "--keep", str(keep))
+    figures(tmp_path, "asynchronous.py", *sizes, "--seeds", "1")
+    times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
+    found = figures(tmp_path, "asynchronous.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
+    assert len(times) == 2 * 9 + 2
+    assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
+    for name in ("target", "tenths"):
+        assert (tmp_path / f"asynchronous-{name}.svg").read_text("utf-8").rstrip().endswith("</svg>")
+    synchronous, buffered = (row["runs"] for row in found["cells"])
+    assert all(run["staleness"] == 0 for run in synchronous)
+    assert all(run["staleness"] > 1 for run in buffered)
+    assert all(0 < run["to_target"]["trips"] <= run["trips"] for run in buffered)
 
 
 @pytest.mark.slow
