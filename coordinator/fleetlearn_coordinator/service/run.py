@@ -53,6 +53,8 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
+from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
@@ -164,6 +166,8 @@ class Run:
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
+        self.held_out: HeldOut | None = None
+        """What measures the models on held-out data, if the plan names some."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = self._still_finished()
@@ -268,6 +272,8 @@ class Run:
         summary = ledger.last_committed() or {"change": inf, "metrics": {}}
         if plan.stop.measured_by == "evaluation":
             metrics = deciding(ledger.last_valid_evaluation() or {"metrics": {}}, plan.evaluation.minimum)
+        elif plan.stop.measured_by == "held-out":
+            metrics = means_of_newest(read_results(plan.data_dir))
         else:
             metrics = deciding(summary, plan.round.minimum)
         # An earlier version let one device's word pass.
@@ -384,6 +390,8 @@ class Run:
 
         Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
         summary, needed = self._summary(command.dropped, now), self.engine.oldest_version()
+        if self.held_out is not None and (waiting := self.held_out.waiting()):
+            needed = waiting[0] if needed is None else min(waiting[0], needed)
         began = None
         if self.plan.server.mix:
             (staleness,) = self.staleness.values()
