@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
 
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+    from fleetlearn_coordinator.service.held_out import measure_by_hand
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request
@@ -75,6 +76,19 @@ def evaluate(plan: PlanFile) -> None:
         found = read_status(folder)
     when = "within a second" if found.running and found.finished is None else "when the plan is served again"
     Console(stderr=True).print(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
+
+
+@app.command("evaluate-held-out")
+def evaluate_held_out(
+    plan: PlanFile, data: Annotated[Path, typer.Option(metavar="FILE.npz", help="The bundle's arrays.")]
+) -> None:
+    """Measure the models that are kept on held-out data, here and now. A model that was measured before is not measured
+    again."""
+    _log("INFO")
+    with _errors():
+        found = measure_by_hand(Plan.load(plan), data)
+    for version, result in found.items():
+        print(f"version {version}: {result['examples']} examples, {_listed(result['metrics'])}")
 
 
 @app.command("export-model")
@@ -134,6 +148,12 @@ def _show(found: Status, last: int) -> None:
     console.print(table)
     if found.evaluations:
         _show_evaluations(console, found, last)
+    for version in [*found.held_out][-last:]:
+        console.print(f"version {version} on held-out data: {_listed(found.held_out[version]['metrics'])}")
+
+
+def _listed(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _show_evaluations(console: Console, found: Status, last: int) -> None:

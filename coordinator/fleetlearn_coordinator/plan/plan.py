@@ -358,6 +358,8 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         )
     if stop.metric is not None and stop.measured_by == "round" and not plan.local.evaluate:
         yield f'stop.metric = "{stop.metric}" is measured by the devices: it needs local.evaluate = true'
+    if stop.measured_by == "held-out" and plan.evaluation.data is None:
+        yield 'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data'
     if stop.measured_by == "evaluation" and plan.evaluation.every is None:
         yield 'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
 

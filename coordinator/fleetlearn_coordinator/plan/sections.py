@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -183,8 +184,9 @@ class Stop(Section, frozen=True, kw_only=True):
     """The least and the greatest value that the metric can have for one example. A device whose mean is beyond them is
     left out of the metric. Default: no more than 1 for a target of up to 1 that is to be reached from below, no less
     than 0 for one of at least 0 that is to be reached from above; else the plan must say."""
-    measured_by: Literal["round", "evaluation"] = "round"
-    """Where the metric comes from: the devices of each round, before they train; or those of [evaluation]."""
+    measured_by: Literal["round", "evaluation", "held-out"] = "round"
+    """Where the metric comes from: the devices of each round, before they train; those of an evaluation; or held-out
+    data."""
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
 
@@ -201,6 +203,11 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """With fewer at its end, an evaluation is not valid. Default: half of the devices, rounded up."""
     deadline: Duration
     """Seconds after which an evaluation ends with what there is. Default: round.deadline."""
+    data: Path | None = None
+    """Held-out data, an .npz file of the bundle's arrays, relative to the plan file: a process beside the coordinator
+    measures the models on it. Default: none does."""
+    data_every: Positive = 1
+    """Committed rounds from one model that is measured on held-out data to the next."""
 
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -55,8 +55,10 @@ from fleetlearn_coordinator.rounds.engine import Engine, Restored
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
+from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
@@ -178,6 +180,8 @@ class Run:
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
+        self.held_out: HeldOut | None = None
+        """What measures the models on held-out data, if the plan names some."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = self._still_finished()
@@ -298,6 +302,8 @@ class Run:
         summary = ledger.last_committed() or {"change": inf, "metrics": {}}
         if plan.stop.measured_by == "evaluation":
             metrics = deciding(ledger.last_valid_evaluation() or {"metrics": {}}, plan.evaluation.minimum)
+        elif plan.stop.measured_by == "held-out":
+            metrics = means_of_newest(read_results(plan.data_dir))
         else:
             metrics = deciding(summary, plan.round.minimum)
         # An earlier version let one device's word pass.
@@ -430,6 +436,8 @@ class Run:
         summary, needed = self._summary(command.dropped, now), self.engine.oldest_version()
         if self.selection is not None:
             summary |= self.selection.summary(self.engine.accepted.values())
+        if self.held_out is not None and (waiting := self.held_out.waiting()):
+            needed = waiting[0] if needed is None else min(waiting[0], needed)
         began = None
         if self.plan.server.mix:
             (staleness,) = self.staleness.values()

@@ -19,10 +19,11 @@ from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
-from fleetlearn_coordinator.storage.store import descriptors, open_store
+from fleetlearn_coordinator.storage.store import Store, descriptors, open_store
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -67,6 +68,9 @@ async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, sta
     async with running(plan, service or ServiceSettings()) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if server.done.done() and server.run.held_out is not None:  # the last models are still to be measured
+            while server.run.held_out.waiting() and not stopped.done() and not server.ended:
+                await asyncio.wait({stopped}, timeout=SWEEP)
         if stay and server.done.done() and server.done.exception() is None:
             logger.info("finished; staying until a signal comes")
             while not stopped.done() and not server.ended:
@@ -91,21 +95,52 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         host = Host(service, places)
         server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
+        held_out = _held_out(server, store)
         server.start()
         async with host:
             await host.listen()
             store.write([Metadata("address", host.address)])
             logger.info("listening on %s, data in %s", host.address, plan.data_dir)
             sweeper = server.loop.create_task(_sweep(server))
+            measuring = None if held_out is None else server.loop.create_task(_measure(held_out, server))
             try:
                 yield server
             finally:
                 await server.wait_for_thread()
                 sweeper.cancel()
+                if held_out is not None and measuring is not None:
+                    measuring.cancel()
+                    await held_out.close()
                 _record(server, ended=True)
                 server.end()  # an alarm may still be set, and devices still talk
     finally:
         store.close()
+
+
+def _held_out(server: RunServer, store: Store) -> HeldOut | None:
+    """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
+    run, rule = server.run, server.run.plan.evaluation
+    if rule.data is None:
+        return None
+    if not rule.data.is_file():
+        raise PlanError(Code.UNKNOWN_CONTENT, f"{run.plan.file}: evaluation.data = {rule.data} is not a file")
+    check_installed()
+
+    def is_due(version: int) -> bool:
+        newest = run.engine.version  # the file of a newer one may be there, which does not count yet
+        last = run.finished is not None and version == newest
+        return 0 < version <= newest and (version % rule.data_every == 0 or last)
+
+    run.held_out = HeldOut(run.bundle, run.plan.data_dir, rule.data, store.blobs, run.digest_of, is_due)
+    run.held_out.measured = server.held_out_measured
+    return run.held_out
+
+
+async def _measure(held_out: HeldOut, server: RunServer) -> None:
+    try:
+        await held_out.run()
+    except Exception as error:
+        server.fail(error)
 
 
 def _check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:

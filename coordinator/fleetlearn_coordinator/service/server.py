@@ -295,6 +295,12 @@ class RunServer:
                 self._served.contents.serve_older(sha256, where)
         return (VectorReference(MODEL, digest, FLOAT32.size(run.model.size), FLOAT32.name),)
 
+    def held_out_measured(self, metrics: dict[str, float]) -> None:
+        """A model was measured on held-out data: its metrics may stop the run."""
+        if self.run.plan.stop.measured_by == "held-out" and self.run.finished is None and not self.done.done():
+            now = self.loop.time()
+            self._carry_out(self.engine.measured(metrics, now), now)
+
     def look_for_request(self) -> None:
         """Open an evaluation if somebody asked for one. A finished run is evaluated at its next start."""
         if self.run.finished is None and not self.done.done() and self.run.evaluations.look_for_request():

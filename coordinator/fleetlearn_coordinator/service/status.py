@@ -12,6 +12,7 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, load_model, model_path, model_versions
+from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
@@ -61,6 +62,8 @@ class Status(msgspec.Struct, frozen=True):
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted, ..."""
     rounds: list[Closed]
     evaluations: list[ClosedEvaluation]
+    held_out: dict[int, dict[str, Any]]
+    """Version -> what its model measures on held-out data: examples, metrics."""
 
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
@@ -73,7 +76,17 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
     # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
     running = live.get("pid") is not None and is_locked(Path(folder) / LOCK)
-    return Status(running, meta.get("address"), version, meta.get("finished"), rule, live, rounds, evaluations)
+    return Status(
+        running,
+        meta.get("address"),
+        version,
+        meta.get("finished"),
+        rule,
+        live,
+        rounds,
+        evaluations,
+        read_results(Path(folder)),
+    )
 
 
 def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tuple[int, Vector]:

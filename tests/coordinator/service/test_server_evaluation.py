@@ -204,4 +204,4 @@ def test_the_plan_says_what_does_not_fit(make_plan: PlanMaker) -> None:
     with pytest.raises(PlanError, match=r'measured_by = "evaluation" needs evaluation\.every'):
         make_plan(stop__metric="accuracy", stop__target=0.9, stop__measured_by="evaluation")
     plan = make_plan(round__goal=7, round__deadline=33.0)
-    assert msgspec.structs.astuple(plan.evaluation) == (None, 7, 4, 33.0)
+    assert msgspec.structs.astuple(plan.evaluation) == (None, 7, 4, 33.0, None, 1)

@@ -1,0 +1,163 @@
+"""Held-out evaluation: committed models are measured on the user's data, in a process of its own.
+
+The process loads ONNX Runtime, which this one does not. It is given one model after the other over a pipe, and started
+again when it dies. A version's result is a file (storage/held_out.py); a version that has none is measured by the next
+process, whoever died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.errors import Code
+
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.storage.blobs import Blobs
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_versions
+from fleetlearn_coordinator.storage.held_out import read_results, write_result
+from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+MAX_WAITING = 16
+"""Models that are kept for their measurement. Where training is faster, older ones are passed over."""
+MAX_DEATHS = 3
+"""A model during whose measurement so many processes died is not measured by this coordinator any more."""
+PAUSE = 1.0
+"""Seconds between looks for new models, and before a process that died is replaced."""
+
+
+def check_installed() -> None:
+    """Raise PlanError if the process could not run."""
+    if find_spec("onnxruntime") is None:
+        text = (
+            'held-out evaluation needs ONNX Runtime: pip install "fleetlearn[evaluation]", or leave evaluation.data out'
+        )
+        raise PlanError(Code.BAD_MESSAGE, text)
+
+
+class HeldOut:
+    """The measurement of one run's models. ``measured`` is called with the metrics of each."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        folder: Path,
+        data: Path,
+        blobs: Blobs,
+        digest_of: Callable[[int], str],
+        is_due: Callable[[int], bool],
+    ) -> None:
+        """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is to be measured."""
+        self.bundle, self.folder, self.data, self._blobs = bundle, folder, data, blobs
+        self._digest_of, self._is_due = digest_of, is_due
+        self.measured: Callable[[dict[str, float]], None] = lambda metrics: None
+        self._done = {*read_results(folder)}
+        self._given_up: set[int] = set()
+        self._process: Process | None = None
+
+    def waiting(self) -> list[int]:
+        """Return the versions that are to be measured, the oldest first."""
+        versions = filter(self._is_due, model_versions(self.folder))
+        return [version for version in versions if version not in self._done | self._given_up][-MAX_WAITING:]
+
+    async def run(self) -> None:
+        """Measure models as they are made, for ever."""
+        while True:
+            await self.measure_all()
+            await asyncio.sleep(PAUSE)
+
+    async def measure_all(self) -> None:
+        """Measure what waits, the oldest first."""
+        while waiting := self.waiting():
+            await self._measure(waiting[0])
+
+    async def _measure(self, version: int) -> None:
+        path, begin = self._blobs.find_parameters(version)
+        job = {
+            "path": path, "begin": begin, "elements": self.bundle.manifest.size, "sha256": self._digest_of(version)
+        }  # fmt: skip
+        for death in range(1, MAX_DEATHS + 1):
+            found = await self._ask(job)
+            if found is not None:
+                break
+            logger.warning("the process for held-out data died (%d) at model version %d", death, version)
+            await asyncio.sleep(PAUSE)
+        else:
+            found = {"error": f"{MAX_DEATHS} processes died"}
+        if "error" in found:
+            self._given_up.add(version)
+            logger.error("model version %d is not measured on %s: %s", version, self.data, found["error"])
+            return
+        sums = {"loss": found["loss_sum"], **found["metric_sums"]}
+        metrics = {name: value / found["examples"] for name, value in sums.items()}
+        write_result(self.folder, version, {"examples": found["examples"], "metrics": metrics})
+        self._done.add(version)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        logger.info("model version %d on held-out data: %s", version, shown)
+        self.measured(metrics)
+
+    async def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the process's answer, or None if it died."""
+        if self._process is None or self._process.returncode is not None:
+            command = (sys.executable, "-m", "fleetlearn_device.measure", str(self.bundle.path), str(self.data))
+            # In a session of its own, so that Ctrl-C is for the coordinator alone.
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        with suppress(ConnectionError):
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        if not line.endswith(b"\n"):
+            await process.wait()
+            return None
+        answer: dict[str, Any] = msgspec.json.decode(line)
+        return answer
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+def means_of_newest(results: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """Return the metrics of the newest version that was measured, if there are any."""
+    found: dict[str, float] = results[max(results)]["metrics"] if results else {}
+    return found
+
+
+def measure_by_hand(plan: Plan, data: Path) -> dict[int, dict[str, Any]]:
+    """Measure every model of a run whose file is kept and that has no result. Returns all results. Raises PlanError,
+    StoreError, BundleError."""
+    check_installed()
+    folder, bundle = plan.data_dir, open_bundle(plan.bundle)
+    with read_ledger(folder) as ledger:
+        known = ledger.models()
+    with closing(FileBlobs(folder)) as blobs:
+
+        async def measure() -> None:
+            held_out = HeldOut(bundle, folder, data, blobs, known.__getitem__, known.__contains__)
+            try:
+                await held_out.measure_all()
+            finally:
+                await held_out.close()
+
+        asyncio.run(measure())
+    return read_results(folder)

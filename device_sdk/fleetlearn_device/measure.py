@@ -1,0 +1,52 @@
+"""Measures models on held-out data, in a process that another one starts: jobs come in as lines, results go out.
+
+    python -m fleetlearn_device.measure BUNDLE DATA.npz
+
+A line of standard input is a JSON object: ``path`` of a file, ``begin`` (the byte in it at which the parameter vector
+begins), ``elements``, and ``sha256`` of the vector's bytes. The answer is a line of standard output: ``examples``,
+``loss_sum`` and ``metric_sums``, or ``error``. The process ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+from fleetlearn_protocol.vector import digest
+
+from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.training.data import Data, as_data, load_npz
+from fleetlearn_device.training.train import evaluate_data
+
+
+def measure(runtime: Runtime, data: Data, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a job."""
+    try:
+        vector = np.fromfile(job["path"], "<f4", job["elements"], offset=job["begin"])
+        if digest(vector) != job["sha256"]:
+            return {"error": f"{job['path']} does not hold the model with SHA-256 {job['sha256']}"}
+        runtime.load(vector)
+        found: dict[str, Any] = msgspec.to_builtins(evaluate_data(runtime, data))
+    except Exception as error:
+        return {"error": " ".join(str(error).split()) or type(error).__name__}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the process."""
+    bundle, path = arguments
+    try:
+        runtime, data = open_runtime(bundle, kind="onnx"), as_data(load_npz(path))
+    except Exception as error:
+        print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
+        return 1
+    for line in sys.stdin:
+        print(json.dumps(measure(runtime, data, json.loads(line))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
