@@ -7,6 +7,7 @@ trained with every rounding of such a device.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import warnings
@@ -17,7 +18,6 @@ import _measure as measure
 import _models
 import numpy as np
 import onnx
-import onnxruntime
 import step
 import torch
 from fleetlearn_export import LocalStep, export_bundle
@@ -92,6 +92,9 @@ def learn(folder: Path, steps: int, seeds: int) -> dict[str, dict[str, Any]]:
 
 def _trained(bundle: Bundle, data: Any, steps: int, seed: int) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the mean of the last losses, and the parameters."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

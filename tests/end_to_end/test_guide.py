@@ -143,8 +143,8 @@ def refused(words: str) -> dict[str, Any]:
         given["model"] = Applied(lambda layer, x: layer(x) / len(x))
     elif words.startswith("has no counterpart"):
         given["model"] = Applied(lambda layer, x: layer(x - x.mode(1, keepdim=True).values))
-    elif words.startswith("gets no gradient"):
-        given["model"] = Applied(lambda layer, x: functional.linear(x, layer.weight))
+    elif words.startswith("gets a gradient on"):
+        given["model"] = Applied(lambda layer, x: layer(x) if len(x) % 2 else functional.linear(x, layer.weight))
     elif words.startswith("trained parameters"):
         given |= {"model": nn.Linear(6, 3).double(), "example": (X.double(), Y)}
     elif words.startswith("expected a scalar"):

@@ -47,7 +47,7 @@ def test_server_and_simulator_make_the_same_model(
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,
-        plan__recipe=recipe.partition("-")[0], plan__round=RULES[recipe],
+        plan__recipe=recipe.removesuffix("-inverse"), plan__round=RULES[recipe],
         plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe == "fedasync" else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},

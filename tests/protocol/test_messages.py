@@ -53,7 +53,7 @@ def test_the_error_names_the_types_that_are_known() -> None:
     error = refused('{"type":"gossip"}')
     assert error.code is Code.UNKNOWN_TYPE
     assert error.text == (
-        "a message of type 'gossip' was sent; here go check-in, failed, fetch, heartbeat, report, uploaded"
+        "a message of type 'gossip' was sent; here go check-in, evaluated, failed, fetch, heartbeat, report, uploaded"
     )
 
 

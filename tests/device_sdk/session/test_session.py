@@ -320,7 +320,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
     (sent,) = session.connected(0.0, stated)
     assert isinstance(sent, Send)
     assert sent.message == CheckIn(
-        1, "dev", 7, memory=2**30, tags=("eu", "roof"), tier="pi-5", charging=False, network="metered"
+        1, "dev", 7, memory=2**30, tags=("eu", "roof"), tier="pi-5", charging=False, network="metered", evaluates=True
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
     (note,) = [row for row in notes if isinstance(row, Note) and row.warning]
@@ -330,7 +330,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
     session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
-    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, True))]
+    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, evaluates=True))]
     assert acts(tell(session, WELCOME)) == []
     assert acts(tell(session, task())) == [Locate(task())]
     assert acts(session.located("A", [WANTED], 1.0)) == [Send(Fetch(SHA, 0))]
@@ -360,7 +360,7 @@ def test_the_update_is_saved_before_it_is_reported() -> None:
 def test_a_held_update_is_checked_in_and_reported_again() -> None:
     session = Session("dev", 7, held=report())
     check_in = session.connected(0.0)
-    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), True))]
+    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
     assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
@@ -371,7 +371,7 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     session = brought_to(state)
     session.disconnected()
     assert session.update_sent(9, 1.0) == []
-    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), True))]
+    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
 
@@ -868,7 +868,7 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
     session = evaluating()
     session.disconnected()
     assert session.measured(EVALUATED) == []
-    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, True))]
+    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, evaluates=True))]
     assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
     assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []
     assert isinstance(session.work, Idle)
