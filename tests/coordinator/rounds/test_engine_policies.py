@@ -197,7 +197,8 @@ class AnyOrder(RuleBasedStateMachine):
         if self.engine.pace is not None:
             assert self.engine.pace.present == self.connected
             most = self.engine.pace.rules.connected
-            assert len(self.connected) <= most or self.connected <= self.engine.leases.keys() | self.holding
+            stay = {*filter(self.engine.has_task, self.connected), *self.holding}
+            assert len(self.connected) <= most or self.connected <= stay
 
     @rule(device=DEVICES)
     def check_in(self, device: str) -> None:
