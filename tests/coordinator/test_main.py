@@ -62,7 +62,7 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(run: Processes, plan: 
 def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture[str]) -> None:
     causes = {"selection.tiers": 2, "selection.charging": 40}
     live = {"phase": "gathering", "ineligible": 40, "ineligible_by": causes, "barred": 3}
-    _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, []), 10)
+    _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, [], [], {}), 10)
     shown = " ".join(capsys.readouterr().out.split())
     assert "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part lately" in shown
 

@@ -148,12 +148,12 @@ def compare_training(
         del expected, got, own, rows  # before the next step: each is as large as the model
         give_back_freed_memory()
     values = {name: given[f"param.{name}"] for name in step.values}
-    return CheckedStep(worst, values if _gives_numbers(user, values) else dict(step.values), batch_of_one)
+    return CheckedStep(worst, values if _gives_numbers(user, step, values) else dict(step.values), batch_of_one)
 
 
-def _gives_numbers(user: UserModel, values: Tensors) -> bool:
+def _gives_numbers(user: UserModel, step: TrainStep, values: Tensors) -> bool:
     """Whether the model with these parameters gives no NaN, on the example and in evaluation mode."""
-    given = {f"model.{name}": value.clone() for name, value in values.items()}
+    given = {f"model.{name}": value.to(step.values[name].dtype, copy=True) for name, value in values.items()}
     with evaluation_mode(user.model), torch.no_grad():
         found = functional_call(InferModule(user), given, tuple(value.clone() for value in user.inputs().values()))
     return not any(bool(value.isnan().any()) for value in found)
