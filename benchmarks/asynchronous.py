@@ -7,9 +7,7 @@ kept in --keep: started again, the command goes on with those that are missing. 
 
 from __future__ import annotations
 
-import json
 import sys
-import warnings
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -19,15 +17,13 @@ import _asynchronous_show as show
 import _measure as measure
 import numpy as np
 from _asynchronous_data import EXAMPLES, SPREAD
-from _dropout_data import scans
-from dropout import target_of
+from dropout import OPTIONS, export_digits, kept_run, target_of
 from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.data.factory import source_of
-from fleetlearn_simulator.results.loaded_run import read_run, series
-from fleetlearn_simulator.results.run_folder import MODEL, ROUNDS, SUMMARY, read_rows
+from fleetlearn_simulator.results.loaded_run import series
+from fleetlearn_simulator.results.run_folder import MODEL, ROUNDS, read_rows
 from fleetlearn_simulator.results.run_statistics import Target, reached, wasted_share
-from fleetlearn_simulator.run import Options, simulate
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
 from safetensors.numpy import load_file
@@ -48,7 +44,7 @@ CONCURRENCY = 10
 TUNING_SHARE = 0.5
 """Of a run, the part that is run to choose learning rates."""
 ONE_SEED_AT = 10_000
-"""Runs with so many tasks out at a time are done with one seed."""
+"""With this many tasks at a time, or more, only one seed is run."""
 LR, SERVER_LR = [0.1, 0.3, 1.0], [0.3, 1.0, 3.0]
 TUNING_SEED = 1000
 
@@ -98,26 +94,8 @@ class Job(NamedTuple):
 
 
 def export(folder: Path) -> Path:
-    """The softmax regression 64 -> 10, with the graph for MANY devices at once."""
-    bundle = folder / "softmax.bundle"
-    if bundle.exists():
-        return bundle
-    import torch  # here, since the worker processes do not need it
-    from fleetlearn_export import TrainMany, export_bundle
-    from torch import nn
-
-    def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (outputs.argmax(1) == y).float()
-
-    x, y = scans()
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # of the exporters that it calls
-        torch.manual_seed(0)
-        example = torch.from_numpy(x[:BATCH]), torch.from_numpy(y[:BATCH])
-        many = TrainMany(MANY, EPOCHS * EXAMPLES // BATCH)
-        metrics = {"accuracy": accuracy}
-        export_bundle(nn.Linear(64, 10), nn.functional.cross_entropy, example, bundle, metrics=metrics, many=many)
-    return bundle
+    """Write the softmax regression 64 -> 10, with the graph for MANY devices at once."""
+    return export_digits(folder / "softmax.bundle", [64, 10], (MANY, EPOCHS * EXAMPLES // BATCH), BATCH)
 
 
 def job_of(bundle: Path, cell: Cell, rates: Mapping[str, float], seed: int, target: Target, scale: float) -> Job:
@@ -161,12 +139,7 @@ def job_of(bundle: Path, cell: Cell, rates: Mapping[str, float], seed: int, targ
 
 def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
-    given, kept = json.dumps(job.scenario.tables, indent=1), job.folder / "given.json"
-    if not ((job.folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
-        options = Options(backend="vectorized", workers=1, events=False, checkpoint=10**9, test=job.test)
-        simulate(job.scenario, job.folder, options)
-        kept.write_text(given, "utf-8")
-    run = read_run(job.folder)
+    run = kept_run(job.scenario, job.folder, OPTIONS._replace(test=job.test))
     indices, values = series(run)["accuracy"]["test"]
     trips = np.cumsum([sum(row.assigned.values()) for row in run.rows])
     there = reached(run, job.target)

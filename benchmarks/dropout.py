@@ -15,7 +15,7 @@ from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import product
+from itertools import pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,27 +89,41 @@ class Job(NamedTuple):
 
 
 def export(folder: Path) -> Path:
-    """The network 64 -> 32 -> 10, with FedProx's term and the graph for GOAL devices at once; and its data."""
+    """Write the network 64 -> 32 -> 10, with FedProx's term and the graph for GOAL devices at once; and its data."""
     bundle = folder / "digits.bundle"
     if bundle.exists():
         return bundle
+    from fleetlearn_export import LocalStep  # here, since it imports PyTorch
+
+    x, y = scans()
+    np.savez(folder / "digits.npz", x=x, y=y)
+    return export_digits(bundle, [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(proximal=True))
+
+
+def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], batch: int, **options: Any) -> Path:
+    """Write the bundle of a network of linear layers for the digits, unless it is there.
+
+    widths: elements before, between and after the layers. many: devices and steps of train_many.onnx. batch: examples
+    in a step. options: for ``export_bundle``.
+    """
+    if bundle.exists():
+        return bundle
     import torch  # here, since the worker processes do not need it
-    from fleetlearn_export import LocalStep, TrainMany, export_bundle
+    from fleetlearn_export import TrainMany, export_bundle
     from torch import nn
 
     def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(1) == y).float()
 
     x, y = scans()
-    np.savez(folder / "digits.npz", x=x, y=y)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of the exporters that it calls
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-        example = torch.from_numpy(x[:BATCH]), torch.from_numpy(y[:BATCH])
-        step, many = LocalStep(proximal=True), TrainMany(GOAL, STEPS)
-        metrics = {"accuracy": accuracy}
-        export_bundle(model, nn.functional.cross_entropy, example, bundle, step=step, metrics=metrics, many=many)
+        layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.ReLU())][:-1]
+        model = nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+        example = torch.from_numpy(x[:batch]), torch.from_numpy(y[:batch])
+        options |= {"metrics": {"accuracy": accuracy}, "many": TrainMany(*many)}
+        export_bundle(model, nn.functional.cross_entropy, example, bundle, **options)
     return bundle
 
 
@@ -159,14 +173,19 @@ def rate_of(seconds: Floats, dropout: float) -> float:
     return float(f"{high:.4g}") if dropout else 0.0
 
 
+def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> Run:
+    """Return the scenario's run from its folder. It is simulated first unless the folder has it already."""
+    given, kept = json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1), folder / "given.json"
+    if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
+        simulate(scenario, folder, options)
+        kept.write_text(given, "utf-8")
+    return read_run(folder)
+
+
 def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
     folder, scenario = job.folder, job.scenario
-    given, kept = json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1), folder / "given.json"
-    if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
-        simulate(scenario, folder, OPTIONS)
-        kept.write_text(given, "utf-8")
-    run = read_run(folder)
+    run = kept_run(scenario, folder)
     _, values = series(run).get("accuracy", {}).get("test", (None, np.zeros(1)))  # none where no round had a number
     there = reached(run, job.target)
     part = participation(run)

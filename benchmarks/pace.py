@@ -114,7 +114,7 @@ class Day(NamedTuple):
 
 
 def simulate(bundle: Path, devices: int, goal: int, way: Way, seconds: int) -> Day:
-    """Run the day. Peak memory is that of the process: call it in one of its own."""
+    """Simulate the day. The peak memory is the whole process's: call this in a new process."""
     run, opened = scenario(bundle, devices, goal, way), open_bundle(bundle)
     begin = time.process_time()
     local = local_settings(run.plan, opened)
@@ -160,7 +160,7 @@ COLUMNS = (
 
 
 def run(bundle: Path, devices: int, name: str, hours: float) -> Day:
-    """Run one of the ways in a process of its own."""
+    """Simulate one of the ways in a new process."""
     way, _ = WAYS[name]
     count = devices // 1000
     pace = {key: value * count for key, value in way.pace.items()}

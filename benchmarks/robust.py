@@ -6,7 +6,6 @@ Runs are kept in --keep: started again, the command goes on with those that are 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,9 @@ from typing import Any, NamedTuple
 
 import _measure as measure
 import numpy as np
-from dropout import BATCH, DATA, EPOCHS, GOAL, OPTIONS, export
+from dropout import BATCH, DATA, EPOCHS, GOAL, export, kept_run
 from fleetlearn_coordinator.aggregation.robust.rules import RULES
-from fleetlearn_simulator.results.loaded_run import read_run, series
-from fleetlearn_simulator.results.run_folder import SUMMARY
-from fleetlearn_simulator.run import simulate
+from fleetlearn_simulator.results.loaded_run import series
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 DEVICES, ROUNDS, LR = 500, 60, 0.3
@@ -76,11 +73,7 @@ def accuracy(bundle: Path, cell: Cell, rounds: int, seed: int) -> float:
     run = scenario(bundle, cell, rounds, seed)
     attack = f"{cell.attack or 'none'}-{cell.share:g}".replace(" ", "-")
     folder = bundle.parent / cell.data / cell.recipe / attack / f"seed-{seed}"
-    given, kept = json.dumps(run.tables, indent=1), folder / "given.json"
-    if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
-        simulate(run, folder, OPTIONS)
-        kept.write_text(given, "utf-8")
-    _, values = series(read_run(folder)).get("accuracy", {}).get("test", (None, np.zeros(1)))
+    _, values = series(kept_run(run, folder)).get("accuracy", {}).get("test", (None, np.zeros(1)))
     return float(np.mean(values[-10:]))
 
 

@@ -20,8 +20,8 @@ from fleetlearn_coordinator.aggregation.round_summary import (
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
 FEWEST_DEVICES = 20
-"""A quantile says something of single devices. With fewer devices than this, a group has no quantiles, and a tier has
-no figures of its own except how many devices it has."""
+"""A quantile says something of single devices. With fewer devices than this, a group has no quantiles, and of a tier
+only the number of its devices is shown."""
 
 
 def summarise_evaluation(

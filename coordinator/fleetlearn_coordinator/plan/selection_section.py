@@ -30,7 +30,7 @@ class Oort(Section, frozen=True, kw_only=True):
     preferred_step: Seconds | None = None
     """Delta: seconds that the pacer adds to T. Default: a tenth of round.deadline."""
     window: Positive = 20
-    """W: rounds after which the pacer compares the utility with that of as many rounds before."""
+    """W, in rounds: the pacer compares the utility of the last W rounds with the utility of the W rounds before."""
     penalty: Annotated[float, Meta(ge=0, le=100)] = 2.0
     """Alpha, the exponent of T / t for a task of t > T seconds."""
     exploration: Annotated[float, Meta(ge=0, le=1)] = 0.9
@@ -64,7 +64,7 @@ class Selection(Section, frozen=True, kw_only=True):
     without_tags: Names = ()
     """Tags that a device must not have."""
     tiers: Names = ()
-    """Tiers, of which a device must have one. Default: any."""
+    """A device's tier must be one of these. Default: any."""
     charging: bool = False
     """Whether a device must be charging when it checks in."""
     unmetered: bool = False

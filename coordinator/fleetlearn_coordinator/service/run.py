@@ -254,22 +254,20 @@ class Run:
             state = aggregator.from_tensors(tensors)
         for row in reports:
             if row.spool_file is not None:
-                part, content = row.report.part(UPDATE), self.store.take_back_update(row)
-                largest = check_finite(ENCODINGS[part.encoding].decode(content))
-                update = SpooledUpdate(self.store.blobs, row.spool_file, part)
-                aggregator.add(state, update, row.weight, largest, self.plan.staleness_factor(row.staleness))
+                self._add(state, self._take_back(row))
         return state
 
     def _load_early(self, row: SavedReport) -> None:
         """Take back the update of a report that counts for a later round. Raises StoreError (damaged)."""
+        self._early.append(EarlyReport(row.round, row.report, row.staleness, self._take_back(row, early=row.round)))
+
+    def _take_back(self, row: SavedReport, early: int | None = None) -> AcceptedUpdate:
+        """Return an update that an earlier process accepted. ``early``: the later round that its report counts for.
+        Raises StoreError (damaged)."""
         assert row.spool_file is not None
-        part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=row.round)
-        largest, factor = (
-            check_finite(ENCODINGS[part.encoding].decode(content)),
-            self.plan.staleness_factor(row.staleness),
-        )
-        update = AcceptedUpdate(part, row.weight, factor, row.spool_file, largest)
-        self._early.append(EarlyReport(row.round, row.report, row.staleness, update))
+        part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=early)
+        largest = check_finite(ENCODINGS[part.encoding].decode(content))
+        return AcceptedUpdate(part, row.weight, self.plan.staleness_factor(row.staleness), row.spool_file, largest)
 
     def _count(self, report: Report, staleness: int) -> None:
         """The report counts for the open round."""

@@ -20,18 +20,15 @@ class UpdateFile:
 
     def __init__(self, size: int) -> None:
         self.size, self.count = size, 0
-        file = TemporaryFile()  # noqa: SIM115 - closed below
-        self.descriptor = file.fileno()
-        weakref.finalize(self, file.close)
+        self._file = TemporaryFile()  # noqa: SIM115 - closed below
+        self.descriptor = self._file.fileno()
+        weakref.finalize(self, self._file.close)
 
     def keep(self, update: Vector) -> FiledUpdate:
         """Write an update, float32 of shape (size,), and return where it is. Raises OSError (the disk is full)."""
-        content, begin = np.ascontiguousarray(update).data.cast("B"), 4 * self.size * self.count
-        done = 0
-        while done < len(content):
-            done += os.pwrite(self.descriptor, content[done:], begin + done)
+        update.tofile(self._file)
         self.count += 1
-        return FiledUpdate(self, begin)
+        return FiledUpdate(self, 4 * self.size * (self.count - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
