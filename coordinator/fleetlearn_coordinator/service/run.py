@@ -52,9 +52,10 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
