@@ -23,6 +23,7 @@ from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, 
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -243,6 +244,8 @@ class Plan(Section, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.hyper(manifest)
+        if (misfit := personal_misfit(self.recipe, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(

@@ -33,6 +33,8 @@ class Recipe(NamedTuple):
     server: Mapping[str, Any] = MappingProxyType({})
     """Further defaults of [server]."""
     aggregator: str = "mean"
+    personal: Literal["some", "normalisation"] | None = None
+    """Which of the bundle's parameters must stay on the devices (personal_parameters.py). None: any may, or none."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
@@ -98,6 +100,25 @@ RECIPES: Mapping[str, Recipe] = {
         "Xie, Koyejo and Gupta, Asynchronous Federated Optimization, arXiv 1903.03934, Algorithm 1",
         {**ASYNCHRONOUS, "goal": 1},
         {"mix": True},
+    ),
+    "fedper": Recipe(
+        1,
+        20,
+        None,
+        "sgd",
+        {"lr": 1.0},
+        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",
+        personal="some",
+    ),
+    "fedbn": Recipe(
+        1,
+        20,
+        None,
+        "sgd",
+        {"lr": 1.0},
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623, "
+        "Algorithm 1",
+        personal="normalisation",
     ),
     **{name: Recipe(1, 20, None, "sgd", {"lr": 1.0}, source, aggregator=name) for name, source in _ROBUST.items()},
 }

@@ -22,7 +22,7 @@ def test_a_recipe_makes_its_optimizer(name: str) -> None:
 
 def test_the_table_has_the_names_that_users_type() -> None:
     synchronous = ["fedsgd", "fedavg", "fedprox", "moon", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", *RULES]
+    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", "fedper", "fedbn", *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs is not None}
     assert needs == {"fedprox": "proximal", "moon": "contrastive"}
 
