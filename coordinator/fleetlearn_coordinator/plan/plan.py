@@ -25,6 +25,7 @@ from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -268,6 +269,8 @@ class Plan(Section, frozen=True, kw_only=True):
         if self.algorithm.plain_sgd and (manifest.step.optimizer != "sgd" or manifest.step.clip):
             given = manifest.step.optimizer + " and clips its gradient" * manifest.step.clip
             raise self._misfit(f"{self._needing()} needs a step of plain SGD; the bundle's is {given}.", manifest)
+        if (misfit := personal_misfit(self.recipe, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(

@@ -492,7 +492,8 @@ class Run:
         """Return the summary of a round whose model stays as it is; a commit then states its change."""
         plan, reports, names = self.plan, self.open_round.reports.values(), (*self.bundle.manifest.metrics, "loss")
         training = training_of(reports, names, plan.round.max_weight)
-        evaluation = evaluation_of([report.evaluation for report in reports], names, plan.round.max_weight)
+        evaluated, personal = ([getattr(report, kind) for report in reports] for kind in ("evaluation", "personal"))
+        evaluation = evaluation_of(evaluated, names, plan.round.max_weight, personal)
         summary: dict[str, Any] = {
             "reports": len(reports),
             "partial": sum(not report.complete for report in reports),
