@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import UPDATE, Identifier
+from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -200,11 +201,16 @@ class Plan(Section, frozen=True, kw_only=True):
     @property
     def parts(self) -> dict[str, str]:
         """What each task asks its device to report: name of the part -> its encoding."""
-        return dict.fromkeys((UPDATE, *self.algorithm.parts), FLOAT32.name)
+        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors that each task has beside the model."""
+        return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
     def aggregators(self) -> dict[str, aggregators.Aggregator[Any]]:
         """Return the aggregator of each part of a report."""
-        return {UPDATE: self.aggregator(), **dict.fromkeys(self.algorithm.parts, aggregators.MEAN)}
+        return {part: self.aggregator() if part == UPDATE else aggregators.MEAN for part in self.parts}
 
     def share(self, updates: int) -> float:
         """Return the share of all devices that took part in a round with this many updates. 1 where the number of
