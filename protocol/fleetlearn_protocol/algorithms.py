@@ -19,5 +19,7 @@ EXCHANGES = {
     "scaffold": Exchange((MODEL, CONTROL), (UPDATE, CONTROL)),
     "scaffold-gradient": Exchange((MODEL, CONTROL), (UPDATE, CONTROL)),
     "feddyn": Exchange(),
+    "ditto": Exchange(),
+    "fedrep": Exchange(),
 }
 """By the name in ``Task.algorithm``. Each vector and each part has P float32 elements before it is encoded."""

@@ -213,6 +213,8 @@ class Report(Message, frozen=True, tag="report"):
     """Wall-clock seconds spent training."""
     evaluation: Evaluation | None = None
     """The measurement, where the task asked for one (`evaluate`)."""
+    personal: Evaluation | None = None
+    """The same for the device's personal model, where the algorithm has one beside the round's: before its training."""
 
     @property
     def size(self) -> int:

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         metrics={"accuracy": 0.9375},
         seconds=12.5,
         evaluation=m.Evaluation(1200, 412.5, {"accuracy": 1000.0}),
+        personal=m.Evaluation(1200, 206.25, {"accuracy": 1100.0}),
     ),
     "uploaded": m.Uploaded("t4-11"),
     "evaluated": m.Evaluated("t-e2-7", m.Evaluation(1200, 412.5, {"accuracy": 1000.0}), 1.5),

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import UPDATE, Identifier
+from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -25,6 +26,7 @@ from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -199,11 +201,16 @@ class Plan(Section, frozen=True, kw_only=True):
     @property
     def parts(self) -> dict[str, str]:
         """What each task asks its device to report: name of the part -> its encoding."""
-        return dict.fromkeys((UPDATE, *self.algorithm.parts), FLOAT32.name)
+        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors that each task has beside the model."""
+        return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
     def aggregators(self) -> dict[str, aggregators.Aggregator[Any]]:
         """Return the aggregator of each part of a report."""
-        return {UPDATE: self.aggregator(), **dict.fromkeys(self.algorithm.parts, aggregators.MEAN)}
+        return {part: self.aggregator() if part == UPDATE else aggregators.MEAN for part in self.parts}
 
     def share(self, updates: int) -> float:
         """Return the share of all devices that took part in a round with this many updates. 1 where the number of
@@ -268,6 +275,8 @@ class Plan(Section, frozen=True, kw_only=True):
         if self.algorithm.plain_sgd and (manifest.step.optimizer != "sgd" or manifest.step.clip):
             given = manifest.step.optimizer + " and clips its gradient" * manifest.step.clip
             raise self._misfit(f"{self._needing()} needs a step of plain SGD; the bundle's is {given}.", manifest)
+        if (misfit := personal_misfit(self.recipe, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(

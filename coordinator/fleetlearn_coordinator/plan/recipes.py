@@ -7,7 +7,7 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fleetlearn_coordinator.plan.local_algorithms import Need
 
@@ -31,6 +31,8 @@ class Recipe(NamedTuple):
     """The optimizer, and what belongs to it: where a plan names another optimizer, that one's own defaults count."""
     round: Mapping[str, Any] = SYNCHRONOUS
     aggregation: Mapping[str, Any] = MEAN
+    personal: Literal["some", "normalisation"] | None = None
+    """Which of the bundle's parameters must stay on the devices (personal_parameters.py). None: any may, or none."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
@@ -80,6 +82,15 @@ RECIPES: Mapping[str, Recipe] = {
         "Xie, Koyejo and Gupta, Asynchronous Federated Optimization, arXiv 1903.03934, Algorithm 1",
         server={"optimizer": "sgd", "lr": 0.6, "mix": True},
         round={**ASYNCHRONOUS, "goal": 1},
+    ),
+    "fedper": Recipe(
+        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",
+        personal="some",
+    ),
+    "fedbn": Recipe(
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623, "
+        "Algorithm 1",
+        personal="normalisation",
     ),
     **{name: Recipe(source, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
 }

@@ -10,10 +10,9 @@ section 4 of PROTOCOL.md.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,10 +22,11 @@ from fleetlearn_protocol.manifest import LocalStep, Manifest
 from fleetlearn_protocol.messages import CONTROL, PLAIN, UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite
 
-from fleetlearn_device.runtimes.checks import Batch, check_batch, check_hyper, check_vector
+from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.training.data import Data
-from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.kept_state import kept_state_size
+from fleetlearn_device.training.personal import ditto, fedrep
 from fleetlearn_device.training.train import (
     EVALUATION_BATCH,
     SEEDS,
@@ -34,8 +34,8 @@ from fleetlearn_device.training.train import (
     StoppedError,
     TrainingError,
     TrainingResult,
-    train,
 )
+from fleetlearn_device.training.work import Inputs, Outcome, Settings, Work
 
 DUAL = "dual"
 """FedDyn's lambda_k: the name of the tied vector."""
@@ -48,72 +48,6 @@ class UnsupportedError(TrainingError):
     """The algorithm cannot be done with this bundle."""
 
 
-class Inputs(NamedTuple):
-    """What a task begins with."""
-
-    model: Vector
-    """The round's model: float32, shape (P,)."""
-    kept_state: Vector | None = None
-    """float32, shape (kept_state_size,). None at the device's first task of the bundle."""
-    vectors: Mapping[str, Vector] = {}
-    """The task's other vectors by name: float32, shape (P,)."""
-    tied: Mapping[str, Vector] = {}
-    """The tied vectors that the task goes on from, by name: float32, shape (P,). Those that are absent are zeros."""
-
-
-class Settings(NamedTuple):
-    """How the task is done: the arguments of ``train``."""
-
-    hyper: Mapping[str, float]
-    epochs: int
-    batch_size: int
-    seed: int
-    time_budget: float | None = None
-    evaluate: bool = False
-    should_stop: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.monotonic
-    on_step: Callable[[int, float], None] | None = None
-    on_evaluated: Callable[[], None] = lambda: None
-
-
-class Outcome(NamedTuple):
-    """What a task leaves."""
-
-    result: TrainingResult
-    parts: Mapping[str, Vector]
-    """What is reported, by name: float32, shape (P,)."""
-    tied: Mapping[str, Vector] = {}
-    """The tied vectors after the task, by name: float32, shape (P,)."""
-
-
-class Work(NamedTuple):
-    """All that an algorithm works with."""
-
-    runtime: Runtime
-    bundle: Bundle
-    data: Data | Batch | Iterable[Batch]
-    inputs: Inputs
-    settings: Settings
-
-    def load(self, correction: Vector | None = None) -> None:
-        """Load the round's model and the kept state. correction: shape (P,), added to each step's gradient."""
-        load_model(self.runtime, self.bundle, self.inputs.model, self.inputs.kept_state, correction)
-
-    def train(self, **changes: Any) -> TrainingResult:
-        """Train the loaded model with the task's settings. changes: arguments of ``train`` that differ from these."""
-        return train(self.runtime, self.data, **(self.settings._asdict() | changes))
-
-    def tied(self, name: str) -> Vector:
-        """Return the tied vector that the task goes on from."""
-        found = self.inputs.tied.get(name)
-        return np.zeros_like(self.inputs.model) if found is None else found
-
-    @property
-    def hyper(self) -> dict[str, float]:
-        """All hyper-parameters of the bundle. Raises ValueError."""
-        return check_hyper(self.settings.hyper, self.runtime.manifest.hyper)
-
-
 class Algorithm(NamedTuple):
     """One way to do a task, and what it needs."""
 
@@ -124,6 +58,10 @@ class Algorithm(NamedTuple):
     """The optimizer that the bundle's step must have; None: any."""
     switches: tuple[str, ...] = ()
     """What must be switched on in the bundle's LocalStep."""
+    without: tuple[str, ...] = ()
+    """What must not be switched on there."""
+    personal: bool | None = None
+    """True: the bundle must have personal parameters. False: devices must keep nothing of it from task to task."""
 
 
 def run_algorithm(
@@ -141,7 +79,8 @@ def run_algorithm(
     damaged file of initial values), ValueError (a vector of another shape), and what ``train`` raises.
     """
     check_step(name, bundle.manifest)
-    for what, vector in (*inputs.vectors.items(), *inputs.tied.items()):
+    own = {} if inputs.personal is None else {"personal model": inputs.personal}
+    for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
         check_vector(vector, bundle.manifest.size, what=f"the {what}")
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         outcome = ALGORITHMS[name].function(Work(runtime, bundle, data, inputs, settings))
@@ -165,6 +104,7 @@ def check_step(name: str, manifest: Manifest) -> None:
     if algorithm.optimizer not in (None, given.optimizer):
         wrong.append(f"the optimizer {algorithm.optimizer}, since it takes a model's change for a sum of gradients")
     wrong += [f"{switch}=True" for switch in algorithm.switches if not getattr(given, switch)]
+    wrong += [f"{switch}=False" for switch in algorithm.without if getattr(given, switch)]
     if wrong:
         export = ", ".join(
             [repr(algorithm.optimizer or given.optimizer), *(f"{row}=True" for row in algorithm.switches)]
@@ -172,6 +112,16 @@ def check_step(name: str, manifest: Manifest) -> None:
         raise UnsupportedError(
             f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle {manifest.name} is "
             f"{_described(given)}. Export the model again with step=LocalStep({export})"
+        )
+    if algorithm.personal and manifest.local_size == manifest.size:
+        raise UnsupportedError(
+            f"the algorithm {name} needs personal parameters, and bundle {manifest.name} has none. Export the model "
+            'again with personal=["head"], where "head" is the name of the last layer'
+        )
+    if algorithm.personal is False and kept_state_size(manifest):
+        raise UnsupportedError(
+            f"the algorithm {name} has a whole model for each device, and of bundle {manifest.name} devices keep parts "
+            "from task to task. Export the model again without personal= and kept="
         )
     if algorithm.optimizer is not None and manifest.compute is not msgspec.UNSET:
         raise UnsupportedError(
@@ -231,9 +181,11 @@ def feddyn(work: Work) -> Outcome:
 
 ALGORITHMS = {
     PLAIN: Algorithm(plain),
-    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",)),
-    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",)),
+    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",), ("clip",)),
+    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",), ("clip",)),
     "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal")),
+    "ditto": Algorithm(ditto, switches=("proximal",), personal=False),
+    "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal=True),
 }
 """By the name in ``Task.algorithm``."""
 
@@ -285,5 +237,5 @@ def _without_buffers(vector: Vector, work: Work) -> Vector:
 
 
 def _described(step: LocalStep) -> str:
-    switches = [f"{name}=True" for name in ("proximal", "correction", "contrastive") if getattr(step, name)]
+    switches = [f"{name}=True" for name in ("proximal", "correction", "contrastive", "clip") if getattr(step, name)]
     return f"LocalStep({', '.join([repr(step.optimizer), *switches])})"

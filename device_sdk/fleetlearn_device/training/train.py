@@ -157,9 +157,9 @@ def train(
         loss_sum += loss * count
         for name, value in runtime.metrics.items():
             metric_sums[name] = metric_sums.get(name, 0.0) + value * count
-        now = clock()
         if on_step is not None:
             on_step(steps, loss)
+        now = clock()
     update: Vector = runtime.parameters - runtime.anchor
     kept_state = collect_kept_state(runtime)
     for what, vector in (("update", update), ("device's own part", kept_state)):

@@ -190,7 +190,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}epochs = 2", ["round.epochs is not a key", "did you mean local.epochs?"]),
         (f'file = "x"\n{SMALL}', ["file is not a key"]),
         (f"{SMALL}[rounds]\ngoal = 1", ["rounds is not a key", "stop.rounds"]),
-        (f'recipe = "fedprix"\n{SMALL}', ["recipe = 'fedprix'", "did you mean fedprox?", *RECIPES]),
+        (f'recipe = "fedprix"\n{SMALL}', ["recipe = 'fedprix'", "did you mean fedprox or fedper?", *RECIPES]),
         (f"recipe = 5\n{SMALL}", ["recipe = 5", *RECIPES]),
         (f"recipe = []\n{SMALL}", ["recipe = []"]),
         (f"{SMALL}[server]\noptimizer = []", ["server.optimizer = []"]),

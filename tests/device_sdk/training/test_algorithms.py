@@ -12,17 +12,10 @@ import pytest
 import torch
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
-from fleetlearn_device.training.algorithms import (
-    ALGORITHMS,
-    DUAL,
-    Inputs,
-    Outcome,
-    Settings,
-    UnsupportedError,
-    run_algorithm,
-)
+from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, StoppedError
+from fleetlearn_device.training.work import Inputs, Outcome, Settings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
