@@ -68,8 +68,8 @@ class RunServer:
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
-        self._published: str | None = None
-        """The SHA-256 of the newest model that is served."""
+        self._published: set[str] = set()
+        """The SHA-256 of the newest model and of what belongs to it, which are served."""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
@@ -333,14 +333,15 @@ class RunServer:
 
     def _publish(self) -> None:
         run = self.run
-        if run.model_digest == self._published:
+        # A vector may change where the model stays as it is, bit for bit.
+        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
+        if newest.keys() == self._published:
             return
-        self._published = run.model_digest
+        self._published = {*newest}
         versions = {terms.version for terms in self.engine.book.terms.values()}
         if self.engine.evaluations.is_open:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
-        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
         self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
     def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
