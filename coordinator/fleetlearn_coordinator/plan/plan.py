@@ -276,9 +276,7 @@ class Plan(Section, frozen=True, kw_only=True):
             text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
             raise self._misfit(text, manifest)
         if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
-            text = (
-                f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
-            )
+            text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
             raise self._misfit(f"{text} Export it without compute=.", manifest)
         if (misfit := personal_misfit(self.recipe, manifest)) is not None:
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")

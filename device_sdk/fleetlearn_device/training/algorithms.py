@@ -22,7 +22,7 @@ from fleetlearn_protocol.manifest import LocalStep, Manifest
 from fleetlearn_protocol.messages import CONTROL, PLAIN, UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite
 
-from fleetlearn_device.runtimes.checks import Batch, check_batch, check_hyper, check_vector
+from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.kept_state import kept_state_size

@@ -19,11 +19,12 @@ from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
-from fleetlearn_device.training.algorithms import ALGORITHMS, Inputs, Settings, check_step, run_algorithm
+from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data
+from fleetlearn_device.training.work import Inputs, Settings
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
