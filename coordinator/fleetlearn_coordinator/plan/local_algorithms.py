@@ -1,6 +1,7 @@
-"""What devices do beside plain training, as the coordinator sees it: what travels, and what the bundle must have.
+"""What devices do beside plain training: what the bundle and the plan must have for it.
 
-The device's side is ``fleetlearn_device/training/algorithms.py``. docs/algorithms.md has the equations.
+The protocol's ``algorithms.py`` says what travels; ``fleetlearn_device/training/algorithms.py`` is the devices' side;
+docs/algorithms.md has the equations.
 """
 
 from __future__ import annotations
@@ -18,16 +19,12 @@ with a step that can train them in turns with the others; nothing, since each de
 
 
 class Algorithm(NamedTuple):
-    """What an algorithm needs beside the model, the update and the bundle's step."""
+    """What an algorithm needs."""
 
     needs: tuple[Need, ...] = ()
     """What the bundle's step must have."""
     plain_sgd: bool = False
     """Whether the bundle's step must be plain gradient descent: its equations hold for no other."""
-    vectors: tuple[str, ...] = ()
-    """Vectors that a task has beside the model."""
-    parts: tuple[str, ...] = ()
-    """Parts that a report has beside the update. The coordinator adds them up with a weight of 1."""
     tied: tuple[str, ...] = ()
     """What devices keep from those of their tasks whose updates counted."""
     counts_devices: bool = False
@@ -40,7 +37,7 @@ class Algorithm(NamedTuple):
     """Whether each device has a whole model of its own, which it measures beside the round's."""
 
 
-_SCAFFOLD = Algorithm(("correction",), True, (CONTROL,), (CONTROL,), (CONTROL,), True)
+_SCAFFOLD = Algorithm(("correction",), True, (CONTROL,), True)
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "plain": Algorithm(),

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import UPDATE, Identifier
+from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -201,11 +202,16 @@ class Plan(Section, frozen=True, kw_only=True):
     @property
     def parts(self) -> dict[str, str]:
         """What each task asks its device to report: name of the part -> its encoding."""
-        return dict.fromkeys((UPDATE, *self.algorithm.parts), FLOAT32.name)
+        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors that each task has beside the model."""
+        return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
     def aggregators(self) -> dict[str, aggregators.Aggregator[Any]]:
         """Return the aggregator of each part of a report."""
-        return {UPDATE: self.aggregator(), **dict.fromkeys(self.algorithm.parts, aggregators.MEAN)}
+        return {part: self.aggregator() if part == UPDATE else aggregators.MEAN for part in self.parts}
 
     def share(self, updates: int) -> float:
         """Return the share of all devices that took part in a round with this many updates. 1 where the number of
@@ -267,13 +273,16 @@ class Plan(Section, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.hyper(manifest)
+        if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
+            text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
+            raise self._misfit(text, manifest)
+        if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
+            text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
+            raise self._misfit(f"{text} Export it without compute=.", manifest)
         of_recipe = f"recipe {self.recipe}", RECIPES[self.recipe].personal
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
             if (misfit := personal_misfit(name, personal, manifest)) is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
-        if self.algorithm.plain_sgd and (manifest.step.optimizer != "sgd" or manifest.step.clip):
-            given = manifest.step.optimizer + " and clips its gradient" * manifest.step.clip
-            raise self._misfit(f"{self._needing()} needs a step of plain SGD; the bundle's is {given}.", manifest)
         known = ["loss", *manifest.metrics]
         if self.algorithm.personal_model and self.stop.measured_by == "round":
             known += [f"{PERSONAL}{name}" for name in known]

@@ -52,9 +52,10 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
@@ -246,9 +247,9 @@ class Run:
         """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
         with the same tied vectors so far: what is here and what devices keep must belong together."""
         tied, before = " ".join(self.plan.algorithm.tied), self.store.ledger.get("tied") or ""
-        if tied == before and self.vectors.keys() == {*self.plan.algorithm.vectors}:
+        if tied == before and self.vectors.keys() == {*self.plan.vectors}:
             return []
-        self.vectors = {name: np.zeros_like(self.model) for name in self.plan.algorithm.vectors}
+        self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
         return [Metadata("tied", tied), TiedVectorsForgotten()]
 
     def tied_to(self, device: str) -> str | None:
@@ -432,7 +433,7 @@ class Run:
             self.plan.share(len(open_round.reports)),
         )
         vectors = {}
-        if CONTROL in algorithm.vectors:
+        if CONTROL in self.plan.vectors:
             assert self.plan.server.devices is not None
             vectors[CONTROL] = round_sums.next_control(
                 self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices

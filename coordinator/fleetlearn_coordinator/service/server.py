@@ -290,7 +290,7 @@ class RunServer:
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                vectors=self._serve_model(lease.version, run.plan.algorithm.vectors),
+                vectors=self._serve_model(lease.version, run.plan.vectors),
                 parts=run.plan.parts,
                 hyper=run.hyper,
                 epochs=local.epochs,
@@ -342,7 +342,7 @@ class RunServer:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
         newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
-        self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.algorithm.vectors))
+        self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
     def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
         """Return SHA-256 -> where it is, for each of these models whose file is there and for the vectors ``beside``

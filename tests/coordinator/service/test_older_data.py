@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.rounds.engine import Commit, Phase
+from fleetlearn_coordinator.rounds.commands import Commit
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
-from fleetlearn_coordinator.rounds.engine import Phase
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage import store
