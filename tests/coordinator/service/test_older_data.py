@@ -24,6 +24,7 @@ from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import UPDATE
 from peers import plan_text, report_of, write_test_bundle
 
 SIZE = 50
@@ -63,7 +64,7 @@ def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None
         blobs.write_spool_file(spool_file, 0, update.tobytes())
         (lease,) = engine.check_in(device, None, 0.0)
         report = report_of(lease, update, examples=int(examples))  # type: ignore[arg-type]
-        run.save_update(device, report, spool_file, float(np.abs(update).max()))
+        run.save_update(device, report, spool_file, {UPDATE: float(np.abs(update).max())})
         commands = run.record(engine.count_report(device, report.task, 0.0), NOW)
     (commit,) = commands
     assert isinstance(commit, Commit)
