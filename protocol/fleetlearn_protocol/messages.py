@@ -160,6 +160,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Whether its connection is paid for by the byte."""
     evaluates: bool = False
     """Whether the device knows `evaluate`. It is not sent to others."""
+    encodings: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ("float32",)
+    """The families of encodings that the device knows (section 4). It is asked for no others."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         charging=True,
         network="unmetered",
         evaluates=True,
+        encodings=("float32", "float16", "int8", "topk"),
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),

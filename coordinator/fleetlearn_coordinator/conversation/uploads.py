@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetlearn_protocol.encodings import ENCODINGS, FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import UPDATE, Part, Report
@@ -20,18 +20,23 @@ from fleetlearn_protocol.vector import checksum
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Turn
 from fleetlearn_coordinator.conversation.port import Spool
 
-ASKED_PARTS = {UPDATE: FLOAT32.name}
-"""What each task asks its device to report: name of the part -> its encoding."""
+
+def asked_parts(encoding: str) -> dict[str, str]:
+    """Return what a task asks its device to report, if the update is to be in this encoding: name of the part -> its
+    encoding."""
+    return {UPDATE: encoding}
 
 
-def check_parts(report: Report, elements: int) -> None:
-    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the ASKED_PARTS, of ``elements`` each."""
-    given = [(part.name, part.encoding) for part in report.parts]
-    if sorted(given) != sorted(ASKED_PARTS.items()):
-        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(ASKED_PARTS.items())}"
+def check_parts(report: Report, encoding: str, elements: int) -> None:
+    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that a task asks for, of
+    ``elements`` each. Where the plan names another encoding than float32, some devices are asked for float32."""
+    given = sorted((part.name, part.encoding) for part in report.parts)
+    asked = [sorted(asked_parts(each).items()) for each in dict.fromkeys((encoding, FLOAT32.name))]
+    if given not in asked:
+        text = f"a report of the parts {_listed(given)} came; the task asked for {' or '.join(map(_listed, asked))}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
-        expected = ENCODINGS[part.encoding].size(elements)
+        expected = find_encoding(part.encoding).size(elements)
         if part.size != expected:
             text = f"part {part.name} has {part.size} bytes; a model of {elements} elements takes {expected}"
             raise ProtocolError(Code.WRONG_LENGTH, text)
@@ -61,6 +66,8 @@ class Upload(Turn):
     report: Report
     spool: Spool
     """Where its bytes are written: its run's."""
+    elements: int
+    """Elements of each part."""
     sender: Sender | None = None
     """None after the connection broke."""
     spool_file: int | None = None
@@ -91,7 +98,7 @@ class Upload(Turn):
 
     def receive(self, chunk: Chunk) -> None:
         """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset, wrong-length,
-        not-finite) and changes nothing."""
+        not-finite, bad-encoding) and changes nothing."""
         assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
@@ -103,7 +110,9 @@ class Upload(Turn):
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}"
             )
-        largest = ENCODINGS[part.encoding].check(chunk.payload)
+        encoding, is_last = find_encoding(part.encoding), self.offset + size == end
+        before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
+        largest = encoding.check(chunk.payload, self.elements - before if is_last else None)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest = max(self.largest, largest)
@@ -157,10 +166,10 @@ class Uploads:
         """Task -> its upload, for uploads with a place."""
         return {upload.report.task: upload for upload in self.places.held}
 
-    def offer(self, device: str, report: Report, spool: Spool, sender: Sender | None = None) -> Upload:
+    def offer(self, device: str, report: Report, spool: Spool, elements: int, sender: Sender | None = None) -> Upload:
         """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
         self.forget(report.task, unless=report)
-        upload = self._broken.pop(report.task, None) or Upload(device, report, spool)
+        upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements)
         upload.report, upload.sender = report, sender
         self.queue(upload)
         return upload

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
@@ -27,6 +28,7 @@ from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Aggregation,
+    Encoding,
     Evaluation,
     Local,
     Pace,
@@ -64,6 +66,7 @@ class Plan(Section, frozen=True, kw_only=True):
     round: Round
     staleness: Staleness
     aggregation: Aggregation
+    encoding: Encoding
     pace: Pace
     server: Server
     stop: Stop
@@ -334,6 +337,10 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
             'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
         )
+    try:
+        find_encoding(plan.encoding.up)
+    except ProtocolError as error:
+        yield f'encoding.up = "{plan.encoding.up}": {error.text}'
     if plan.pace.connected is None and plan.pace != Pace():
         yield "pace.longest and pace.check_ins need pace.connected, how many devices stay connected"
     if plan.pace.connected is not None and plan.pace.connected < round_.cohort:

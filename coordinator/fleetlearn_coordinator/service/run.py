@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import UPDATE, Evaluated, Part, Report
-from fleetlearn_protocol.vector import Vector, check_finite, digest
+from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
@@ -266,7 +266,7 @@ class Run:
         Raises StoreError (damaged)."""
         assert row.spool_file is not None
         part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=early)
-        largest = check_finite(ENCODINGS[part.encoding].decode(content))
+        largest = find_encoding(part.encoding).check(content, self.bundle.manifest.size)
         return AcceptedUpdate(part, row.weight, self.plan.staleness_factor(row.staleness), row.spool_file, largest)
 
     def _count(self, report: Report, staleness: int) -> None:
@@ -371,7 +371,7 @@ class Run:
 
     def _add(self, aggregate: Any, update: AcceptedUpdate) -> None:
         """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
-        spooled = SpooledUpdate(self.store.blobs, update.spool_file, update.part)
+        spooled = SpooledUpdate(self.store.blobs, update.spool_file, update.part, self.bundle.manifest.size)
         self.aggregator.add(aggregate, spooled, update.weight, update.largest, update.factor)
 
     def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:

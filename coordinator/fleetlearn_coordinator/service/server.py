@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, family
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
@@ -28,7 +28,7 @@ from fleetlearn_protocol.messages import (
 )
 
 from fleetlearn_coordinator.conversation.port import Admitted
-from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
+from fleetlearn_coordinator.conversation.uploads import asked_parts, check_parts
 from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import (
@@ -60,7 +60,9 @@ class RunServer:
 
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.engine, self.host = run, run.engine, host
-        self.spool = run.store.blobs
+        self.spool, self.elements = run.store.blobs, run.model.size
+        self._knows_encoding: set[str] = set()
+        """Connected devices that know the plan's encoding of updates. The others are asked for float32."""
         self._served = host.serve_run(self, run.bundle, self.fail)
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
@@ -112,6 +114,10 @@ class RunServer:
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held = check_in.device, check_in.held
+        if family(self.run.plan.encoding.up) in check_in.encodings:
+            self._knows_encoding.add(device)
+        else:
+            self._knows_encoding.discard(device)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
         if check_in.evaluates:
@@ -121,6 +127,7 @@ class RunServer:
 
     def leave(self, device: str, now: float) -> None:
         self.run.evaluations.tiers.pop(device, None)
+        self._knows_encoding.discard(device)
         if not self.done.done():  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, now), now)
             if self.run.selection is not None:
@@ -130,7 +137,7 @@ class RunServer:
         if self.has_counted(device, report.task):
             return False
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
-        check_parts(report, self.run.model.size)
+        check_parts(report, self.run.plan.encoding.up, self.elements)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
@@ -270,7 +277,7 @@ class RunServer:
                 round=lease.round,
                 bundle=run.bundle.sha256,
                 vectors=self._serve_model(lease.version),
-                parts=ASKED_PARTS,
+                parts=asked_parts(run.plan.encoding.up if lease.device in self._knows_encoding else FLOAT32.name),
                 hyper=run.hyper,
                 epochs=local.epochs,
                 batch_size=local.batch_size,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import Part
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import Blobs
+
+PART = 32768
+"""Elements that are decoded at a time: whole blocks of every encoding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,11 +22,17 @@ class SpooledUpdate:
     blobs: Blobs
     spool_file: int
     part: Part
+    elements: int
 
     def __iter__(self) -> Iterator[Vector]:
-        return map(ENCODINGS[self.part.encoding].decode, self.blobs.read_spool_file(self.spool_file, self.part.size))
+        encoding, left = find_encoding(self.part.encoding), self.elements
+        parts = self.blobs.read_spool_file(self.spool_file, self.part.size, part_bytes=encoding.size(PART))
+        for content in parts:
+            yield encoding.decode(content, min(PART, left))
+            left -= PART
 
     def read(self, start: int, stop: int) -> Vector:
-        encoding = ENCODINGS[self.part.encoding]
+        encoding = find_encoding(self.part.encoding)
         begin, end = encoding.size(start), encoding.size(stop)
-        return encoding.decode(b"".join(self.blobs.read_spool_file(self.spool_file, end - begin, begin)))
+        content = b"".join(self.blobs.read_spool_file(self.spool_file, end - begin, begin))
+        return encoding.decode(content, stop - start)

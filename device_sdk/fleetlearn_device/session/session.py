@@ -13,10 +13,10 @@ owner connects again after a back-off that grows with ``faults``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import FAMILIES, FLOATS, family, find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -153,7 +153,7 @@ class Session:
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
         known = self.device, self.examples, self.runtime, self.software
-        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True))]
+        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True, encodings=FAMILIES))]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -575,14 +575,22 @@ class Session:
 
 def _unsupported(task: Task | Evaluate) -> str | None:
     """What of the task this version cannot do, for people. It works with the model alone, and reports an update."""
-    asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], MODEL)]
+    asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], MODEL, FLOATS)]
     if isinstance(task, Task):
-        asked.append(("asks for the parts", [*task.parts.items()], UPDATE))
-    for what, given, name in asked:
-        if given not in [[(name, encoding)] for encoding in ENCODINGS]:
+        asked.append(("asks for the parts", [*task.parts.items()], UPDATE, FAMILIES))
+    for what, given, name, known in asked:
+        if len(given) != 1 or given[0][0] != name or not _is_known(given[0][1], known):
             listed = ", ".join(f"{each} ({encoding})" for each, encoding in given)
-            return f"the task {what} {listed}; this device knows {name} ({', '.join(ENCODINGS)})"
+            return f"the task {what} {listed}; this device knows {name} ({', '.join(known)})"
     return None
+
+
+def _is_known(encoding: str, known: Collection[str]) -> bool:
+    """Return whether there is such an encoding, and its family is in ``known``."""
+    try:
+        return family(find_encoding(encoding).name) in known
+    except ProtocolError:
+        return False
 
 
 def _tag(message: FromCoordinator) -> str:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.encodings import Encoding, find_encoding
+from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.messages import MODEL, UPDATE, Evaluate, Evaluated, Report, Task, encode
 from fleetlearn_protocol.vector import Vector
 
@@ -21,7 +21,14 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data, train
+from fleetlearn_device.training.train import (
+    DivergedError,
+    OutOfTimeError,
+    StoppedError,
+    TrainingError,
+    evaluate_data,
+    train,
+)
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
@@ -82,8 +89,8 @@ class Trainer:
         that task's update was accepted. Room for the result is held on the disk from before the first step until the
         result is saved.
 
-        Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not finite, KilledError,
-        MemoryError, StateError.
+        Raises what ``open_runtime`` and ``train`` raise, DivergedError also on an update that its encoding cannot hold,
+        ProtocolError on a model that is not finite, KilledError, MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         with self._counted_start(task.task):
@@ -136,7 +143,7 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        encoding = ENCODINGS[task.parts[UPDATE]]
+        encoding = find_encoding(task.parts[UPDATE])
         runtime = self._open(task, self._read_model(task))
         self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
         result = train(
@@ -152,7 +159,7 @@ class Trainer:
             on_step=self._count,
             on_evaluated=self._count_batch,
         )
-        update = encoding.encode(result.update)
+        update = _encode(encoding, result.update, task.seed)
         report = Report(
             task=task.task,
             round=task.round,
@@ -172,7 +179,7 @@ class Trainer:
     def _read_model(self, task: Task | Evaluate) -> Vector:
         """Raises ProtocolError on a model that is not finite."""
         vector = task.vector(MODEL)
-        content, encoding = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+        content, encoding = self._contents.vector_path(vector.sha256).read_bytes(), find_encoding(vector.encoding)
         encoding.check(content)
         return encoding.decode(content)
 
@@ -225,3 +232,11 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+
+
+def _encode(encoding: Encoding, update: Vector, seed: int) -> memoryview:
+    """Return the update's bytes. Raises DivergedError: the encoding cannot hold it."""
+    try:
+        return encoding.encode(update, seed)
+    except ProtocolError as error:
+        raise DivergedError(error.text) from error

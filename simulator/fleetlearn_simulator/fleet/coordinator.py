@@ -14,6 +14,7 @@ from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
-        self.training = RoundTraining(backend, scenario.seed)
+        self.training = RoundTraining(backend, scenario.seed, find_encoding(self.plan.encoding.up))
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:

@@ -22,7 +22,7 @@ from fleetlearn_coordinator.conversation.effects import (
 from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
-from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, Uploads, check_parts
+from fleetlearn_coordinator.conversation.uploads import Uploads, asked_parts, check_parts
 from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish, Measure
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -90,7 +90,7 @@ class Room:
     def __init__(self, *, uploads: int = 16, **settings: Any) -> None:
         values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
         self.engine = Engine(Settings(**(values | settings)))
-        self.spool = Spool()
+        self.spool, self.elements = Spool(), SIZE
         self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}
@@ -105,7 +105,8 @@ class Room:
             match command:
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
-                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED_PARTS, {}, 1, 10, seed, 600.0)
+                    parts = asked_parts("float32")
+                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, parts, {}, 1, 10, seed, 600.0)
                 case Measure(device, task):
                     message = Evaluate(task, "b" * 64, (VectorReference("model", MODEL, 4 * SIZE, "float32"),), 600.0)
                 case CancelTask(device, task, code, text):
@@ -147,7 +148,7 @@ class Room:
         if self.has_counted(device, report.task):
             return False
         self.tell(self.engine.announce(device, report.task, report.round, now))
-        check_parts(report, SIZE)
+        check_parts(report, "float32", SIZE)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
