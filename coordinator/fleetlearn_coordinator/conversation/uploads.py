@@ -7,33 +7,26 @@ there are places: beyond that, the upload with the fewest bytes begins again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetlearn_protocol.encodings import FLOAT32, find_encoding
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
-from fleetlearn_protocol.messages import UPDATE, Part, Report
+from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import checksum
 
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Turn
 from fleetlearn_coordinator.conversation.port import Spool
 
 
-def asked_parts(encoding: str) -> dict[str, str]:
-    """Return what a task asks its device to report, if the update is to be in this encoding: name of the part -> its
-    encoding."""
-    return {UPDATE: encoding}
-
-
-def check_parts(report: Report, encoding: str, elements: int) -> None:
-    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that a task asks for, of
-    ``elements`` each. Where the plan names another encoding than float32, some devices are asked for float32."""
-    given = sorted((part.name, part.encoding) for part in report.parts)
-    asked = [sorted(asked_parts(each).items()) for each in dict.fromkeys((encoding, FLOAT32.name))]
-    if given not in asked:
-        text = f"a report of the parts {_listed(given)} came; the task asked for {' or '.join(map(_listed, asked))}"
+def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None:
+    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were asked for (name ->
+    encoding), of ``elements`` each."""
+    given = [(part.name, part.encoding) for part in report.parts]
+    if sorted(given) != sorted(asked.items()):
+        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(asked.items())}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
         expected = find_encoding(part.encoding).size(elements)
@@ -74,8 +67,8 @@ class Upload(Turn):
     """The number of its spool file, from the first grant on."""
     offset: int = 0
     """Bytes received so far."""
-    largest: float = 0.0
-    """Greatest magnitude among them."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """Name of each part that has begun to arrive -> the greatest magnitude so far."""
     transfer: int = 0
     """The number that its chunks carry, while it has a place and for a while afterwards. 0: no chunk counts."""
     restarted: bool = False
@@ -115,7 +108,7 @@ class Upload(Turn):
         largest = encoding.check(chunk.payload, self.elements - before if is_last else None)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
-        self.largest = max(self.largest, largest)
+        self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)
         self.offset += size
         self.restarted = False
 
@@ -278,7 +271,7 @@ class Uploads:
         self._without_place.pop(upload, None)
         upload.transfer = upload.offset = 0
         upload.crc32.clear()
-        upload.largest = 0.0
+        upload.largest.clear()
         if upload.spool_file is not None:
             upload.spool.free_spool_file(upload.spool_file)
             upload.spool_file = None

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -24,6 +25,8 @@ from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, 
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.plan.defaults import fill_defaults
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -192,6 +195,35 @@ class Plan(Section, frozen=True, kw_only=True):
         """Return the aggregator."""
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the devices' algorithm needs."""
+        return ALGORITHMS[self.local.algorithm]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What a task asks its device to report: name of the part -> its encoding."""
+        return {**self.exact_parts, UPDATE: self.encoding.up}
+
+    @property
+    def exact_parts(self) -> dict[str, str]:
+        """The same for a device that does not know the update's encoding."""
+        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors that each task has beside the model."""
+        return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
+
+    def aggregators(self) -> dict[str, aggregators.Aggregator[Any]]:
+        """Return the aggregator of each part of a report."""
+        return {part: self.aggregator() if part == UPDATE else aggregators.MEAN for part in self.parts}
+
+    def share(self, updates: int) -> float:
+        """Return the share of all devices that took part in a round with this many updates. 1 where the number of
+        devices is not known."""
+        return 1.0 if self.server.devices is None else updates / self.server.devices
+
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""
         return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
@@ -205,10 +237,11 @@ class Plan(Section, frozen=True, kw_only=True):
         named = {"lr": self.local.lr, "mu": self.local.mu}
         given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
         declared = {row.name: row.default for row in manifest.hyper}
-        needs = RECIPES[self.recipe].needs
+        needs, what = RECIPES[self.recipe].needs + self.algorithm.needs, self._needing()
         terms = [term for term in TERMS if getattr(manifest.step, term)]
-        if needs is not None and needs not in terms:
-            raise self._misfit(f"recipe {self.recipe} needs a step with a {needs} term.", manifest)
+        for need in needs:
+            if not getattr(manifest.step, need):
+                raise self._misfit(f"{what} needs a step with {SWITCHES[need]}.", manifest)
         if self.local.mu is not None and "mu" not in declared:
             raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
         for key in given:
@@ -217,7 +250,7 @@ class Plan(Section, frozen=True, kw_only=True):
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
-        if terms and needs is None:
+        if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
         for key, value in values.items():
@@ -229,10 +262,10 @@ class Plan(Section, frozen=True, kw_only=True):
     def remarks(self, manifest: Manifest) -> list[str]:
         """Say what the bundle has and this plan does not use, for the log."""
         found = []
-        if manifest.step.correction:
+        if manifest.step.correction and "correction" not in self.algorithm.needs:
             found.append(
-                "the bundle's step adds a correction to the gradient (SCAFFOLD), and no recipe of this version sends "
-                "one: it is zeros"
+                "the bundle's step adds a correction to the gradient, and this plan has none: it is zeros. "
+                'recipe = "scaffold" and recipe = "feddyn" use it'
             )
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
             found.append(
@@ -246,6 +279,11 @@ class Plan(Section, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.hyper(manifest)
+        if self.algorithm.plain_sgd and (manifest.step.optimizer != "sgd" or manifest.step.clip):
+            given = manifest.step.optimizer + " and clips its gradient" * manifest.step.clip
+            raise self._misfit(f"{self._needing()} needs a step of plain SGD; the bundle's is {given}.", manifest)
+        if (misfit := personal_misfit(self.recipe, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(
@@ -278,6 +316,12 @@ class Plan(Section, frozen=True, kw_only=True):
             return
         raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
 
+    def _needing(self) -> str:
+        """Return what of the plan needs something of the bundle."""
+        if self.local.algorithm in ("plain", self.recipe):
+            return f"recipe {self.recipe}"
+        return f'local.algorithm = "{self.local.algorithm}"'
+
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
         terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
         step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
@@ -291,6 +335,12 @@ class Plan(Section, frozen=True, kw_only=True):
 
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
+SWITCHES = {
+    "proximal": "a proximal term (export it with proximal=True)",
+    "contrastive": "a contrastive term (export it with contrastive=True)",
+    "correction": "a correction of its gradient (export it with correction=True)",
+}
+"""Switch of the bundle's step -> what it is, for people."""
 MOVED = (
     "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
     "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
@@ -315,6 +365,7 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
         )
     yield from _contradictions_of_aggregation(plan)
+    yield from _contradictions_of_algorithm(plan)
     if round_.weighting == "inverse-participation" and (not round_.asynchronous or round_.goal == 1):
         yield (
             'round.weighting = "inverse-participation" weighs the updates of one buffer against each other: it needs '
@@ -369,6 +420,29 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield 'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data'
     if stop.measured_by == "evaluation" and plan.evaluation.every is None:
         yield 'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
+
+
+def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
+    name, algorithm, server = plan.local.algorithm, plan.algorithm, plan.server
+    if algorithm.tied and plan.aggregation.aggregator != aggregators.MEAN.name:
+        yield (
+            f'local.algorithm = "{name}" counts on what all devices that took part keep; the aggregator '
+            f'{plan.aggregation.aggregator} leaves some of them out. It needs aggregation.aggregator = "mean"'
+        )
+    if algorithm.tied and server.mix:
+        yield f'local.algorithm = "{name}" works with the mean of several updates; server.mix = true has one at a time'
+    if (server.optimizer == "feddyn") != (name == "feddyn"):
+        yield (
+            f'server.optimizer = "{server.optimizer}" and local.algorithm = "{name}": FedDyn needs "feddyn" for both, '
+            'as recipe = "feddyn" has it'
+        )
+    if algorithm.counts_devices and server.devices is None:
+        yield (
+            f'local.algorithm = "{name}" needs server.devices, the number of all devices that may take part; an '
+            "estimate will do, rather too high than too low"
+        )
+    if not algorithm.counts_devices and server.devices is not None:
+        yield f'server.devices = {server.devices} is for local.algorithm = "scaffold" and "feddyn"; here it is "{name}"'
 
 
 def _contradictions_of_aggregation(plan: Plan) -> Iterable[str]:

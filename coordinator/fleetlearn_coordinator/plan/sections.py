@@ -40,6 +40,9 @@ class Local(Section, frozen=True, kw_only=True):
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
     for fedprox and moon, else 0."""
+    algorithm: str
+    """What devices do beside plain training: plain, scaffold (option II of its paper), scaffold-gradient (option I),
+    feddyn. Default: the recipe's."""
     time_budget: Duration | None = None
     """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
     evaluate: bool = True
@@ -161,6 +164,9 @@ class Server(Section, frozen=True, kw_only=True):
     mix: bool = False
     """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
     asynchronous rounds. Default: the recipe's."""
+    devices: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    """scaffold and feddyn: how many devices may take part at all, N. A larger number makes both of them more careful;
+    with one that is too small they overshoot."""
     momentum: Decay | None = None
     """Of the optimizer momentum."""
     beta1: Decay | None = None

@@ -10,9 +10,10 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
+from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import Evaluation

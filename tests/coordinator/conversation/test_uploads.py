@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
-from fleetlearn_coordinator.conversation.uploads import (
-    Upload,
-    Uploads,
-    check_parts,
-)
+from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
@@ -54,7 +49,7 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
         upload.receive(unpack_chunk(message))
     upload.check_complete()
-    assert upload.largest == 3.0
+    assert upload.largest == {"update": 3.0}
     spool_file = uploads.complete(upload, 0.0)
     assert b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes)) == UPDATE.tobytes()
     assert not uploads.active
@@ -127,29 +122,12 @@ def test_chunks_hold_whole_blocks(blobs: FileBlobs, name: str) -> None:
     assert caught.value.code is (Code.BAD_ENCODING if encoding.block == 4096 else Code.NOT_FINITE)
     upload.receive(Chunk(1, 2 * whole, content[2 * whole :]))
     upload.check_complete()
-    assert upload.largest == np.abs(encoding.decode(content, len(vector))).max()
-    update = SpooledUpdate(blobs, uploads.complete(upload, 0.0), report.parts[0], len(vector))
+    assert upload.largest == {"update": np.abs(encoding.decode(content, len(vector))).max()}
+    update = SpooledUpdate(blobs, uploads.complete(upload, 0.0), report.parts[0], 0, len(vector))
     decoded = encoding.decode(content, len(vector))
     assert np.concatenate(list(update)).tobytes() == decoded.tobytes()
     assert update.read(4096, len(vector)).tobytes() == decoded[4096:].tobytes()
     assert update.read(0, 4096).tobytes() == decoded[:4096].tobytes()
-
-
-def test_parts_of_another_encoding_are_refused() -> None:
-    """A device that does not know the plan's encoding sends float32."""
-    vector = np.ones(5, np.float32)
-    reports = {
-        name: msgspec.structs.replace(report_of("t1"), parts=(find_encoding(name).part("update", content),))
-        for name in ("float32", "int8", "int4")
-        for content in [find_encoding(name).encode(vector)]
-    }
-    check_parts(reports["int8"], "int8", 5)
-    check_parts(reports["float32"], "int8", 5)
-    refused = [("int4", "int8", 5, "asked for update (int8) or update (float32)"), ("int8", "float32", 5, "(float32)")]
-    for given, asked, elements, text in [*refused, ("int8", "int8", 6, "has 9 bytes; a model of 6 elements takes 10")]:
-        with pytest.raises(ProtocolError, match=re.escape(text)) as caught:
-            check_parts(reports[given], asked, elements)
-        assert caught.value.code is (Code.WRONG_LENGTH if elements == 6 else Code.WRONG_PARTS)
 
 
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
@@ -266,7 +244,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     ]  # one with a place, one not
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 2 * 2 + 1
     lost = next(crawler for crawler in crawlers if crawler.spool_file is None)
-    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, 0.0)
+    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

@@ -111,7 +111,7 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
     plan = make_plan()
     Fleet(plan).store.close()
     with closing(sqlite3.connect(plan.data_dir / DATABASE)) as database, database:
-        for table in ("devices", "evaluations", "measurements"):
+        for table in ("devices", "evaluations", "measurements", "tied"):
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version=2")
     process = Process(msgspec.structs.replace(plan, selection=SELECTIONS["seldom"]))

@@ -86,6 +86,19 @@ async def test_a_device_that_comes_back_with_less_is_asked_for_less(make_plan: P
 
 
 @run_async
+async def test_float32_is_taken_and_other_encodings_are_not(make_plan: PlanMaker) -> None:
+    """A device may have been asked for float32 before it was updated, while it held the update."""
+    async with fleet(make_plan(encoding__up="int8")) as (_, join):
+        a, b = await joined(join, "a"), await joined(join, "b")
+        first, second = await a.task(), await b.task()
+        assert isinstance(await upload(a, first, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
+        int4 = find_encoding("int4").part("update", find_encoding("int4").encode(VECTOR))
+        await b.send(msgspec.structs.replace(report_of(second, VECTOR), parts=(int4,)))
+        refused = await b.expect(Refused)
+        assert refused.text == "a report of the parts update (int4) came; the task asked for update (int8)"
+
+
+@run_async
 async def test_an_update_outlives_the_coordinator_in_its_encoding(make_plan: PlanMaker) -> None:
     """Accepted, and added to the sum by the next process."""
     encoding, plan = find_encoding("topk-0.3-int8"), make_plan(encoding__up="topk-0.3-int8")
