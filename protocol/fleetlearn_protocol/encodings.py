@@ -8,7 +8,7 @@ ENCODINGS, or to ``find_encoding`` if its name has parameters, and to section 4 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -137,6 +137,14 @@ _TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII
 def family(name: str) -> str:
     """Return the family of the encoding of this name."""
     return name.split("-")[0]
+
+
+def is_known(name: str, families: Collection[str]) -> bool:
+    """Return whether there is an encoding of this name, and its family is one of ``families``."""
+    try:
+        return family(find_encoding(name).name) in families
+    except ProtocolError:
+        return False
 
 
 @lru_cache(maxsize=64)

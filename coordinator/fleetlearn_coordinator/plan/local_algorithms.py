@@ -1,6 +1,6 @@
 """What devices do beside plain training: what the bundle and the plan must have for it.
 
-The protocol's ``algorithms.py`` says what travels, ``fleetlearn_device/training/algorithms.py`` is the devices' side, and
+The protocol's ``algorithms.py`` says what travels; ``fleetlearn_device/training/algorithms.py`` is the devices' side;
 docs/algorithms.md has the equations.
 """
 

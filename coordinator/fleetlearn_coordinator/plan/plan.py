@@ -279,9 +279,12 @@ class Plan(Section, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.hyper(manifest)
-        if self.algorithm.plain_sgd and (manifest.step.optimizer != "sgd" or manifest.step.clip):
-            given = manifest.step.optimizer + " and clips its gradient" * manifest.step.clip
-            raise self._misfit(f"{self._needing()} needs a step of plain SGD; the bundle's is {given}.", manifest)
+        if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
+            text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
+            raise self._misfit(text, manifest)
+        if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
+            text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
+            raise self._misfit(f"{text} Export it without compute=.", manifest)
         if (misfit := personal_misfit(self.recipe, manifest)) is not None:
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]

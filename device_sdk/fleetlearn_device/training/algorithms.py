@@ -23,7 +23,7 @@ from fleetlearn_protocol.messages import CONTROL, PLAIN, UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite
 
 from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
-from fleetlearn_device.runtimes.runtime import Runtime
+from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.personal import ditto, fedrep
@@ -188,6 +188,11 @@ ALGORITHMS = {
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal=True),
 }
 """By the name in ``Task.algorithm``."""
+
+
+def known_algorithms(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the algorithms that a runtime of this kind can do beside ``plain``."""
+    return () if kind == "ort-training" else tuple(name for name in ALGORITHMS if name != PLAIN)
 
 
 def _with_control(work: Work, result: TrainingResult, change: Vector) -> Outcome:

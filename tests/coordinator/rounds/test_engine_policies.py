@@ -428,7 +428,11 @@ POLICIES = {
 USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("name", POLICIES)
+SLOW = {"carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated"}
+"""What the slow tests run too: the usual ones run pace and evaluations together."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in POLICIES])
 def test_any_order(name: str) -> None:
     run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)
 

@@ -107,7 +107,7 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a")
         manifest = coordinator.run.bundle.manifest
         whole = await a.fetch(manifest.files[TRAIN].sha256)
