@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import UPDATE, Report
 from numpy.typing import NDArray
 
@@ -92,7 +92,7 @@ class OpenRound:
         self.tied = {}
 
     def _add(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
-        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report)
+        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._size)
         factor = self._plan.staleness_factor(accepted.staleness)
         round_sums.add(self.aggregators, sums, parts, accepted.weight, accepted.largest, factor)
 
@@ -129,7 +129,8 @@ class OpenRound:
         assert row.spool_file is not None
         content, begin, largest = memoryview(self._store.take_back_update(row, early=early)), 0, {}
         for part in row.report.parts:
-            largest[part.name] = ENCODINGS[part.encoding].check(content[begin : begin + part.size])
+            encoding = find_encoding(part.encoding)
+            largest[part.name] = encoding.check(content[begin : begin + part.size], self._size)
             begin += part.size
         return AcceptedReport(row.device, row.report, row.weight, row.staleness, row.spool_file, largest)
 
