@@ -54,7 +54,8 @@ class Port(Protocol):
 
     def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
         """Make the complete update in this spool file durable. From then on the file belongs to the coordinator.
-        ``largest``: the greatest magnitude of its elements. Raises ProtocolError: stale-round, out-of-range."""
+        ``largest``: the greatest magnitude of its elements. Raises ProtocolError: stale-round, out-of-range,
+        norm-too-large."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""

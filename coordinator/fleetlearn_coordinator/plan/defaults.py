@@ -32,8 +32,9 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(local, dict):
         local.setdefault("epochs", recipe.epochs)
         local.setdefault("batch_size", recipe.batch_size)
+        raw["local"] = {**recipe.local, **local}
     if isinstance(aggregation, dict):
-        _fill_aggregation(aggregation, recipe.aggregator)
+        _fill_aggregation(aggregation, recipe.aggregation)
     if isinstance(round_, dict):
         _fill_round(round_, recipe.round, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
@@ -97,14 +98,20 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
     staleness.setdefault("max", 1)
 
 
-def _fill_aggregation(aggregation: dict[str, Any], default: str) -> None:
-    name = aggregation.setdefault("aggregator", default)
+def _fill_aggregation(aggregation: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    for key, value in {"aggregator": "mean", **defaults}.items():
+        aggregation.setdefault(key, value)
+    name = aggregation["aggregator"]
     if name not in list(aggregators.AGGREGATORS):
         hint, allowed = near(str(name), aggregators.AGGREGATORS), ", ".join(aggregators.AGGREGATORS)
         raise ValueError(f"aggregation.aggregator = {name!r} is not known{hint} Aggregators: {allowed}.")
     takes = RULES[name].takes if name in RULES else None
     for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
         raise ValueError(f"aggregation.{key} = {aggregation[key]!r}: {name} takes {takes or 'neither'}")
+    for key in ("norm_action", "norm_quantile", "norm_rate"):
+        needs = "norm_quantile" if key == "norm_rate" else "max_norm"
+        if key in aggregation and needs not in aggregation:
+            raise ValueError(f"aggregation.{key} = {aggregation[key]!r} needs aggregation.{needs}")
 
 
 def _least_updates(aggregation: object, goal: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +20,10 @@ from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
-from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
-from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
+from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
+from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation, weighing_rule
 from fleetlearn_coordinator.plan.defaults import fill_defaults
-from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.recipes import MU_TERMS, RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Aggregation,
@@ -185,9 +185,20 @@ class Plan(Section, frozen=True, kw_only=True):
         hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
-    def aggregator(self) -> aggregators.Aggregator[Any]:
-        """Return the aggregator."""
+    def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
+        """Return the aggregator. ``buffers``: the model's elements that are no trained parameters."""
+        if self.aggregation.normalise or self.aggregation.q is not None:
+            return aggregators.mean_with_plain_buffers(buffers)
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
+
+    def weighing(self, manifest: Manifest) -> Weighing:
+        """Return how updates are weighed, beside their examples and their staleness. Raises PlanError where the
+        bundle's step does not fit."""
+        try:
+            rule = weighing_rule(self.aggregation, manifest.step, self.hyper(manifest))
+        except ValueError as error:
+            raise self._misfit(str(error), manifest) from None
+        return Weighing(rule, self.aggregation.norm_bound)
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""
@@ -203,18 +214,21 @@ class Plan(Section, frozen=True, kw_only=True):
         given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
         declared = {row.name: row.default for row in manifest.hyper}
         needs = RECIPES[self.recipe].needs
-        terms = [term for term in TERMS if getattr(manifest.step, term)]
-        if needs is not None and needs not in terms:
-            raise self._misfit(f"recipe {self.recipe} needs a step with a {needs} term.", manifest)
+        terms = [term for term in MU_TERMS if getattr(manifest.step, term)]
+        for switch in needs:
+            if not getattr(manifest.step, switch):
+                raise self._misfit(f"recipe {self.recipe} needs a step with a {switch} term.", manifest)
         if self.local.mu is not None and "mu" not in declared:
-            raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
+            raise self._misfit(
+                f"local.mu = {self.local.mu} needs a step with a {' or '.join(MU_TERMS)} term.", manifest
+            )
         for key in given:
             if key not in declared:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
-        if terms and needs is None:
+        if terms and not set(needs) & set(MU_TERMS):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
         for key, value in values.items():
@@ -242,7 +256,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
-        self.hyper(manifest)
+        self.weighing(manifest)
         known = ["loss", *manifest.metrics]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(
@@ -276,7 +290,7 @@ class Plan(Section, frozen=True, kw_only=True):
         raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
 
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
-        terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
+        terms = [f"a {term} term" for term in MU_TERMS if getattr(manifest.step, term)]
         step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
         takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
         return PlanError(
@@ -286,8 +300,6 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
 
-TERMS = ("proximal", "contrastive")
-"""Switches of the bundle's step whose weight is mu."""
 MOVED = (
     "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
     "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
@@ -311,7 +323,9 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
             f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
         )
-    yield from _contradictions_of_aggregation(plan)
+    yield from contradictions_of_aggregation(
+        plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate
+    )
     if round_.weighting == "inverse-participation" and (not round_.asynchronous or round_.goal == 1):
         yield (
             'round.weighting = "inverse-participation" weighs the updates of one buffer against each other: it needs '
@@ -362,23 +376,3 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield 'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data'
     if stop.measured_by == "evaluation" and plan.evaluation.every is None:
         yield 'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
-
-
-def _contradictions_of_aggregation(plan: Plan) -> Iterable[str]:
-    name, round_ = plan.aggregation.aggregator, plan.round
-    rule = RULES.get(name)
-    if rule is None:
-        return
-    if plan.server.mix:
-        yield f"aggregation.aggregator = {name!r} combines several updates; server.mix = true has one at a time"
-    if round_.goal > MAX_KEPT:
-        yield f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most {MAX_KEPT}"
-    bounds = plan.aggregation.bounds
-    least = least_updates(name, bounds, round_.goal)
-    if round_.minimum < least:
-        share = f"aggregation.hostile = {bounds.hostile:g}"
-        what = f"round.minimum = {round_.minimum} and round.goal = {round_.goal}"
-        if least > round_.goal:
-            hostile = bounds.count(round_.goal)
-            yield f"{what}: with {hostile} hostile devices ({share}) {name} needs {rule.least(hostile)} updates"
-        yield f"{what}: with {share} {name} needs a minimum of {least}"

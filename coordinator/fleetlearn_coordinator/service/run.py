@@ -33,6 +33,8 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     summarise_staleness,
     training_of,
 )
+from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
@@ -102,7 +104,7 @@ class AcceptedUpdate(NamedTuple):
     """An update that is durable in its spool file."""
 
     part: Part
-    weight: int
+    reported: Reported
     factor: float
     """What its staleness leaves of it: 1 if it is fresh."""
     spool_file: int
@@ -145,11 +147,14 @@ class Run:
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
-        self.aggregator, self.optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
+        self.optimizer, self.weighing = plan.optimizer(bundle.manifest), plan.weighing(bundle.manifest)
+        self.aggregator = plan.aggregator(self.optimizer.buffers)
         self.reports: dict[str, Report] = {}
         """Task -> accepted report of the open round."""
         self.staleness: dict[str, int] = {}
         """Task -> staleness of that report's update."""
+        self.reported: dict[str, Reported] = {}
+        """Task -> what its weighing depends on."""
         self._rates = plan.participation_rates()
         self._early: deque[EarlyReport] = deque()
         """In the order in which they count."""
@@ -162,6 +167,7 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         version = self._load_model(now)
+        self._round_state = self.weighing.state_after(store.ledger.last_committed())
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
@@ -225,7 +231,7 @@ class Run:
             for row in later:
                 self._load_early(row)
         for row in open_now:
-            self._count(row.report, row.staleness)
+            self._count(row.report, row.staleness, self._reported_before(row))
         if given_up:
             self._give_up(found, now)
             found = Unfinished(None, [], [], [], later)
@@ -267,11 +273,17 @@ class Run:
         assert row.spool_file is not None
         part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=early)
         largest = check_finite(ENCODINGS[part.encoding].decode(content))
-        return AcceptedUpdate(part, row.weight, self.plan.staleness_factor(row.staleness), row.spool_file, largest)
+        factor = self.plan.staleness_factor(row.staleness)
+        return AcceptedUpdate(part, self._reported_before(row), factor, row.spool_file, largest)
 
-    def _count(self, report: Report, staleness: int) -> None:
+    def _reported_before(self, row: SavedReport) -> Reported:
+        """Return what an earlier process knew. Its plan may have had no use for norms."""
+        return reported_of(row.report, row.weight, NOT_MEASURED if row.norms is None else Norms(*row.norms))
+
+    def _count(self, report: Report, staleness: int, reported: Reported) -> None:
         """The report counts for the open round."""
-        self.reports[report.task], self.staleness[report.task] = report, staleness
+        task = report.task
+        self.reports[task], self.staleness[task], self.reported[task] = report, staleness, reported
 
     def _give_up(self, found: Unfinished, now: Clocks) -> None:
         assert found.round is not None
@@ -335,20 +347,28 @@ class Run:
             else self._rates.weight(number, device)
         )
         self.aggregator.check(largest, weight)
+        norms = NOT_MEASURED
+        if self.weighing.needs_norms:
+            spooled = SpooledUpdate(self.store.blobs, spool_file, report.part(UPDATE))
+            norms = measure(spooled, self.bundle.manifest.size, self.optimizer.buffers)
+        reported = reported_of(report, weight, norms)
+        self.weighing.check(reported, self._round_state)
         moved = None if number == engine.round_of(task) else number
         also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
-            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None, also
+            ReportAccepted(report, weight, spool_file, staleness, moved, norms if self.weighing.needs_norms else None),
+            number if early else None,
+            also,
         )
         if self._rates is not None:
             self._rates.add(number, device)
         factor = self.plan.staleness_factor(staleness)
-        update = AcceptedUpdate(report.part(UPDATE), weight, factor, spool_file, largest)
+        update = AcceptedUpdate(report.part(UPDATE), reported, factor, spool_file, largest)
         if early:
             self._early.append(EarlyReport(number, report, staleness, update))
         else:
             self._to_add.append(update)
-            self._count(report, staleness)
+            self._count(report, staleness, reported)
 
     def next_step(self) -> Step | None:
         """Return what is to be done next, or None: add an accepted update; where all are added, make the model if the
@@ -372,7 +392,15 @@ class Run:
     def _add(self, aggregate: Any, update: AcceptedUpdate) -> None:
         """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
         spooled = SpooledUpdate(self.store.blobs, update.spool_file, update.part)
-        self.aggregator.add(aggregate, spooled, update.weight, update.largest, update.factor)
+        factors = self.weighing.factors(update.reported, self._round_state)
+        self.aggregator.add(
+            aggregate,
+            spooled,
+            update.reported.weight,
+            update.largest,
+            update.factor * factors.whole,
+            factors.trained,
+        )
 
     def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
         self.store.end_save(saved)
@@ -420,11 +448,11 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> Row:
         self.aggregate = self.aggregator.init(self.bundle.manifest.size)
-        self.reports, self.staleness, self._opened = {}, {}, now.engine
+        self.reports, self.staleness, self.reported, self._opened = {}, {}, {}, now.engine
         while self._early and self._early[0].round == number:
             early = self._early.popleft()
             self._to_add.append(early.update)
-            self._count(early.report, early.staleness)
+            self._count(early.report, early.staleness, early.update.reported)
         return RoundOpened(number, now.wall)
 
     def begin_commit(self, command: Commit, now: Clocks) -> None:
@@ -442,7 +470,8 @@ class Run:
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
             needed = self.engine.version - self.engine.settings.max_staleness
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began)
+        scale = self.weighing.scale(self.reported.values(), self._round_state)
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began, scale)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
@@ -450,11 +479,11 @@ class Run:
         return Began(model, self.plan.staleness_factor(staleness))
 
     def _make_model(
-        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
+        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None, scale: float
     ) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
         model, state, summary["change"] = next_model(
-            self.aggregator, self.aggregate, self.optimizer, self.state, self.model, began
+            self.aggregator, self.aggregate, self.optimizer, self.state, self.model, began, scale
         )
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
         rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]
@@ -465,6 +494,7 @@ class Run:
         tell the engine."""
         self.store.write(new.rows)
         self.model, self.state, self.model_digest = new.model, new.state, new.sha256
+        self._round_state = self.weighing.state_after(new.summary)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
@@ -515,6 +545,7 @@ class Run:
             logger.warning(text, devices, name, low, high)
         if self.engine.settings.outlive:
             summary["staleness"] = summarise_staleness(self.staleness.values())
+        summary |= self.weighing.summary(self.reported.values(), dropped, self._round_state)
         summary |= {
             "dropped": dropped,
             "change": 0.0,

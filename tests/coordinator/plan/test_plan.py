@@ -162,7 +162,7 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
     assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
     assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
     assert plan.optimizer(manifest()).name == recipe.optimizer
-    assert plan.aggregator().name == plan.aggregation.aggregator == recipe.aggregator
+    assert plan.aggregator().name == plan.aggregation.aggregator == recipe.aggregation.get("aggregator", "mean")
 
 
 def test_the_server_section_overrides_the_recipe() -> None:

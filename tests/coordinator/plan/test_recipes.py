@@ -22,9 +22,9 @@ def test_a_recipe_makes_its_optimizer(name: str) -> None:
 
 def test_the_table_has_the_names_that_users_type() -> None:
     synchronous = ["fedsgd", "fedavg", "fedprox", "moon", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", *RULES]
-    needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs is not None}
-    assert needs == {"fedprox": "proximal", "moon": "contrastive"}
+    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", "fednova", "q-fedavg", *RULES]
+    needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
+    assert needs == {"fedprox": ("proximal",), "moon": ("contrastive",)}
 
 
 def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]) -> NDArray[np.float64]:
