@@ -19,12 +19,11 @@ import _measure as measure
 import numpy as np
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.population.availability import online
 from fleetlearn_simulator.population.traits import Ids, Ints
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Job, local_settings
+from fleetlearn_simulator.training.backend import Job, RoundInputs, local_settings
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 
 DAY = 86400
@@ -45,21 +44,21 @@ class Alike:
 class Nothing:
     """A back end whose devices change nothing."""
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+    def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
         count = len(jobs)
         steps = np.full(count, EXAMPLES // BATCH)
         zeros = np.zeros(count)
         return TrainedDevices(
-            np.zeros((count, len(model)), np.float32), {}, np.full(count, EXAMPLES), steps, steps * BATCH,
+            np.zeros((count, len(inputs.model)), np.float32), {}, np.full(count, EXAMPLES), steps, steps * BATCH,
             np.ones(count, np.bool_), zeros, zeros, np.zeros(count, np.bool_),
         )  # fmt: skip
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         pending = PendingResults(lambda pending, index: None)
-        pending.put(range(len(jobs)), self.train(model, jobs))
+        pending.put(range(len(jobs)), self.train(inputs, jobs))
         return pending.read
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation]:
         return []
 
     def close(self) -> None: ...

@@ -139,6 +139,8 @@ def _info(options: argparse.Namespace) -> int:
         print(f"bundle   {sha256[:12]}  {name}")
     for sha256, size in summary.kept_states:
         print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
+    for row in summary.tied_sets:
+        print(f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task {row.task}")
     if summary.pending is None:
         print("update   none waits for its acknowledgement")
     else:

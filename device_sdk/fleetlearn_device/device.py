@@ -20,6 +20,7 @@ from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind, check_choices
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data, as_data, load_npz
 from fleetlearn_device.training.trainer import Trainer
 
@@ -123,6 +124,7 @@ class Device:
                 self.data.examples,
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {version('fleetlearn')}",
+                algorithms=known_algorithms(self.runtime),
                 held=directory.outbox.load(),
                 until_finished=self.until_finished,
             )

@@ -140,8 +140,8 @@ def export_bundle(
     cache_features: adds graphs with which a device computes what lies before the first trained layer once for each of
         its examples, keeps the results, and trains and evaluates from them, in all epochs and rounds. For this the
         frozen part must do the same with an example each time: no dropout, no statistics of a batch.
-    personal: trained parameters, and buffers that training changes, that never leave the device (FedPer's head,
-        FedBN's norms): names, names with wildcards, or modules' names.
+    personal: trained parameters, and buffers that training changes, that never leave the device: names, names with
+        wildcards, or modules' names (FedPer's head). Or "normalisation": those of all normalisation layers (FedBN).
     state: for a step of your own: the initial values (float32) of what one step passes to the next.
     kept: names in ``state`` whose values outlive a task: the device's next task begins with them.
     many: adds train_many.onnx, several steps of a block of devices in one call, for simulating.
@@ -273,6 +273,7 @@ def _manifest(
         references=step.references,
         random=step.random,
         many=many,
+        normalisation=tuple(row for row in step.values if row in step.normalisation) or msgspec.UNSET,
         opset=OPSET,
         ir_version=IR_VERSION,
         made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",

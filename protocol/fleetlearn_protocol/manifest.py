@@ -215,6 +215,10 @@ class Manifest(msgspec.Struct, frozen=True):
     compute: Literal["float16"] | msgspec.UnsetType = msgspec.UNSET
     """The type that train.onnx's convolutions and matrix products take, where that is not float32. A runtime without
     kernels for it computes them in float32."""
+    normalisation: Annotated[tuple[TensorName, ...], Meta(min_length=1, max_length=100_000)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    """Names of the parameters that belong to normalisation layers, where the model has such layers: FedBN's."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -320,6 +324,7 @@ def _contradiction(manifest: Manifest) -> str | None:
         ("metric", list(manifest.metrics)),
         ("state", [row.name for row in manifest.state]),
         ("reference", list(manifest.references)),
+        ("normalisation parameter", list(manifest.normalisation or ())),
         # Some file systems do not tell upper case from lower.
         ("file", [path.lower() for path in (MANIFEST, *manifest.files)]),
     ):
@@ -375,6 +380,8 @@ def _table_contradiction(manifest: Manifest) -> str | None:
             end += prod(row.shape)
             if end > MAX_ELEMENTS:
                 return f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+    if unknown := set(manifest.normalisation or ()) - {row.name for row in manifest.parameters}:
+        return f"{min(unknown)} is of a normalisation layer, and no parameter has this name"
     if manifest.parameters[0].personal:
         return "every parameter is personal: nothing travels"
     for row, after in pairwise(manifest.parameters):

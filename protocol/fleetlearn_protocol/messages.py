@@ -31,6 +31,11 @@ MODEL = "model"
 """Name of the vector that holds the round's model."""
 UPDATE = "update"
 """Name of the part that holds the update."""
+CONTROL = "control"
+"""SCAFFOLD's control variates. Name of the vector that holds the server's, and of the part that holds how the device's
+changed."""
+PLAIN = "plain"
+"""Name of the algorithm that every device knows: training, without anything beside the model and the update."""
 MAX_EXAMPLES = 2**31
 MAX_EXACT = 2**53 - 1
 """Largest integer in any message: a browser's numbers are doubles, and hold no larger one exactly."""
@@ -160,6 +165,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Whether its connection is paid for by the byte."""
     evaluates: bool = False
     """Whether the device knows `evaluate`. It is not sent to others."""
+    algorithms: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """The algorithms that it knows beside `plain` (section 4). A device is given no task of another."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -206,6 +213,8 @@ class Report(Message, frozen=True, tag="report"):
     """Wall-clock seconds spent training."""
     evaluation: Evaluation | None = None
     """The measurement, where the task asked for one (`evaluate`)."""
+    personal: Evaluation | None = None
+    """The same for the device's personal model, where the algorithm has one beside the round's: before its training."""
 
     @property
     def size(self) -> int:
@@ -289,6 +298,13 @@ class Task(Message, frozen=True, tag="task"):
     """Seconds that training may take; then the device reports what was done. null: what the deadline allows."""
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
+    algorithm: Identifier = PLAIN
+    """What the device does with these vectors and parts (section 4)."""
+    kept: Identifier | None = None
+    """The device's own task whose tied vectors this task goes on from (section 4). null: from zeros."""
+    personal_epochs: Annotated[int, Meta(ge=1, le=10**6)] | None = None
+    """Passes over the device's examples in which its personal model or parameters are trained by themselves, where the
+    algorithm has such passes. null: as many as `epochs`."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

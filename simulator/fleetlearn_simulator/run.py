@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.training.train import DivergedError, evaluate_data
-from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits
 
@@ -47,6 +47,7 @@ from fleetlearn_simulator.training.choice import (
     start_backend,
     with_measured_step,
 )
+from fleetlearn_simulator.training.kept_rows import kept_states_of
 
 GC_THRESHOLD = 20_000
 """New objects after which Python looks for reference cycles."""
@@ -123,7 +124,6 @@ def simulate(
     folder = Path(folder or f"{scenario.name}.sim")
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
-    check_supported(bundle)
     source = source_of(scenario, bundle)
     found = read_checkpoint(folder) if resume else None
     if resume and found is None and not (folder / SCENARIO).exists():
@@ -143,14 +143,23 @@ def simulate(
             else choose_backend(scenario, bundle, options.backend, options.provider)
         )
         scenario = with_measured_step(scenario, bundle)
+        kept_states = kept_states_of(folder, bundle)
         backend = start_backend(
-            scenario, bundle, source, kind, options.workers, options.engine, options.ray_address, options.provider
+            scenario,
+            bundle,
+            source,
+            kind,
+            options.workers,
+            options.engine,
+            options.ray_address,
+            options.provider,
+            None if kept_states is None else folder,
         )
         held.callback(backend.close)
         prepare(scenario, folder, options)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
-        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events)
+        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, kept_states)
         written, not_before = 0, 0.0
 
         def round_ended(summary: dict[str, Any]) -> None:
@@ -223,18 +232,6 @@ def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[st
     stop = STOP_REQUESTED.is_set
     outcome = None if stop() else simulate(scenario, folder, options, resume=True, should_stop=stop)
     return None if outcome is None else outcome.summary
-
-
-def check_supported(bundle: Bundle) -> None:
-    """Raise SimulatorError if devices would keep something from task to task."""
-    manifest = bundle.manifest
-    keeps = [row.name for row in manifest.parameters if row.personal] + [row.name for row in manifest.state if row.kept]
-    keeps += ["the previous model"] if "previous" in manifest.references else []
-    if keeps:
-        raise SimulatorError(
-            f"bundle {manifest.name}: devices keep {keeps[0]} from task to task, which is not simulated yet: export it "
-            "without personal parameters, kept state and contrastive step"
-        )
 
 
 def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
     update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
     report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
     state = StateDirectory(tmp_path)
-    state.outbox.save(report, update.data.cast("B"))
+    state.outbox.save(report, (update.data.cast("B"),))
     state.close()
 
     async def test() -> None:

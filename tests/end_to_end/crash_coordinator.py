@@ -85,6 +85,19 @@ POINTS = {
     "a round is recorded and the engine not told": Point(Engine, "committed", False),
     "a round is recorded and nobody told": Point(run.Run, "_end_commit", True),
 }
+SYNCHRONOUS = {
+    "an upload is granted",
+    "an update is recorded but not acknowledged",
+    "an update is acknowledged but not summed",
+    "a small update is summed but not acknowledged",
+    "a sum is written but not recorded",
+    "a sum is recorded",
+    "a round is closed and its commit not begun",
+    "the new model is in its place but not recorded",
+    "a round is recorded and nobody told",
+}
+"""Points that the usual tests try in synchronous rounds, with devices of their own processes. They try the others in
+asynchronous rounds; the slow tests try each in both."""
 SMALL = {point for point in POINTS if point.startswith("a small ")}
 """The points of a model whose updates are added in the event loop's thread."""
 

@@ -24,7 +24,8 @@ from websockets.typing import Subprotocol
 CRASH = Path(__file__).with_name("crash_coordinator.py")
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(CRASH.parent))
-    POINTS = runpy.run_path(str(CRASH))["POINTS"]
+    _names = runpy.run_path(str(CRASH))
+    POINTS, SYNCHRONOUS = _names["POINTS"], _names["SYNCHRONOUS"]
 ORDER = "abacbacababcbaa"
 """Whose update comes next. Buffers of three: device c is slow."""
 TURNS = {
@@ -46,17 +47,6 @@ TURNS = {
     **{point: 1 for point in POINTS if point.startswith("a sum ")},  # a sum may be skipped where updates come quickly
 }
 """Point -> which time it kills; else the second."""
-USUAL = {
-    "tasks are recorded but not sent",
-    "an update is recorded but not acknowledged",
-    "an update is acknowledged but not summed",
-    "a sum is recorded",
-    "a round is closed and its commit not begun",
-    "the thread has made the new model",
-    "the new model is half recorded",
-    "a round is recorded and nobody told",
-}
-"""Points that are tried each time; the others take long together."""
 
 
 class Devices:
@@ -172,7 +162,7 @@ def test_there_are_stale_updates(undisturbed: tuple[bytes, list[object]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if point in USUAL else pytest.mark.slow) for point in POINTS]
+    "point", [pytest.param(point, marks=pytest.mark.slow if point in SYNCHRONOUS else ()) for point in POINTS]
 )
 def test_the_coordinator_killed_changes_nothing(
     run: Processes, plain_bundle: Path, undisturbed: tuple[bytes, list[object]], point: str

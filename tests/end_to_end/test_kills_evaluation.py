@@ -19,6 +19,14 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(CRASH.parent))
     _names = runpy.run_path(str(CRASH))
     COORDINATOR, DEVICE = list(_names["COORDINATOR"]), list(_names["DEVICE"])
+SLOW = {
+    "an evaluation is decided but not recorded",
+    "a measurement came and is not recorded",
+    "a measurement is acknowledged but not counted",
+    "an evaluation is recorded as over",
+    "the device has to evaluate",
+}
+"""Points that the slow tests try: those beside them are next to the same batch of rows."""
 NAMES = [f"device-{number}" for number in range(3)]
 
 
@@ -69,7 +77,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, sha
     return found
 
 
-@pytest.mark.parametrize("point", COORDINATOR)
+def tried(points: list[str]) -> list[Any]:
+    return [pytest.param(point, marks=pytest.mark.slow if point in SLOW else ()) for point in points]
+
+
+@pytest.mark.parametrize("point", tried(COORDINATOR))
 def test_the_coordinator_dies_in_an_evaluation(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: dict[str, Any], point: str
 ) -> None:
@@ -77,7 +89,7 @@ def test_the_coordinator_dies_in_an_evaluation(
     assert train(run, bundle_path, shards, point, turn) == undisturbed
 
 
-@pytest.mark.parametrize("point", DEVICE)
+@pytest.mark.parametrize("point", tried(DEVICE))
 def test_a_device_dies_in_an_evaluation(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: dict[str, Any], point: str
 ) -> None:

@@ -24,7 +24,7 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Accepted, Task
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.device_names import name_of
-from fleetlearn_simulator.training.backend import Job, PerDevice, local_settings
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from line_bundle import write_line_bundle
 from peers import Peer, fleet
 from virtual import drive, make_scenario
@@ -80,11 +80,11 @@ def test_server_and_simulator_make_the_same_model(
             tasks[device] = await peer.task()
         task = tasks.pop(device)
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
-        trained = trainer.train(model, [Job(device, task.seed, None)])
+        trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
         more = {
             "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
             "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},
-            "steps": int(trained.steps[0]), "evaluation": trainer.evaluate(model, [device])[0],
+            "steps": int(trained.steps[0]), "evaluation": trainer.evaluate(RoundInputs(model), [Job(device)])[0],
         }  # fmt: skip
         assert isinstance(await peer.upload(task, trained.updates[0], **more), Accepted)
 

@@ -22,7 +22,7 @@ from fleetlearn_protocol.messages import Accepted, CheckIn, Welcome
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.population.statements import statements_of
-from fleetlearn_simulator.training.backend import Job, PerDevice, local_settings
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from line_bundle import write_line_bundle
 from peers import Peer, fleet
 from virtual import drive, make_scenario
@@ -81,7 +81,7 @@ def test_server_and_simulator_choose_the_same_devices(tmp_path: Path, selection:
                 for device in part:
                     task = await peers[device].task()
                     model = np.frombuffer(await peers[device].fetch(task.vectors[0].sha256), np.float32)
-                    trained = trainer.train(model, [Job(device, task.seed, None)])
+                    trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
                     more = {
                         "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
                         "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},

@@ -144,7 +144,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
                 options["hyper"] = {"lr": None, "pull": None, "rho": 0.05}
             case "personal":
                 model, x = Sensor(), torch.randn(8, 2, 6)
-                options = {"step": LocalStep(proximal=True), "personal": ["norm"]}
+                options = {"step": LocalStep(proximal=True), "personal": "normalisation"}
             case "lora":
                 model, x = Adapted(), torch.randint(30, (8, 5))
             case "tied":
@@ -491,6 +491,7 @@ def test_fedbn_keeps_its_norms_on_the_device(bundles: Bundles) -> None:
     assert [row.name for row in manifest.parameters] == travelling + norms
     assert [row.name for row in manifest.parameters if row.personal] == norms
     assert [row.name for row in manifest.parameters if row.buffer] == norms[2:]
+    assert manifest.normalisation == tuple(norms)
     assert manifest.size == 24 + 4 + 72 + 3
     assert manifest.local_size == manifest.size + 16
     assert inputs_of(exported, "anchor") == {f"anchor.{name}" for name in travelling}

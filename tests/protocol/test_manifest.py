@@ -93,6 +93,12 @@ def test_features_are_left_out_where_a_bundle_has_none() -> None:
     assert (manifest.computed_features, MANIFEST.computed_features) == (features[:1], ())
 
 
+def test_normalisation_layers_are_left_out_where_a_bundle_has_none() -> None:
+    assert b"normalisation" not in write_manifest(MANIFEST)
+    manifest = replace(MANIFEST, normalisation=("s",))
+    assert read_manifest(write_manifest(manifest)) == manifest
+
+
 @pytest.mark.parametrize(
     ("step", "references"),
     [

@@ -38,10 +38,11 @@ from fleetlearn_simulator.results.run_folder import (
     read_rows,
     write_json,
 )
-from fleetlearn_simulator.run import check_supported, prepare
+from fleetlearn_simulator.run import prepare
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training import choice
 from fleetlearn_simulator.training.choice import BackendChoice, choose_backend
+from fleetlearn_simulator.training.kept_rows import KEPT_STATES, NO_ROW
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from line_bundle import write_line_bundle
 from threadpoolctl import threadpool_info
@@ -372,11 +373,49 @@ def test_a_model_that_is_no_use_any_more_ends_nothing(line: Path, tmp_path: Path
     assert outcome.summary["test"] == {}
 
 
-def test_what_devices_keep_is_not_simulated_yet(tmp_path: Path) -> None:
-    for number, more in enumerate([{"personal": True}, {"state": True}, {"references": ["anchor", "previous"]}]):
-        bundle = write_line_bundle(tmp_path / str(number), **more)  # type: ignore[arg-type]
-        with pytest.raises(SimulatorError, match="which is not simulated yet"):
-            check_supported(bundle)
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    """Devices keep all that devices can keep: a personal parameter, a row of state, and the previous model."""
+    folder = tmp_path_factory.mktemp("keeping")
+    bundle = write_line_bundle(
+        folder / "keeping.bundle", personal=True, state=True, references=["anchor", "previous"]
+    )  # fmt: skip
+    return make_scenario(folder, bundle.path, 12, **(MESSY | {"plan__local__evaluate": True}))
+
+
+def kept_of(fleets: list[Fleet]) -> list[list[float] | None]:
+    """What the devices of the last fleet keep."""
+    kept = fleets[-1].coordinator.kept
+    assert kept is not None
+    return [None if row == NO_ROW else kept.rows.file.read(row).tolist() for row in kept.rows.of(list(range(12)))]
+
+
+def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping: Scenario, tmp_path: Path) -> None:
+    fleets: list[Fleet] = []
+    whole = done(simulate(keeping, tmp_path / "whole", ONE, progress=fleets.append)).folder
+    kept = kept_of(fleets)
+    assert sum(values is not None for values in kept) >= 10
+    two = done(simulate(keeping, tmp_path / "two", ONE._replace(workers=2), progress=fleets.append)).folder
+    assert contents(two) == contents(whole)
+    assert kept_of(fleets) == kept
+    stopped, outcome, times = tmp_path / "stopped", None, 0
+    while outcome is None:
+        begin = len(fleets)
+        outcome = simulate(
+            keeping, stopped, ONE, resume=times > 0, progress=fleets.append,
+            should_stop=lambda begin=begin: any(fleet.history[-1]["how"] == "committed" for fleet in fleets[begin:]),  # type: ignore[misc]
+        )  # fmt: skip
+        times += 1
+        assert times < 20
+    assert times >= 7
+    assert contents(stopped) == contents(whole)
+    assert kept_of(fleets) == kept
+
+
+def test_a_new_run_begins_with_devices_that_keep_nothing(keeping: Scenario, tmp_path: Path) -> None:
+    first = contents(done(simulate(keeping, tmp_path / "run", ONE)).folder)
+    assert contents(done(simulate(keeping, tmp_path / "run", ONE)).folder) == first
+    assert (tmp_path / "run" / KEPT_STATES).stat().st_size <= 4 * 6 * 3 * 12, "rows are used again"
 
 
 def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:

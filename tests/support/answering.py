@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.messages import UPDATE, Report
 from fleetlearn_protocol.vector import Vector
 from peers import report_of
 
@@ -43,9 +45,20 @@ class Fleet:
         spool_file = blobs.take_spool_file()
         blobs.write_spool_file(spool_file, 0, update.tobytes())
         report = report_of(lease, update, **fields)  # type: ignore[arg-type]
-        self.run.save_update(lease.device, report, spool_file, float(np.abs(update).max()))
+        self.run.save_update(lease.device, report, spool_file, {UPDATE: float(np.abs(update).max())})
         if steps:
             assert self.run.do_steps(NOW) == []
+
+    def save_parts(self, lease: Assign, parts: Mapping[str, Vector]) -> Report:
+        """Spool all parts of a report and make them durable. Returns the report."""
+        blobs = self.store.blobs
+        spool_file = blobs.take_spool_file()
+        blobs.write_spool_file(spool_file, 0, b"".join(vector.tobytes() for vector in parts.values()))
+        described = tuple(FLOAT32.part(name, vector.tobytes()) for name, vector in parts.items())
+        report = report_of(lease, parts[UPDATE], parts=described)  # type: ignore[arg-type]
+        largest = {name: float(np.abs(vector).max()) for name, vector in parts.items()}
+        self.run.save_update(lease.device, report, spool_file, largest)
+        return report
 
     def report(self, lease: Assign, update: Vector, **fields: Any) -> list[Command]:
         """The same; what the engine then wants, carried out."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import msgspec
 import numpy as np
@@ -20,6 +22,7 @@ from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
+from fleetlearn_simulator.training.kept_rows import kept_states_of
 from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
@@ -101,11 +104,17 @@ def make_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Sce
 def make_fleet(
     scenario: Scenario, note: Callable[[Sequence[Any]], None] = lambda rows: None, backend: type[PerDevice] = PerDevice
 ) -> Fleet:
-    """A fleet that trains in this process, device after device unless another back end is given."""
+    """A fleet that trains in this process, device after device unless another back end is given. What its devices
+    keep is in a folder that ends with it."""
     bundle: Bundle = open_bundle(scenario.plan.bundle)
     task = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
-    return Fleet(scenario, bundle, source, backend(bundle, task, source), task, note)
+    folder = TemporaryDirectory(prefix="fleetlearn-")
+    kept_states = kept_states_of(Path(folder.name), bundle)
+    trainer = backend(bundle, task, source, kept_states=kept_states)
+    fleet = Fleet(scenario, bundle, source, trainer, task, note, kept_states)
+    finalize(fleet, folder.cleanup)
+    return fleet
 
 
 def drive(scenario: Scenario, most: int = 100_000, backend: type[PerDevice] = PerDevice) -> Driven:
@@ -129,7 +138,8 @@ def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> A
 def bits(found: TrainedDevices) -> list[Row]:
     """Row by row, to the last bit; what is no number is there too."""
     columns: Row = {column.name: getattr(found, column.name) for column in fields(found)}
-    columns |= {f"metrics.{name}": values for name, values in columns.pop("metrics").items()}
+    for more in ("metrics", "vectors"):
+        columns |= {f"{more}.{name}": values for name, values in columns.pop(more).items()}
     assert {len(values) for values in columns.values()} == {len(found)}
     return [
         {name: (values.dtype.str, values[row].tobytes()) for name, values in columns.items()}
@@ -144,6 +154,7 @@ def one_by_one(outcomes: TrainedDevices) -> list[TrainedDevice]:
         TrainedDevice(
             outcomes.updates[row],
             {name: values[row] for name, values in metrics.items() if np.isfinite(values[row])},
+            vectors={name: values[row] for name, values in outcomes.vectors.items()},
             **{name: values[row] for name, values in columns.items()},
         )
         for row in range(len(outcomes))

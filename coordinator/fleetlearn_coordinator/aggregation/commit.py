@@ -55,12 +55,13 @@ def next_model(
     optimizer_state: State,
     model: Vector,
     began: Began | None = None,
+    share: float = 1.0,
     scale: float = 1.0,
 ) -> NextModel:
     """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay as they are.
 
     ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has none, FleetError
-    (not-finite) if the model would not stay finite.
+    (not-finite) if the model would not stay finite. ``share``: of all devices, those that took part.
 
     With ``began`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
     alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
@@ -76,5 +77,5 @@ def next_model(
             delta[place] = values
     if began is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, began.factor) * np.subtract(began.model, model, dtype=np.float64)
-    optimizer_state, after = optimizer.apply(optimizer_state, delta, model)
+    optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)
     return NextModel(after, optimizer_state, change_norm(model, after))

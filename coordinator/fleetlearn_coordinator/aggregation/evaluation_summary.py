@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ only the number of its devices is shown."""
 
 
 def summarise_evaluation(
-    results: Sequence[Evaluation], tiers: Sequence[str], names: Iterable[str], max_weight: int, bounds: Bounds
+    results: Sequence[Evaluation], tiers: Sequence[str], names: Sequence[str], max_weight: int, bounds: Bounds
 ) -> dict[str, Any]:
     """Return an evaluation's summary. ``results`` and ``tiers`` have a row for each device, in any order.
 

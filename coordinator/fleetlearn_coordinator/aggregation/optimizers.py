@@ -13,6 +13,9 @@ Optimization" (2020), arXiv 2003.00295, Algorithm 2, in the version published at
 the round's mean Delta_t, and the model moves along the moving average m_t. (The first version on arXiv called both
 Delta_t.) There is no bias correction; v starts at tau^2 and m at 0. The mean is weighted by examples, as there.
 
+``feddyn`` is FedDyn's server: Acar et al., "Federated Learning Based on Dynamic Regularization" (2021), arXiv
+2111.04263, Algorithm 1.
+
 All of them move the trained parameters alone. Buffers (BatchNorm's running statistics) are measured by the devices, not
 descended: they take the weighted mean of the devices' values, params + delta, as in FedAvg. Momentum would push a
 running variance below zero, and Adam would scale its change. Their elements of the state keep their values.
@@ -44,8 +47,8 @@ BLOCK = 32768
 """Elements at a time, so that the temporaries stay in the processor's cache."""
 
 
-Step = Callable[[Block, dict[str, Block]], Block]
-"""delta, state of one block -> the move. Replaces the state's slots."""
+Step = Callable[[Block, dict[str, Block], float], Block]
+"""delta, state of one block, share of the devices that took part -> the move. Replaces the state's slots."""
 
 
 class Optimizer(NamedTuple):
@@ -63,8 +66,9 @@ class Optimizer(NamedTuple):
         """Return the state before the first round. ``params`` is float32, shape (P,)."""
         return {slot: np.full(params.shape, value, np.float32) for slot, value in self.initial.items()}
 
-    def apply(self, state: State, delta: Delta, params: Vector) -> tuple[State, Vector]:
-        """Return the next state and params, in new memory. ``delta`` is float64 or float32, shape (P,).
+    def apply(self, state: State, delta: Delta, params: Vector, share: float = 1.0) -> tuple[State, Vector]:
+        """Return the next state and params, in new memory. ``delta`` is float64 or float32, shape (P,). ``share``: of
+        all devices, those that took part; FedDyn needs it.
 
         Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the state would not stay
         finite in float32.
@@ -77,7 +81,7 @@ class Optimizer(NamedTuple):
             for start in range(0, len(params), BLOCK):
                 place = slice(start, start + BLOCK)
                 block = {slot: values[place].astype(np.float64) for slot, values in state.items()}
-                moved[place] = params[place] + self.step(delta[place].astype(np.float64), block)
+                moved[place] = params[place] + self.step(delta[place].astype(np.float64), block, share)
                 for slot, values in block.items():
                     after[slot][place] = values
             for place in self.buffers:
@@ -105,7 +109,7 @@ class Optimizer(NamedTuple):
 def sgd(lr: float = 1.0) -> Optimizer:
     """x += lr * delta. With lr 1 it is FedAvg."""
     _check("lr", lr, 0.0, 1e6)
-    return Optimizer("sgd", {}, lambda delta, state: lr * delta)
+    return Optimizer("sgd", {}, lambda delta, state, share: lr * delta)
 
 
 def momentum(lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
@@ -113,11 +117,24 @@ def momentum(lr: float = 1.0, momentum: float = 0.9) -> Optimizer:
     _check("lr", lr, 0.0, 1e6)
     _check("momentum", momentum, 0.0, 1.0)
 
-    def step(delta: Block, state: dict[str, Block]) -> Block:
+    def step(delta: Block, state: dict[str, Block], share: float) -> Block:
         state["v"] = momentum * state["v"] + delta
         return lr * state["v"]
 
     return Optimizer("momentum", {"v": 0.0}, step)
+
+
+def feddyn() -> Optimizer:
+    """FedDyn's server: h += share * delta; x += delta + h.
+
+    In the paper's words h here is -h/alpha: with m devices, P of them in the round, its h moves by
+    -alpha/m * sum(theta_k - theta), that is -alpha * |P|/m * delta, and the next model is mean(theta_k) - h/alpha."""
+
+    def step(delta: Block, state: dict[str, Block], share: float) -> Block:
+        state["h"] = state["h"] + share * delta
+        return delta + state["h"]
+
+    return Optimizer("feddyn", {"h": 0.0}, step)
 
 
 def adagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Optimizer:
@@ -155,6 +172,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adagrad": adagrad,
     "adam": adam,
     "yogi": yogi,
+    "feddyn": feddyn,
 }
 
 
@@ -194,7 +212,7 @@ def _adaptive(
     if not 1e-12 <= tau <= 1e6:
         raise ValueError(f"tau is {tau}; it takes 1e-12 to 1e6")
 
-    def step(delta: Block, state: dict[str, Block]) -> Block:
+    def step(delta: Block, state: dict[str, Block], share: float) -> Block:
         # The last lines of Algorithm 2, in its order.
         state["m"] = beta1 * state["m"] + (1 - beta1) * delta
         state["v"] = second_moment(state["v"], delta * delta)

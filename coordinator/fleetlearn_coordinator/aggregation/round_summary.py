@@ -14,6 +14,8 @@ from fleetlearn_coordinator.aggregation.commit import weights_of
 
 Bounds = Mapping[str, tuple[float, float]]
 """Name of a metric -> the least and the greatest that it can be for one example."""
+PERSONAL = "personal."
+"""What the names of metrics of the devices' personal models begin with."""
 SLACK = 1e-6
 """How far rounding in float32 may take a mean beyond its bounds: this times the bound's size, or times 1."""
 
@@ -38,16 +40,38 @@ def training_of(reports: Collection[Report], names: Iterable[str], max_weight: i
     return Measurements(weights, {name: weights * column for name, column in _columns(rows, names).items()})
 
 
-def evaluation_of(evaluations: Sequence[Evaluation | None], names: Iterable[str], max_weight: int) -> Measurements:
+def evaluation_of(
+    evaluations: Sequence[Evaluation | None],
+    names: Sequence[str],
+    max_weight: int,
+    personal: Sequence[Evaluation | None] = (),
+) -> Measurements:
     """Return what devices measured when they evaluated the round's model, or NaN for those that did not.
 
-    However many examples a device says it has, it has no more say here than in the model.
+    ``personal``: what they measured of their personal models, for each device or for none. These metrics are named
+    personal.NAME, and a device weighs as much in them as in the others. However many examples a device says it has,
+    it has no more say here than in the model.
     """
-    examples = np.array([0 if own is None else own.examples for own in evaluations], np.int64)
-    weights = weights_of(examples, max_weight)
+    weights = weights_of(_examples_of(evaluations), max_weight)
+    sums = _scaled_sums(evaluations, names, weights)
+    # A device that measured its personal model alone would have no weight.
+    both = [own if shared else None for own, shared in zip(personal, evaluations, strict=False)]
+    if any(both):
+        sums |= {f"{PERSONAL}{name}": column for name, column in _scaled_sums(both, names, weights).items()}
+    return Measurements(weights, sums)
+
+
+def _examples_of(evaluations: Sequence[Evaluation | None]) -> NDArray[np.int64]:
+    return np.array([0 if own is None else own.examples for own in evaluations], np.int64)
+
+
+def _scaled_sums(
+    evaluations: Sequence[Evaluation | None], names: Iterable[str], weights: NDArray[np.int64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the sums of each metric as if each device had ``weights`` examples."""
     rows = [{} if own is None else {**own.metric_sums, "loss": own.loss_sum} for own in evaluations]
-    shares = weights / np.maximum(examples, 1)
-    return Measurements(weights, {name: shares * column for name, column in _columns(rows, names).items()})
+    shares = weights / np.maximum(_examples_of(evaluations), 1)
+    return {name: shares * column for name, column in _columns(rows, names).items()}
 
 
 def _columns(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, NDArray[np.float64]]:

@@ -6,6 +6,7 @@ on the engine's clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from fleetlearn_protocol.frames import Buffer
@@ -52,10 +53,10 @@ class Port(Protocol):
         wrong-length, after which the caller ends the task.
         """
 
-    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         """Make the complete update in this spool file durable. From then on the file belongs to the coordinator.
-        ``largest``: the greatest magnitude of its elements. Raises ProtocolError: stale-round, out-of-range,
-        norm-too-large."""
+        ``largest``: name of each part -> the greatest magnitude of its elements. Raises ProtocolError: stale-round,
+        out-of-range, norm-too-large."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""

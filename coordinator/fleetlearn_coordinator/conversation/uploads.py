@@ -7,28 +7,26 @@ there are places: beyond that, the upload with the fewest bytes begins again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetlearn_protocol.encodings import ENCODINGS, FLOAT32
+from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
-from fleetlearn_protocol.messages import UPDATE, Part, Report
+from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import checksum
 
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Turn
 from fleetlearn_coordinator.conversation.port import Spool
 
-ASKED_PARTS = {UPDATE: FLOAT32.name}
-"""What each task asks its device to report: name of the part -> its encoding."""
 
-
-def check_parts(report: Report, elements: int) -> None:
-    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the ASKED_PARTS, of ``elements`` each."""
+def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None:
+    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were asked for (name ->
+    encoding), of ``elements`` each."""
     given = [(part.name, part.encoding) for part in report.parts]
-    if sorted(given) != sorted(ASKED_PARTS.items()):
-        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(ASKED_PARTS.items())}"
+    if sorted(given) != sorted(asked.items()):
+        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(asked.items())}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
         expected = ENCODINGS[part.encoding].size(elements)
@@ -67,8 +65,8 @@ class Upload(Turn):
     """The number of its spool file, from the first grant on."""
     offset: int = 0
     """Bytes received so far."""
-    largest: float = 0.0
-    """Greatest magnitude among them."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """Name of each part that has begun to arrive -> the greatest magnitude so far."""
     transfer: int = 0
     """The number that its chunks carry, while it has a place and for a while afterwards. 0: no chunk counts."""
     restarted: bool = False
@@ -106,7 +104,7 @@ class Upload(Turn):
         largest = ENCODINGS[part.encoding].check(chunk.payload)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
-        self.largest = max(self.largest, largest)
+        self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)
         self.offset += size
         self.restarted = False
 
@@ -269,7 +267,7 @@ class Uploads:
         self._without_place.pop(upload, None)
         upload.transfer = upload.offset = 0
         upload.crc32.clear()
-        upload.largest = 0.0
+        upload.largest.clear()
         if upload.spool_file is not None:
             upload.spool.free_spool_file(upload.spool_file)
             upload.spool_file = None

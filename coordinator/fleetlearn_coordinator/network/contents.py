@@ -82,33 +82,34 @@ class Older(NamedTuple):
 
 
 class Contents:
-    """What can be fetched, by SHA-256: the bundle's files, the newest model, and older ones that tasks began from."""
+    """What can be fetched, by SHA-256: the bundle's files, the newest vectors (the model, and what belongs to it), and
+    older ones that tasks began from."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._bundle = bundle
         self._contents: dict[str, Content | FileContent] = {}
-        self._model: str | None = None
+        self._newest: set[str] = set()
         self._older: set[str] = set()
         self._count = 0
 
-    def publish(self, sha256: str, vector: Vector, older: Mapping[str, Older]) -> list[str]:
-        """Serve this model as the newest, and the older ones from their files. Returns the SHA-256 of the models that
-        were served and are not any more."""
-        if sha256 == self._model:  # its frames are kept
+    def publish(self, newest: Mapping[str, Vector], older: Mapping[str, Older]) -> list[str]:
+        """Serve these vectors as the newest, and the older ones from their files. Returns the SHA-256 of the vectors
+        that were served and are not any more."""
+        if newest.keys() == self._newest:  # their frames are kept
             return []
-        served = self._older if self._model is None else {*self._older, self._model}
-        gone = served - older.keys() - {sha256}
-        for before in {*gone, sha256, self._model or sha256}:  # the one before is served from its file now, if at all
+        gone = (self._older | self._newest) - older.keys() - newest.keys()
+        for before in gone | self._newest | newest.keys():  # the ones before are served from their files, if at all
             self._contents.pop(before, None)
-        self._model, self._older = sha256, self._older - gone - {sha256}
-        self._add(sha256, FLOAT32.encode(vector))
-        for model, where in older.items():
-            self.serve_older(model, where)
+        self._newest, self._older = {*newest}, self._older - gone - newest.keys()
+        for sha256, vector in newest.items():
+            self._add(sha256, FLOAT32.encode(vector))
+        for sha256, where in older.items():
+            self.serve_older(sha256, where)
         return sorted(gone)
 
     def serve_older(self, sha256: str, where: Older) -> None:
-        """Serve an older model from its file, until a newest one is published without it."""
+        """Serve an older vector from its file, until newest ones are published without it."""
         if sha256 not in self._contents:
             self._count += 1
             self._contents[sha256] = FileContent(self._count, *where)

@@ -102,10 +102,10 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, run: ServedRun, sha256: str, model: Vector, older: Mapping[str, Older]) -> None:
-        """Serve a run's newest model, and the older ones that its tasks began from. Each download of another one would
-        keep that one's bytes in memory."""
-        for gone in run.contents.publish(sha256, model, older):
+    def publish(self, run: ServedRun, newest: Mapping[str, Vector], older: Mapping[str, Older]) -> None:
+        """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began from. Each download of
+        another one would keep that one's bytes in memory."""
+        for gone in run.contents.publish(newest, older):
             for device in self.devices_of(run):
                 self.devices[device].conversation.withdrawn(gone)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
+from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
@@ -30,11 +32,17 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     local, round_, staleness, aggregation, server, stop, evaluation = (raw[section] for section in RELATED)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
-        local.setdefault("epochs", recipe.epochs)
-        local.setdefault("batch_size", recipe.batch_size)
-        raw["local"] = {**recipe.local, **local}
+        given = local
+        local = raw["local"] = {**recipe.local, **given}
+        chosen = local["algorithm"]
+        if chosen not in list(ALGORITHMS):
+            hint, allowed = near(str(chosen), ALGORITHMS), ", ".join(ALGORITHMS)
+            raise ValueError(f"local.algorithm = {chosen!r} is not known{hint} Algorithms: {allowed}.")
+        if chosen != recipe.local["algorithm"] and "personal_epochs" not in given:
+            local.pop("personal_epochs", None)  # the recipe's is for its own algorithm
     if isinstance(aggregation, dict):
-        _fill_aggregation(aggregation, recipe.aggregation)
+        aggregation = raw["aggregation"] = {**recipe.aggregation, **aggregation}
+        _check_aggregation(aggregation)
     if isinstance(round_, dict):
         _fill_round(round_, recipe.round, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
@@ -45,18 +53,18 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         if isinstance(devices := evaluation["devices"], int):
             evaluation.setdefault("minimum", max(1, -(-devices // 2)))
     if isinstance(stop, dict):
-        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
+        stop.setdefault("direction", "below" if stop.get("metric") in ("loss", f"{PERSONAL}loss") else "above")
     if isinstance(server, dict):
-        chosen = server.setdefault("optimizer", recipe.optimizer)
+        chosen = server.setdefault("optimizer", recipe.server["optimizer"])
         if chosen not in list(optimizers.OPTIMIZERS):
             hint = near(str(chosen), optimizers.OPTIMIZERS)
             allowed = ", ".join(optimizers.OPTIMIZERS)
             raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
-        values = {**optimizers.defaults(chosen), **(recipe.hyper if chosen == recipe.optimizer else {})}
+        values: dict[str, Any] = {**optimizers.defaults(chosen)}
         for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
-            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {', '.join(values)}")
-        more = dict(recipe.server) if chosen == recipe.optimizer else {}
-        raw["server"] = values | more | server
+            takes = ", ".join(values) or "no hyper-parameter"
+            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {takes}")
+        raw["server"] = {**values, **(recipe.server if chosen == recipe.server["optimizer"] else {}), **server}
 
 
 def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any], least: Callable[[int], int]) -> None:
@@ -98,9 +106,7 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
     staleness.setdefault("max", 1)
 
 
-def _fill_aggregation(aggregation: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    for key, value in {"aggregator": "mean", **defaults}.items():
-        aggregation.setdefault(key, value)
+def _check_aggregation(aggregation: dict[str, Any]) -> None:
     name = aggregation["aggregator"]
     if name not in list(aggregators.AGGREGATORS):
         hint, allowed = near(str(name), aggregators.AGGREGATORS), ", ".join(aggregators.AGGREGATORS)

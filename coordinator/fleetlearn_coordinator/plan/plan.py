@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
+from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation, weighing_rule
 from fleetlearn_coordinator.plan.defaults import fill_defaults
-from fleetlearn_coordinator.plan.recipes import MU_TERMS, RECIPES
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
+from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Aggregation,
@@ -186,10 +191,25 @@ class Plan(Section, frozen=True, kw_only=True):
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
-        """Return the aggregator. ``buffers``: the model's elements that are no trained parameters."""
-        if self.aggregation.normalise or self.aggregation.q is not None:
+        """Return the aggregator of updates. ``buffers``: the model's elements that are no trained parameters."""
+        if self.aggregation.has_rule:
             return aggregators.mean_with_plain_buffers(buffers)
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the devices' algorithm needs."""
+        return ALGORITHMS[self.local.algorithm]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What each task asks its device to report: name of the part -> its encoding."""
+        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors that each task has beside the model."""
+        return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
     def weighing(self, manifest: Manifest) -> Weighing:
         """Return how updates are weighed, beside their examples and their staleness. Raises PlanError where the
@@ -199,6 +219,15 @@ class Plan(Section, frozen=True, kw_only=True):
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
         return Weighing(rule, self.aggregation.norm_bound)
+
+    def aggregators(self, buffers: Sequence[slice] = ()) -> dict[str, aggregators.Aggregator[Any]]:
+        """Return the aggregator of each part of a report. ``buffers``: as for ``aggregator``."""
+        return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in self.parts}
+
+    def share(self, updates: int) -> float:
+        """Return the share of all devices that took part in a round with this many updates. 1 where the number of
+        devices is not known."""
+        return 1.0 if self.server.devices is None else updates / self.server.devices
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""
@@ -213,22 +242,20 @@ class Plan(Section, frozen=True, kw_only=True):
         named = {"lr": self.local.lr, "mu": self.local.mu}
         given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
         declared = {row.name: row.default for row in manifest.hyper}
-        needs = RECIPES[self.recipe].needs
-        terms = [term for term in MU_TERMS if getattr(manifest.step, term)]
-        for switch in needs:
-            if not getattr(manifest.step, switch):
-                raise self._misfit(f"recipe {self.recipe} needs a step with a {switch} term.", manifest)
+        needs, what = RECIPES[self.recipe].needs + self.algorithm.needs, self._needing()
+        terms = [term for term in TERMS if getattr(manifest.step, term)]
+        for need in needs:
+            if not getattr(manifest.step, need):
+                raise self._misfit(f"{what} needs a step with {SWITCHES[need]}.", manifest)
         if self.local.mu is not None and "mu" not in declared:
-            raise self._misfit(
-                f"local.mu = {self.local.mu} needs a step with a {' or '.join(MU_TERMS)} term.", manifest
-            )
+            raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
         for key in given:
             if key not in declared:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
-        if terms and not set(needs) & set(MU_TERMS):
+        if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
         for key, value in values.items():
@@ -240,10 +267,10 @@ class Plan(Section, frozen=True, kw_only=True):
     def remarks(self, manifest: Manifest) -> list[str]:
         """Say what the bundle has and this plan does not use, for the log."""
         found = []
-        if manifest.step.correction:
+        if manifest.step.correction and "correction" not in self.algorithm.needs:
             found.append(
-                "the bundle's step adds a correction to the gradient (SCAFFOLD), and no recipe of this version sends "
-                "one: it is zeros"
+                "the bundle's step adds a correction to the gradient, and this plan has none: it is zeros. "
+                'recipe = "scaffold" and recipe = "feddyn" use it'
             )
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
             found.append(
@@ -257,7 +284,19 @@ class Plan(Section, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.weighing(manifest)
+        if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
+            text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
+            raise self._misfit(text, manifest)
+        if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
+            text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
+            raise self._misfit(f"{text} Export it without compute=.", manifest)
+        of_recipe = f"recipe {self.recipe}", RECIPES[self.recipe].personal
+        for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
+            if (misfit := personal_misfit(name, personal, manifest)) is not None:
+                raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
+        if self.algorithm.personal_model and self.stop.measured_by == "round":
+            known += [f"{PERSONAL}{name}" for name in known]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(
                 f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
@@ -289,8 +328,14 @@ class Plan(Section, frozen=True, kw_only=True):
             return
         raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
 
+    def _needing(self) -> str:
+        """Return what of the plan needs something of the bundle."""
+        if self.local.algorithm in ("plain", self.recipe):
+            return f"recipe {self.recipe}"
+        return f'local.algorithm = "{self.local.algorithm}"'
+
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
-        terms = [f"a {term} term" for term in MU_TERMS if getattr(manifest.step, term)]
+        terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
         step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
         takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
         return PlanError(
@@ -300,6 +345,14 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
 
+TERMS = ("proximal", "contrastive")
+"""Switches of the bundle's step whose weight is mu."""
+SWITCHES = {
+    "proximal": "a proximal term (export it with proximal=True)",
+    "contrastive": "a contrastive term (export it with contrastive=True)",
+    "correction": "a correction of its gradient (export it with correction=True)",
+}
+"""Switch of the bundle's step -> what it is, for people."""
 MOVED = (
     "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
     "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
@@ -326,6 +379,7 @@ def _contradictions(plan: Plan) -> Iterable[str]:
     yield from contradictions_of_aggregation(
         plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate
     )
+    yield from _contradictions_of_algorithm(plan)
     if round_.weighting == "inverse-participation" and (not round_.asynchronous or round_.goal == 1):
         yield (
             'round.weighting = "inverse-participation" weighs the updates of one buffer against each other: it needs '
@@ -376,3 +430,40 @@ def _contradictions(plan: Plan) -> Iterable[str]:
         yield 'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data'
     if stop.measured_by == "evaluation" and plan.evaluation.every is None:
         yield 'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
+
+
+def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
+    name, algorithm, server = plan.local.algorithm, plan.algorithm, plan.server
+    if plan.local.personal_epochs is not None and not algorithm.personal_passes:
+        with_passes = " and ".join(f'"{row}"' for row, each in ALGORITHMS.items() if each.personal_passes)
+        yield (
+            f"local.personal_epochs = {plan.local.personal_epochs} is for local.algorithm = {with_passes}; here it is "
+            f'"{name}"'
+        )
+    if algorithm.tied and plan.aggregation.aggregator != aggregators.MEAN.name:
+        yield (
+            f'local.algorithm = "{name}" counts on what all devices that took part keep; the aggregator '
+            f'{plan.aggregation.aggregator} leaves some of them out. It needs aggregation.aggregator = "mean"'
+        )
+    bound = plan.aggregation.norm_bound
+    if algorithm.tied and bound is not None and bound.action == "clip":
+        yield (
+            f'local.algorithm = "{name}": devices keep what their whole updates made, so these must count whole. It '
+            'takes aggregation.norm_action = "refuse"'
+        )
+    if algorithm.tied and plan.aggregation.has_rule:
+        yield f'local.algorithm = "{name}" works with the mean of whole updates, without normalise or q'
+    if algorithm.tied and server.mix:
+        yield f'local.algorithm = "{name}" works with the mean of several updates; server.mix = true has one at a time'
+    if (server.optimizer == "feddyn") != (name == "feddyn"):
+        yield (
+            f'server.optimizer = "{server.optimizer}" and local.algorithm = "{name}": FedDyn needs "feddyn" for both, '
+            'as recipe = "feddyn" has it'
+        )
+    if algorithm.counts_devices and server.devices is None:
+        yield (
+            f'local.algorithm = "{name}" needs server.devices, the number of all devices that may take part; an '
+            "estimate will do, rather too high than too low"
+        )
+    if not algorithm.counts_devices and server.devices is not None:
+        yield f'server.devices = {server.devices} is for local.algorithm = "scaffold" and "feddyn"; here it is "{name}"'

@@ -7,43 +7,37 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Switch = Literal["proximal", "correction", "contrastive"]
-"""A switch of the bundle's step (``manifest.LocalStep``) that a recipe may need."""
-MU_TERMS: tuple[Switch, ...] = ("proximal", "contrastive")
-"""Those whose weight is mu."""
+from fleetlearn_coordinator.plan.local_algorithms import Need, Personal
+
 SYNCHRONOUS: Mapping[str, Any] = {"participation": "synchronous", "weighting": "examples"}
 ASYNCHRONOUS: Mapping[str, Any] = {"participation": "asynchronous", "weighting": "uniform"}
+UNIFORM: Mapping[str, Any] = {"participation": "synchronous", "weighting": "uniform"}
+LOCAL: Mapping[str, Any] = {"epochs": 1, "batch_size": 20, "algorithm": "plain"}
+FEDAVG: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0}
+MEAN: Mapping[str, Any] = {"aggregator": "mean"}
 
 
 class Recipe(NamedTuple):
-    """A starting point that a plan names and overrides."""
+    """A starting point that a plan names and overrides: the defaults of its sections."""
 
-    epochs: int
-    """Passes over the device's data in a round."""
-    batch_size: int
-    """Examples per local step; 0: all of the device's in one."""
-    needs: tuple[Switch, ...]
-    """The switches that the bundle's step must have. Without one whose weight is mu (``MU_TERMS``), mu is 0."""
-    optimizer: str
-    """The server optimizer."""
-    hyper: Mapping[str, float]
-    """Its hyper-parameters, where they are not its defaults."""
     source: str
+    needs: tuple[Need, ...] = ()
+    """What the bundle's step must have, beside what the algorithm needs. Where the step has a term that is weighted by
+    mu and that nothing needs, mu is 0."""
+    local: Mapping[str, Any] = LOCAL
+    server: Mapping[str, Any] = FEDAVG
+    """The optimizer, and what belongs to it: where a plan names another optimizer, that one's own defaults count."""
     round: Mapping[str, Any] = SYNCHRONOUS
-    """Defaults of [round]."""
-    server: Mapping[str, Any] = MappingProxyType({})
-    """Further defaults of [server]."""
-    aggregation: Mapping[str, Any] = MappingProxyType({})
-    """Defaults of [aggregation]."""
-    local: Mapping[str, Any] = MappingProxyType({})
-    """Further defaults of [local]."""
+    aggregation: Mapping[str, Any] = MEAN
+    personal: Personal | None = None
+    """What of the bundle must stay on the devices, beside what the algorithm needs there."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
 _REDDI = "Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295, Algorithm 2"
+_SCAFFOLD = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv 1910.06378"
 
 _ROBUST = {
     "median": "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 1",
@@ -57,76 +51,64 @@ _ROBUST = {
 """Recipe and aggregator of this name -> its source."""
 
 RECIPES: Mapping[str, Recipe] = {
-    "fedsgd": Recipe(1, 0, (), "sgd", {"lr": 1.0}, f"{_MCMAHAN}, section 2: E = 1, B = all"),
-    "fedavg": Recipe(1, 20, (), "sgd", {"lr": 1.0}, f"{_MCMAHAN}, Algorithm 1"),
+    "fedsgd": Recipe(f"{_MCMAHAN}, section 2: E = 1, B = all", local={**LOCAL, "batch_size": 0}),
+    "fedavg": Recipe(f"{_MCMAHAN}, Algorithm 1"),
     "fedprox": Recipe(
-        1,
-        20,
-        ("proximal",),
-        "sgd",
-        {"lr": 1.0},
-        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2",
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2", ("proximal",)
     ),
     "moon": Recipe(
-        1,
-        20,
-        ("contrastive",),
-        "sgd",
-        {"lr": 1.0},
-        "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1",
+        "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1", ("contrastive",)
+    ),
+    "scaffold": Recipe(f"{_SCAFFOLD}, Algorithm 1, option II", local={**LOCAL, "algorithm": "scaffold"}, round=UNIFORM),
+    "feddyn": Recipe(
+        "Acar et al., Federated Learning Based on Dynamic Regularization, arXiv 2111.04263, Algorithm 1",
+        local={**LOCAL, "algorithm": "feddyn"},
+        server={"optimizer": "feddyn"},
+        round=UNIFORM,
     ),
     "fedavgm": Recipe(
-        1,
-        20,
-        (),
-        "momentum",
-        {"lr": 1.0, "momentum": 0.9},
         "Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
         "Classification, arXiv 1909.06335, section 4.2",
+        server={"optimizer": "momentum", "lr": 1.0, "momentum": 0.9},
     ),
-    "fedadagrad": Recipe(1, 20, (), "adagrad", {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}, _REDDI),
-    "fedadam": Recipe(1, 20, (), "adam", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
-    "fedyogi": Recipe(1, 20, (), "yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, _REDDI),
+    "fedadagrad": Recipe(_REDDI, server={"optimizer": "adagrad", "lr": 0.1, "beta1": 0.0, "tau": 1e-3}),
+    "fedadam": Recipe(_REDDI, server={"optimizer": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
+    "fedyogi": Recipe(_REDDI, server={"optimizer": "yogi", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
     "fedbuff": Recipe(
-        1,
-        20,
-        (),
-        "sgd",
-        {"lr": 1.0},
         "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639, Algorithm 1",
-        {**ASYNCHRONOUS, "goal": 10},
+        round={**ASYNCHRONOUS, "goal": 10},
     ),
     "fedasync": Recipe(
-        1,
-        20,
-        (),
-        "sgd",
-        {"lr": 0.6},
         "Xie, Koyejo and Gupta, Asynchronous Federated Optimization, arXiv 1903.03934, Algorithm 1",
-        {**ASYNCHRONOUS, "goal": 1},
-        {"mix": True},
+        server={"optimizer": "sgd", "lr": 0.6, "mix": True},
+        round={**ASYNCHRONOUS, "goal": 1},
     ),
     "fednova": Recipe(
-        1,
-        20,
-        (),
-        "sgd",
-        {"lr": 1.0},
         "Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481, section 5",
-        aggregation={"normalise": True},
+        aggregation={**MEAN, "normalise": True},
     ),
     "q-fedavg": Recipe(
-        1,
-        20,
-        (),
-        "sgd",
-        {"lr": 1.0},
         "Li et al., Fair Resource Allocation in Federated Learning, arXiv 1905.10497, Algorithm 2",
-        {**SYNCHRONOUS, "weighting": "uniform"},
-        aggregation={"q": 1.0},
+        round=UNIFORM,
+        aggregation={**MEAN, "q": 1.0},
     ),
-    **{
-        name: Recipe(1, 20, (), "sgd", {"lr": 1.0}, source, aggregation={"aggregator": name})
-        for name, source in _ROBUST.items()
-    },
+    "fedper": Recipe(
+        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",
+        personal="some",
+    ),
+    "fedbn": Recipe(
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623, "
+        "Algorithm 1",
+        personal="normalisation",
+    ),
+    "fedrep": Recipe(
+        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, arXiv 2102.07078, "
+        "Algorithm 1",
+        local={**LOCAL, "algorithm": "fedrep", "personal_epochs": 10},
+    ),
+    "ditto": Recipe(
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221, Algorithm 1",
+        local={**LOCAL, "algorithm": "ditto"},
+    ),
+    **{name: Recipe(source, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
 }

@@ -40,8 +40,14 @@ class Local(Section, frozen=True, kw_only=True):
     lr: Rate | None = None
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
-    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
-    for fedprox and moon, else 0."""
+    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of ditto's personal
+    model alone, its lambda. Default: the bundle's for fedprox, moon and ditto, else 0."""
+    algorithm: str
+    """What devices do beside plain training: plain, scaffold (option II of its paper), scaffold-gradient (option I),
+    feddyn, fedrep, ditto. Default: the recipe's."""
+    personal_epochs: Positive | None = None
+    """ditto and fedrep: passes over the device's data in which its personal model or parameters are trained by
+    themselves. Default: the recipe's (fedrep 10), else as many as ``epochs``."""
     time_budget: Duration | None = None
     """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
     evaluate: bool = True
@@ -142,6 +148,11 @@ class Aggregation(Section, frozen=True, kw_only=True):
     """q-FedAvg: the power of a device's loss with which its update counts. For the mean. Default: the recipe's."""
 
     @property
+    def has_rule(self) -> bool:
+        """Whether updates are weighed by a rule, FedNova's or q-FedAvg's."""
+        return self.normalise or self.q is not None
+
+    @property
     def norm_bound(self) -> NormBound | None:
         if self.max_norm is None:
             return None
@@ -174,6 +185,9 @@ class Server(Section, frozen=True, kw_only=True):
     mix: bool = False
     """Whether the model moves towards the device's model, not by its update, as FedAsync's does. For a goal of 1 in
     asynchronous rounds. Default: the recipe's."""
+    devices: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    """scaffold and feddyn: how many devices may take part at all, N. A larger number makes both of them more careful;
+    with one that is too small they overshoot."""
     momentum: Decay | None = None
     """Of the optimizer momentum."""
     beta1: Decay | None = None

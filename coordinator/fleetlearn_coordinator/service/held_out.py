@@ -83,7 +83,7 @@ class HeldOut:
             await self._measure(waiting[0])
 
     async def _measure(self, version: int) -> None:
-        path, begin = self._blobs.find_parameters(version)
+        path, begin = self._blobs.find_tensor(version)
         job = {
             "path": path, "begin": begin, "elements": self.bundle.manifest.size, "sha256": self._digest_of(version)
         }  # fmt: skip

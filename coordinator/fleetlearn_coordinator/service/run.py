@@ -10,18 +10,19 @@ from the accepted updates, with the same bits.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.messages import UPDATE, Evaluated, Part, Report
-from fleetlearn_protocol.vector import Vector, check_finite, digest
+from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
+from fleetlearn_protocol.vector import Vector, digest
 
+from fleetlearn_coordinator.aggregation import round_sums
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -33,8 +34,6 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     summarise_staleness,
     training_of,
 )
-from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
-from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
@@ -53,13 +52,14 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
+from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
-from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -69,10 +69,11 @@ from fleetlearn_coordinator.storage.ledger import (
     RoundClosed,
     RoundOpened,
     Row,
-    SavedReport,
     TaskEnded,
     TaskGiven,
     TaskRevived,
+    TiedVectorsCounted,
+    TiedVectorsForgotten,
     Unfinished,
 )
 from fleetlearn_coordinator.storage.store import Store
@@ -100,28 +101,6 @@ class Step(NamedTuple):
     ``Run.record`` does."""
 
 
-class AcceptedUpdate(NamedTuple):
-    """An update that is durable in its spool file."""
-
-    part: Part
-    reported: Reported
-    factor: float
-    """What its staleness leaves of it: 1 if it is fresh."""
-    spool_file: int
-    largest: float
-    """The largest magnitude of its elements."""
-
-
-class EarlyReport(NamedTuple):
-    """A report that was accepted while no round was open."""
-
-    round: int
-    """The round that it counts for."""
-    report: Report
-    staleness: int
-    update: AcceptedUpdate
-
-
 class WrittenModel(NamedTuple):
     """The model that a round made, its file written. It does not count before its step's end."""
 
@@ -129,6 +108,10 @@ class WrittenModel(NamedTuple):
     model: Vector
     state: State
     """Of the server optimizer."""
+    vectors: dict[str, Vector]
+    """What devices fetch beside the model."""
+    vector_digests: dict[str, str]
+    """Their SHA-256."""
     sha256: str
     """Of the model's bytes."""
     rows: list[Row]
@@ -147,27 +130,15 @@ class Run:
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
-        self.optimizer, self.weighing = plan.optimizer(bundle.manifest), plan.weighing(bundle.manifest)
-        self.aggregator = plan.aggregator(self.optimizer.buffers)
-        self.reports: dict[str, Report] = {}
-        """Task -> accepted report of the open round."""
-        self.staleness: dict[str, int] = {}
-        """Task -> staleness of that report's update."""
-        self.reported: dict[str, Reported] = {}
-        """Task -> what its weighing depends on."""
+        self.optimizer = plan.optimizer(bundle.manifest)
+        self.open_round = OpenRound(plan, bundle.manifest, store)
         self._rates = plan.participation_rates()
-        self._early: deque[EarlyReport] = deque()
-        """In the order in which they count."""
-        self.aggregate = self.aggregator.init(bundle.manifest.size)
-        """The aggregator's state, with the open round's updates, except those that are still to be added."""
-        self._to_add: deque[AcceptedUpdate] = deque()
         self._to_commit: Callable[[], WrittenModel] | None = None
         """The work of the commit that was decided and has not begun."""
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         version = self._load_model(now)
-        self._round_state = self.weighing.state_after(store.ledger.last_committed())
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
@@ -227,11 +198,10 @@ class Run:
             later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
             given_up = found.round is not None and self.store.is_given_up(found.round)
             if not given_up:
-                self.aggregate = self._load_aggregate(open_now)
+                self.open_round.load_sums(open_now)
             for row in later:
-                self._load_early(row)
-        for row in open_now:
-            self._count(row.report, row.staleness, self._reported_before(row))
+                self.open_round.load_early(row)
+        self.open_round.count_again(open_now)
         if given_up:
             self._give_up(found, now)
             found = Unfinished(None, [], [], [], later)
@@ -249,42 +219,6 @@ class Run:
             heard += self.commit(command, now) if isinstance(command, Commit) else [command]
         return heard + self.do_steps(now)  # an earlier process may have left more spool files than are held now
 
-    def _load_aggregate(self, reports: Iterable[SavedReport]) -> Any:
-        """Return the open round's aggregator state as it was last saved, with the updates that were accepted since.
-
-        Raises StoreError, ValueError (damaged)."""
-        aggregator = self.aggregator
-        state = aggregator.init(self.bundle.manifest.size)
-        tensors = self.store.load_aggregator(aggregator.to_tensors(state))
-        if tensors is not None:
-            state = aggregator.from_tensors(tensors)
-        for row in reports:
-            if row.spool_file is not None:
-                self._add(state, self._take_back(row))
-        return state
-
-    def _load_early(self, row: SavedReport) -> None:
-        """Take back the update of a report that counts for a later round. Raises StoreError (damaged)."""
-        self._early.append(EarlyReport(row.round, row.report, row.staleness, self._take_back(row, early=row.round)))
-
-    def _take_back(self, row: SavedReport, early: int | None = None) -> AcceptedUpdate:
-        """Return an update that an earlier process accepted. ``early``: the later round that its report counts for.
-        Raises StoreError (damaged)."""
-        assert row.spool_file is not None
-        part, content = row.report.part(UPDATE), self.store.take_back_update(row, early=early)
-        largest = check_finite(ENCODINGS[part.encoding].decode(content))
-        factor = self.plan.staleness_factor(row.staleness)
-        return AcceptedUpdate(part, self._reported_before(row), factor, row.spool_file, largest)
-
-    def _reported_before(self, row: SavedReport) -> Reported:
-        """Return what an earlier process knew. Its plan may have had no use for norms."""
-        return reported_of(row.report, row.weight, NOT_MEASURED if row.norms is None else Norms(*row.norms))
-
-    def _count(self, report: Report, staleness: int, reported: Reported) -> None:
-        """The report counts for the open round."""
-        task = report.task
-        self.reports[task], self.staleness[task], self.reported[task] = report, staleness, reported
-
     def _give_up(self, found: Unfinished, now: Clocks) -> None:
         assert found.round is not None
         dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
@@ -298,13 +232,31 @@ class Run:
             found = 0, vector, self.optimizer.init(vector)
             self.store.write(self._write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2]))
         version, self.model, self.state = found
+        self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
+        self.store.write(self._begin_algorithm())
         # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
         before = self.store.ledger.get("optimizer") or self.optimizer.name
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
             logger.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
+        self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
         return version
+
+    def _begin_algorithm(self) -> list[Row]:
+        """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
+        with the same tied vectors so far: what is here and what devices keep must belong together."""
+        tied, before = " ".join(self.plan.algorithm.tied), self.store.ledger.get("tied") or ""
+        if tied == before and self.vectors.keys() == {*self.plan.vectors}:
+            return []
+        self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
+        return [Metadata("tied", tied), TiedVectorsForgotten()]
+
+    def tied_to(self, device: str) -> str | None:
+        """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
+        if not self.plan.algorithm.tied:
+            return None
+        return self.open_round.tied.get(device) or self.store.ledger.tied_to(device)
 
     def _still_finished(self) -> Finish | None:
         """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
@@ -329,14 +281,29 @@ class Run:
         """Return the SHA-256 of a version's model."""
         return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
 
+    def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
+        """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
+        such vector, because the algorithm was another one then, the newest vector's. Raises StoreError (an older
+        version's file is missing or damaged)."""
+        found = {MODEL: self.digest_of(version)}
+        for name in beside:
+            older = None if version == self.engine.version else self.store.load_state(version, found[MODEL], name)
+            found[name] = self.vector_digests[name] if older is None else digest(older)
+        return found
+
     def save_update(
-        self, device: str, report: Report, spool_file: int, largest: float, now: float | None = None
+        self,
+        device: str,
+        report: Report,
+        spool_file: int,
+        largest: Mapping[str, float],
+        now: float | None = None,
     ) -> None:
         """Make a spooled and checked update durable. A later step adds it to the round's other updates.
 
-        ``largest`` is the largest magnitude of its elements, ``now`` the engine's time if it is known. The caller then
-        tells the device and calls ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing
-        is saved then.
+        ``largest``: name of each part -> the largest magnitude of its elements. ``now``: the engine's time if it is
+        known. The caller then tells the device and calls ``engine.count_report``. Raises ProtocolError if the update
+        must be refused; nothing is saved then.
         """
         engine, task = self.engine, report.task
         engine.check_staleness(device)
@@ -346,40 +313,41 @@ class Run:
             if self._rates is None
             else self._rates.weight(number, device)
         )
-        self.aggregator.check(largest, weight)
-        norms = NOT_MEASURED
-        if self.weighing.needs_norms:
-            spooled = SpooledUpdate(self.store.blobs, spool_file, report.part(UPDATE))
-            norms = measure(spooled, self.bundle.manifest.size, self.optimizer.buffers)
-        reported = reported_of(report, weight, norms)
-        self.weighing.check(reported, self._round_state)
+        self.open_round.check(largest, weight)
+        reported = self.open_round.weigh(report, weight, spool_file)
         moved = None if number == engine.round_of(task) else number
         also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
-            ReportAccepted(report, weight, spool_file, staleness, moved, norms if self.weighing.needs_norms else None),
+            ReportAccepted(
+                report,
+                weight,
+                spool_file,
+                staleness,
+                moved,
+                reported.norms if self.open_round.weighing.needs_norms else None,
+            ),
             number if early else None,
             also,
         )
         if self._rates is not None:
             self._rates.add(number, device)
-        factor = self.plan.staleness_factor(staleness)
-        update = AcceptedUpdate(report.part(UPDATE), reported, factor, spool_file, largest)
+        accepted = AcceptedReport(device, report, reported, staleness, spool_file, largest)
         if early:
-            self._early.append(EarlyReport(number, report, staleness, update))
+            self.open_round.accept_early(number, accepted)
         else:
-            self._to_add.append(update)
-            self._count(report, staleness, reported)
+            self.open_round.accept(accepted)
 
     def next_step(self) -> Step | None:
         """Return what is to be done next, or None: add an accepted update; where all are added, make the model if the
         round is to be committed, or save the aggregator's state if many updates are in spool files."""
-        if self._to_add:
-            return Step(partial(self._add, self.aggregate, self._to_add.popleft()), lambda added, now: [])
+        add = self.open_round.next_work()
+        if add is not None:
+            return Step(add, lambda added, now: [])
         if self._to_commit is not None:
             work, self._to_commit = self._to_commit, None
             return Step(work, self._end_commit)
-        if self.store.must_save_aggregator and not self.aggregator.keeps_updates:
-            return Step(self.store.begin_save(self.aggregator.to_tensors(self.aggregate)), self._end_save)
+        if self.store.must_save_aggregator and not self.open_round.keeps_updates:
+            return Step(self.store.begin_save(self.open_round.tensors()), self._end_save)
         return None
 
     def do_steps(self, now: Clocks) -> list[Command]:
@@ -388,19 +356,6 @@ class Run:
         while (step := self.next_step()) is not None:
             heard += step.end(step.work(), now)
         return heard
-
-    def _add(self, aggregate: Any, update: AcceptedUpdate) -> None:
-        """If the round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
-        spooled = SpooledUpdate(self.store.blobs, update.spool_file, update.part)
-        factors = self.weighing.factors(update.reported, self._round_state)
-        self.aggregator.add(
-            aggregate,
-            spooled,
-            update.reported.weight,
-            update.largest,
-            update.factor * factors.whole,
-            factors.trained,
-        )
 
     def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
         self.store.end_save(saved)
@@ -447,12 +402,8 @@ class Run:
         return heard
 
     def _open(self, number: int, now: Clocks) -> Row:
-        self.aggregate = self.aggregator.init(self.bundle.manifest.size)
-        self.reports, self.staleness, self.reported, self._opened = {}, {}, {}, now.engine
-        while self._early and self._early[0].round == number:
-            early = self._early.popleft()
-            self._to_add.append(early.update)
-            self._count(early.report, early.staleness, early.update.reported)
+        self._opened = now.engine
+        self.open_round.begin(number)
         return RoundOpened(number, now.wall)
 
     def begin_commit(self, command: Commit, now: Clocks) -> None:
@@ -466,12 +417,11 @@ class Run:
             needed = waiting[0] if needed is None else min(waiting[0], needed)
         began = None
         if self.plan.server.mix:
-            (staleness,) = self.staleness.values()
+            (staleness,) = self.open_round.staleness.values()
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
             needed = self.engine.version - self.engine.settings.max_staleness
-        scale = self.weighing.scale(self.reported.values(), self._round_state)
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began, scale)
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
@@ -479,22 +429,42 @@ class Run:
         return Began(model, self.plan.staleness_factor(staleness))
 
     def _make_model(
-        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None, scale: float
+        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
     ) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
+        open_round, algorithm = self.open_round, self.plan.algorithm
         model, state, summary["change"] = next_model(
-            self.aggregator, self.aggregate, self.optimizer, self.state, self.model, began, scale
+            open_round.aggregators[UPDATE],
+            open_round.sums[UPDATE],
+            self.optimizer,
+            self.state,
+            self.model,
+            began,
+            self.plan.share(len(open_round.reports)),
+            open_round.scale(),
         )
+        vectors = {}
+        if CONTROL in self.plan.vectors:
+            assert self.plan.server.devices is not None
+            vectors[CONTROL] = round_sums.next_control(
+                self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
+            )
+        digests = {name: digest(vector) for name, vector in vectors.items()}
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
-        rows = [*self._write_model(row, model, state, needed), RoundClosed(round, "committed", summary, at)]
-        return WrittenModel(round, model, state, row.sha256, rows, summary)
+        rows = [
+            *self._write_model(row, model, state | vectors, needed),
+            RoundClosed(round, "committed", summary, at),
+            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if algorithm.tied),
+        ]
+        return WrittenModel(round, model, state, vectors, digests, row.sha256, rows, summary)
 
     def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
         tell the engine."""
         self.store.write(new.rows)
-        self.model, self.state, self.model_digest = new.model, new.state, new.sha256
-        self._round_state = self.weighing.state_after(new.summary)
+        self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
+        self.vector_digests = new.vector_digests
+        self.open_round.state = self.open_round.weighing.state_after(new.summary)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
@@ -520,20 +490,22 @@ class Run:
         return self.do_steps(now)
 
     def _write_model(self, made: ModelMade, model: Vector, state: State, needed: int | None = None) -> list[Row]:
-        """Write the model's file; returns the rows that make model, state and the name of its optimizer count."""
+        """Write the model's file, with the optimizer's state and the vectors beside the model. Returns the rows that
+        make them count."""
         return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, needed)]
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
         summary = self._summary(dropped, now)
-        self._to_add.clear()
+        self.open_round.abandon()
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
         return RoundClosed(number, "abandoned", summary, now.wall)
 
     def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:
         """Return the summary of a round whose model stays as it is; a commit then states its change."""
-        plan, reports, names = self.plan, self.reports.values(), (*self.bundle.manifest.metrics, "loss")
+        plan, reports, names = self.plan, self.open_round.reports.values(), (*self.bundle.manifest.metrics, "loss")
         training = training_of(reports, names, plan.round.max_weight)
-        evaluation = evaluation_of([report.evaluation for report in reports], names, plan.round.max_weight)
+        evaluated, personal = ([getattr(report, kind) for report in reports] for kind in ("evaluation", "personal"))
+        evaluation = evaluation_of(evaluated, names, plan.round.max_weight, personal)
         summary: dict[str, Any] = {
             "reports": len(reports),
             "partial": sum(not report.complete for report in reports),
@@ -544,8 +516,8 @@ class Run:
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
             logger.warning(text, devices, name, low, high)
         if self.engine.settings.outlive:
-            summary["staleness"] = summarise_staleness(self.staleness.values())
-        summary |= self.weighing.summary(self.reported.values(), dropped, self._round_state)
+            summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
+        summary |= self.open_round.weighing_summary(dropped)
         summary |= {
             "dropped": dropped,
             "change": 0.0,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     MODEL,
+    PLAIN,
     Cancel,
     CheckIn,
     ComeBack,
@@ -28,7 +29,7 @@ from fleetlearn_protocol.messages import (
 )
 
 from fleetlearn_coordinator.conversation.port import Admitted
-from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, check_parts
+from fleetlearn_coordinator.conversation.uploads import check_parts
 from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.rounds.commands import (
@@ -44,7 +45,9 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -69,6 +72,8 @@ class RunServer:
         """The SHA-256 of the newest model that is served."""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
+        self._idle: set[str] = set()
+        """Connected devices that lack what this run's tasks need. The engine does not know them."""
         self._alarm: asyncio.TimerHandle | None = None
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
@@ -107,11 +112,24 @@ class RunServer:
         model, ineligible = self.run.model.nbytes, ""
         if self.run.selection is not None:
             ineligible = self.run.selection.why_not(check_in)
+        ineligible = self._lacks(check_in) or ineligible
         welcome = Welcome(SOFTWARE, self.host.heartbeat, CHUNK_BYTES, ineligible)
         return Admitted(self, welcome, self._bundle_bytes + model, 2 * model)
 
+    def _lacks(self, check_in: CheckIn) -> str:
+        """Return why the device cannot do any task of this run; empty if it can."""
+        algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
+        if algorithm in knows:
+            return ""
+        text = f"this run trains with the algorithm {algorithm}, and the device knows {', '.join(knows)}"
+        return f"{text[: MAX_TEXT - 40]}. Update its fleetlearn"
+
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held = check_in.device, check_in.held
+        if self._lacks(check_in):  # it stays connected, for another plan
+            self._idle.add(device)
+            return
+        self._idle.discard(device)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
         if check_in.evaluates:
@@ -121,6 +139,9 @@ class RunServer:
 
     def leave(self, device: str, now: float) -> None:
         self.run.evaluations.tiers.pop(device, None)
+        if device in self._idle:
+            self._idle.remove(device)
+            return
         if not self.done.done():  # else the leases stay as they are on disk, for the next process
             self._carry_out(self.engine.disconnect(device, now), now)
             if self.run.selection is not None:
@@ -130,10 +151,10 @@ class RunServer:
         if self.has_counted(device, report.task):
             return False
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
-        check_parts(report, self.run.model.size)
+        check_parts(report, self.run.plan.parts, self.run.model.size)
         return True
 
-    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
         self.run.save_update(device, report, spool, largest, self.loop.time())
@@ -269,8 +290,8 @@ class RunServer:
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                vectors=self._serve_model(lease.version),
-                parts=ASKED_PARTS,
+                vectors=self._serve_model(lease.version, run.plan.vectors),
+                parts=run.plan.parts,
                 hyper=run.hyper,
                 epochs=local.epochs,
                 batch_size=local.batch_size,
@@ -278,6 +299,9 @@ class RunServer:
                 deadline=max(0.0, lease.deadline - self.loop.time()),
                 time_budget=local.time_budget,
                 evaluate=local.evaluate,
+                algorithm=local.algorithm,
+                personal_epochs=local.personal_epochs,
+                kept=run.tied_to(lease.device),
             ),
         )
 
@@ -285,15 +309,16 @@ class RunServer:
         vectors, left = self._serve_model(lease.version), max(0.0, lease.deadline - self.loop.time())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
-    def _serve_model(self, version: int) -> tuple[VectorReference]:
-        """Let devices fetch this version's model. Returns what a task says of it."""
+    def _serve_model(self, version: int, beside: Iterable[str] = ()) -> tuple[VectorReference, ...]:
+        """Let devices fetch this version's model and the vectors beside it. Returns what a task says of them."""
         run = self.run
         self._publish()
-        digest = run.digest_of(version)
-        if digest != run.model_digest:  # the device came back without its work, and goes on with it
-            for sha256, where in self._find_models([version]).items():
+        digests = run.digests_of(version, beside)
+        if version != run.engine.version:  # the device came back without its work, and goes on with it
+            for sha256, where in self._find_older([version], beside).items():
                 self._served.contents.serve_older(sha256, where)
-        return (VectorReference(MODEL, digest, FLOAT32.size(run.model.size), FLOAT32.name),)
+        size = FLOAT32.size(run.model.size)
+        return tuple(VectorReference(name, digest, size, FLOAT32.name) for name, digest in digests.items())
 
     def held_out_measured(self, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
@@ -316,16 +341,20 @@ class RunServer:
         if self.engine.evaluations.is_open:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
-        self.host.publish(self._served, run.model_digest, run.model, self._find_models(sorted(versions)))
+        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
+        self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
-    def _find_models(self, versions: Iterable[int]) -> dict[str, Older]:
-        """Return SHA-256 -> where it is, for each of these models whose file is there. It is not there only where a
-        lost device came back with its work done: that one does not need it."""
-        found = {}
+    def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
+        """Return SHA-256 -> where it is, for each of these models whose file is there and for the vectors ``beside``
+        them. It is not there only where a lost device came back with its work done: that one does not need it."""
+        found, size = {}, self.run.model.nbytes
         for number in versions:
             with suppress(StoreError):
-                where = self.run.store.blobs.find_parameters(number)
-                found[self.run.digest_of(number)] = Older(*where, self.run.model.nbytes)
+                for name, sha256 in self.run.digests_of(number, beside).items():
+                    if sha256 in self.run.vector_digests.values():  # served as the newest
+                        continue
+                    tensor = PARAMETERS if name == MODEL else OPTIMIZER_STATE + name
+                    found[sha256] = Older(*self.run.store.blobs.find_tensor(number, tensor), size)
         return found
 
     def _finish(self, reason: str) -> None:

@@ -1,12 +1,13 @@
-"""An accepted update in its spool file."""
+"""An accepted report's parts in its spool file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.messages import Part
+from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import Blobs
@@ -14,16 +15,30 @@ from fleetlearn_coordinator.storage.blobs import Blobs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpooledUpdate:
-    """``aggregation.updates.Update``: read for as long as the spool file is not another upload's."""
+    """``aggregation.updates.Update``, one part of a report: read for as long as the spool file is not another
+    upload's."""
 
     blobs: Blobs
     spool_file: int
     part: Part
+    begin: int
+    """The byte of the file at which the part begins."""
 
     def __iter__(self) -> Iterator[Vector]:
-        return map(ENCODINGS[self.part.encoding].decode, self.blobs.read_spool_file(self.spool_file, self.part.size))
+        blocks = self.blobs.read_spool_file(self.spool_file, self.part.size, self.begin)
+        return map(ENCODINGS[self.part.encoding].decode, blocks)
 
     def read(self, start: int, stop: int) -> Vector:
         encoding = ENCODINGS[self.part.encoding]
         begin, end = encoding.size(start), encoding.size(stop)
-        return encoding.decode(b"".join(self.blobs.read_spool_file(self.spool_file, end - begin, begin)))
+        blocks = self.blobs.read_spool_file(self.spool_file, end - begin, self.begin + begin)
+        return encoding.decode(b"".join(blocks))
+
+
+def spooled_parts(blobs: Blobs, spool_file: int, report: Report) -> dict[str, SpooledUpdate]:
+    """Return the report's parts by name. They lie in the spool file one after the other."""
+    begins = accumulate((part.size for part in report.parts), initial=0)
+    return {
+        part.name: SpooledUpdate(blobs, spool_file, part, begin)
+        for part, begin in zip(report.parts, begins, strict=False)
+    }

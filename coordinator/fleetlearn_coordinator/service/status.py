@@ -10,8 +10,9 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, load_model, model_path, model_versions
+from fleetlearn_coordinator.storage.file_blobs import load_model, model_path, model_versions
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger

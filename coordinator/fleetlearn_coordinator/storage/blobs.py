@@ -14,6 +14,8 @@ from fleetlearn_protocol.frames import Buffer
 from numpy.typing import NDArray
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+PARAMETERS = "parameters"
+"""The tensor of a model that is its parameter vector; the others are the state beside it."""
 
 
 class Blobs(Protocol):
@@ -56,9 +58,9 @@ class Blobs(Protocol):
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         """Return the tensors of a model's file. Raises StoreError (missing, damaged, or with another hash)."""
 
-    def find_parameters(self, version: int) -> tuple[str, int]:
-        """Return the path of a model's file, and the byte at which its parameter vector begins. Raises StoreError
-        (missing)."""
+    def find_tensor(self, version: int, name: str = PARAMETERS) -> tuple[str, int]:
+        """Return the path of a model's file, and the byte at which a tensor begins: by default the parameter vector.
+        Raises StoreError (missing)."""
 
     def drop_models(self, before: int) -> None:
         """Remove the files of models older than this version; the initial one stays. Safe to call from any thread."""

@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from fleetlearn_coordinator.storage.blobs import Tensors
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
-PARAMETERS = "parameters"
-"""The tensor in a model's file that is the model; the others are its server optimizer's state."""
 PART_BYTES = 2**17
 """Bytes of a spool file that are read at a time: they stay in the processor's cache."""
 
@@ -162,7 +160,7 @@ class FileBlobs:
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         return load_model(model_path(self.folder, version), sha256)
 
-    def find_parameters(self, version: int) -> tuple[str, int]:
+    def find_tensor(self, version: int, name: str = PARAMETERS) -> tuple[str, int]:
         path = model_path(self.folder, version)
         try:
             with path.open("rb") as file:  # the length of the header, the header, the tensors
@@ -170,7 +168,9 @@ class FileBlobs:
                 header = json.loads(file.read(size))
         except FileNotFoundError:
             raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
-        return str(path), 8 + size + header[PARAMETERS]["data_offsets"][0]
+        if name not in header:
+            raise StoreError(Code.UNKNOWN_CONTENT, f"{path} has no tensor {name}: an earlier version wrote it")
+        return str(path), 8 + size + header[name]["data_offsets"][0]
 
     def drop_models(self, before: int) -> None:
         for version in self.model_versions():

@@ -108,6 +108,17 @@ class DeviceRemembered(NamedTuple):
     """and the time that its task took."""
 
 
+class TiedVectorsCounted(NamedTuple):
+    """From now on a device's next task goes on from the tied vectors that it made with ``task``."""
+
+    device: str
+    task: str
+
+
+class TiedVectorsForgotten(NamedTuple):
+    """Every device's next task goes on from no tied vectors."""
+
+
 class RoundClosed(NamedTuple):
     """A round ended. No spool file belongs to it any more."""
 
@@ -176,6 +187,8 @@ Row: TypeAlias = (
     | AggregatorSaved
     | ModelMade
     | DeviceRemembered
+    | TiedVectorsCounted
+    | TiedVectorsForgotten
     | RoundClosed
     | EvaluationOpened
     | MeasurementGiven
@@ -272,6 +285,9 @@ class Ledger(Protocol):
 
     def remembered_devices(self) -> list[DeviceRemembered]:
         """Return what selection remembers, the device that was given its last task longest ago first."""
+
+    def tied_to(self, device: str) -> str | None:
+        """Return the task whose tied vectors the device's next task goes on from (``TiedVectorsCounted``), or None."""
 
     def model_digest(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""

@@ -32,6 +32,8 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskEnded,
     TaskGiven,
     TaskRevived,
+    TiedVectorsCounted,
+    TiedVectorsForgotten,
     Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode, read_json
@@ -48,6 +50,8 @@ CREATE TABLE devices(
     device TEXT PRIMARY KEY, given INTEGER NOT NULL, tasks INTEGER NOT NULL, labels TEXT NOT NULL,
     reported INTEGER, loss REAL, examples INTEGER, seconds REAL
 ) WITHOUT ROWID"""
+TIED = """
+CREATE TABLE tied(device TEXT PRIMARY KEY, task TEXT NOT NULL) WITHOUT ROWID"""
 SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE models(version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL);
@@ -60,13 +64,17 @@ CREATE TABLE tasks(
     version INTEGER, staleness INTEGER,
     norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
-CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};
+CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};
 """
 """A task's round is the one in which it was given while it runs, and then the one that its end counts for."""
 MIGRATIONS = {
     1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
     2: (DEVICES, *sqlite_evaluations.TABLES),
-    3: ("ALTER TABLE tasks ADD COLUMN norm REAL", "ALTER TABLE tasks ADD COLUMN trained_norm REAL"),
+    3: (
+        TIED,
+        "ALTER TABLE tasks ADD COLUMN norm REAL",
+        "ALTER TABLE tasks ADD COLUMN trained_norm REAL",
+    ),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -163,6 +171,10 @@ class SqliteLedger:
             case DeviceRemembered():
                 labels = " ".join(row.labels)
                 execute("INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)", row._replace(labels=labels))
+            case TiedVectorsCounted():
+                execute("INSERT OR REPLACE INTO tied VALUES(?, ?)", row)
+            case TiedVectorsForgotten():
+                execute("DELETE FROM tied")
             case Metadata(key, value):
                 self._put(key, value)
             case _:
@@ -213,6 +225,10 @@ class SqliteLedger:
     def remembered_devices(self) -> list[DeviceRemembered]:
         rows = self._db.execute("SELECT * FROM devices ORDER BY given, device")
         return [DeviceRemembered._make((*row[:3], row[3].split(), *row[4:])) for row in rows]
+
+    def tied_to(self, device: str) -> str | None:
+        row = self._db.execute("SELECT task FROM tied WHERE device=?", (device,)).fetchone()
+        return None if row is None else str(row[0])
 
     def model_digest(self, version: int) -> str:
         return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])

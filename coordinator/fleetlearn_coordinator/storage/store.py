@@ -21,9 +21,9 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector, checksum
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.storage.blobs import Blobs, Tensors
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, Blobs, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, FileBlobs
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Ledger,
@@ -176,6 +176,11 @@ class Store:
                 Code.WRONG_HASH, f"{where}: the server optimizer's state was changed after it was committed"
             )
         return version, vector, state
+
+    def load_state(self, version: int, sha256: str, name: str) -> Vector | None:
+        """Return a vector of the state beside an older model, or None if there is none of this name. Raises StoreError
+        (missing, damaged)."""
+        return self.blobs.load_model(version, sha256).get(OPTIMIZER_STATE + name)
 
     def load_parameters(self, version: int, sha256: str) -> Vector:
         """Return an older model as a float32 vector (P,). Raises StoreError (missing, damaged)."""

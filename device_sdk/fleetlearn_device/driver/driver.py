@@ -261,8 +261,7 @@ class Driver:
         assert finished is not None
         assert finished.report.task == task_id
         try:
-            save = self._outbox.save
-            await asyncio.to_thread(save, finished.report, finished.content, finished.bundle, finished.kept_state)
+            await asyncio.to_thread(self._outbox.save, *finished)
         except StateError as error:
             self._abandon(error, task_id)
         else:

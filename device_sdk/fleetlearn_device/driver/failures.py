@@ -10,6 +10,7 @@ from fleetlearn_protocol.messages import FailureCode
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
+from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.train import BadValuesError, DivergedError, OutOfTimeError
 from fleetlearn_device.training.trainer import KilledError
 
@@ -32,6 +33,7 @@ FAILURES: dict[type, Failure] = {
     DivergedError: Failure("diverged"),
     OutOfTimeError: Failure("out-of-time"),
     KilledError: Failure("killed"),
+    UnsupportedError: Failure("unsupported"),
     MemoryError: Failure("out-of-memory"),
     FleetError: Failure("bad-bundle"),
     Exception: Failure("runtime-error"),

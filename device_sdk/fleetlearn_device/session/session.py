@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
-    MODEL,
+    PLAIN,
     PROTOCOL_VERSION,
-    UPDATE,
     Accepted,
     Cancel,
     CheckIn,
@@ -98,7 +98,10 @@ MAX_ARRIVALS = 2
 
 
 class Session:
-    """One device's conversation, over any number of connections. ``held`` is an update saved by an earlier process."""
+    """One device's conversation, over any number of connections.
+
+    held: an update saved by an earlier process. algorithms: those that the device can do beside ``plain``.
+    """
 
     def __init__(
         self,
@@ -107,10 +110,12 @@ class Session:
         *,
         runtime: str = "",
         software: str = "",
+        algorithms: tuple[str, ...] = (),
         held: Report | None = None,
         until_finished: bool = False,
     ) -> None:
         self.device, self.examples, self.runtime, self.software = device, examples, runtime, software
+        self.algorithms = algorithms
         self.until_finished = until_finished
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
@@ -153,7 +158,11 @@ class Session:
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
         known = self.device, self.examples, self.runtime, self.software
-        return [Send(CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True))]
+        return [
+            Send(
+                CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True, algorithms=self.algorithms)
+            )
+        ]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -385,10 +394,26 @@ class Session:
         self.work = Locating(Assignment(task, deadline))
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else "evaluation"
         text = f"task {task.task}: {what}, {task.deadline:g} s to the deadline"
-        unsupported = _unsupported(task)
+        unsupported = self._unsupported(task)
         if unsupported is not None:
             return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
         return [*commands, Note(text), *self._locate()]
+
+    def _unsupported(self, task: Task | Evaluate) -> str | None:
+        """Return what of the task this device cannot do, for people."""
+        algorithm = task.algorithm if isinstance(task, Task) else PLAIN
+        known = (PLAIN, *self.algorithms)
+        if algorithm not in known:
+            return f"the task asks for the algorithm {algorithm}; this device knows {', '.join(known)}"
+        exchange = EXCHANGES[algorithm]
+        asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], exchange.vectors)]
+        if isinstance(task, Task):
+            asked.append(("asks for the parts", [*task.parts.items()], exchange.parts))
+        for what, given, names in asked:
+            if sorted(name for name, _ in given) != sorted(names) or not {row[1] for row in given} <= ENCODINGS.keys():
+                listed = ", ".join(f"{name} ({encoding})" for name, encoding in given)
+                return f"the task {what} {listed}; this device knows {', '.join(names)} ({', '.join(ENCODINGS)})"
+        return None
 
     def _receive(self, content: Content) -> Commands:
         """Expect the chunks of the content that was asked for."""
@@ -571,18 +596,6 @@ class Session:
 
     def _awaits_answer(self) -> bool:
         return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
-
-
-def _unsupported(task: Task | Evaluate) -> str | None:
-    """What of the task this version cannot do, for people. It works with the model alone, and reports an update."""
-    asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], MODEL)]
-    if isinstance(task, Task):
-        asked.append(("asks for the parts", [*task.parts.items()], UPDATE))
-    for what, given, name in asked:
-        if given not in [[(name, encoding)] for encoding in ENCODINGS]:
-            listed = ", ".join(f"{each} ({encoding})" for each, encoding in given)
-            return f"the task {what} {listed}; this device knows {name} ({', '.join(ENCODINGS)})"
-    return None
 
 
 def _tag(message: FromCoordinator) -> str:

@@ -4,7 +4,7 @@
 
     bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only files that are needed
                      (a file that two bundles have in common is fetched once, and is on the disk once)
-    models/SHA       the last task's vectors: the round's model
+    models/SHA       the last task's vectors, such as the round's model
     partial/SHA      a content that is still arriving: a download goes on from the file's length
 
 A content is checked against its SHA-256 when it has arrived, and again when a process first uses it. Therefore none of
@@ -84,7 +84,8 @@ class ContentCache:
                     wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
             for vector in task.vectors:
                 place = f"models/{vector.sha256}"
-                wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
+                if all(place != other.place for other in wanted):  # two vectors may be the same, such as zeros
+                    wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
             return self._resume([content for content in wanted if not (self._has(content) or self._link(content))])
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:

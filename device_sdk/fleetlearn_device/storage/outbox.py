@@ -1,20 +1,23 @@
-"""pending/: the finished update that the coordinator has not acknowledged, and the kept state of its task.
+"""pending/: the finished update that the coordinator has not acknowledged, and what the device keeps of its task.
 
 ::
 
     CRC.bin             the bytes of the report's parts; its name has the CRC-32 of each part, with - between them
     report.json         its report; the update exists from the moment this file appears
     kept-TASK.BUNDLE    the task's kept state, until it is moved to kept/
+    tied-TASK.BUNDLE    the task's tied vectors, until they are moved to tied/
+    own-TASK.BUNDLE     the personal model after the task, until it is moved to kept/
     NAME.reserved       room on the disk for one of these files, which a running training holds
 
-The update and the kept state of its task appear together. The kept state is written to pending/ first, report.json
-makes both exist, and only then, or when a process next opens the directory, is the kept state moved to its place.
+The update of a task and what is kept of it appear together. What is kept is written to pending/ first, report.json
+makes all exist, and only then, or when a process next opens the directory, is it moved to its place.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,11 +27,12 @@ from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.stored_report import read_report as decode_report
 from fleetlearn_protocol.vector import Vector, checksum
 
+from fleetlearn_device.storage import kept_states, tied_vectors
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import allocate, write_durably
-from fleetlearn_device.storage.kept_states import KeptStates, file_contents, file_size
+from fleetlearn_device.storage.kept_states import KeptStates, personal_name
+from fleetlearn_device.storage.tied_vectors import TiedVectors
 
-_KEPT = "kept-"
 _REPORT_BYTES = 64 * 2**10
 """Room for report.json: no control message is larger."""
 
@@ -38,24 +42,32 @@ log = logging.getLogger("fleetlearn.device")
 class Outbox:
     """The folder pending/, which holds at most one update. Opening it finishes what an earlier process began."""
 
-    def __init__(self, path: Path, kept_states: KeptStates) -> None:
-        self._path, self._kept_states = path, kept_states
+    def __init__(self, path: Path, kept: KeptStates, tied: TiedVectors) -> None:
+        self._path, self._kept_states, self._tied_vectors = path, kept, tied
         path.mkdir(exist_ok=True)
         self._settle()
 
-    def reserve(self, update_bytes: int, state_bytes: int) -> None:
-        """Hold room on the disk for an update and a kept state, so that a full disk shows before the training.
+    def reserve(self, update_bytes: int, state_bytes: int, tied_bytes: int = 0, personal_bytes: int = 0) -> None:
+        """Hold room on the disk for an update and what is kept with it, so that a full disk shows before the training.
 
+        state_bytes: of the kept state. tied_bytes: of the file of tied vectors. personal_bytes: of the personal model.
         Raises StateError.
         """
-        sizes = {"update": update_bytes, "kept": file_size(state_bytes), "report": _REPORT_BYTES}
+        sizes = {
+            "update": update_bytes,
+            "kept": kept_states.file_size(state_bytes),
+            "tied": tied_bytes,
+            "own": kept_states.file_size(personal_bytes),
+            "report": _REPORT_BYTES,
+        }
         try:
             with os_errors_as_state_errors(self._path):
                 for name, size in sizes.items():
                     allocate(self._reserved(name), size)
         except StateError as error:
             self.release()
-            text = f"there is no room for an update of {update_bytes + state_bytes} bytes: {error}"
+            size = update_bytes + state_bytes + tied_bytes + personal_bytes
+            text = f"there is no room for an update of {size} bytes: {error}"
             raise type(error)(text) from error
 
     def release(self) -> None:
@@ -64,17 +76,31 @@ class Outbox:
             for path in self._path.glob("*.reserved"):
                 path.unlink()
 
-    def save(self, report: Report, content: Buffer, bundle: str = "", kept_state: Vector | None = None) -> None:
-        """Make an update durable, and with it the kept state for the next task of ``bundle``, if it is not empty.
+    def save(
+        self,
+        report: Report,
+        contents: Sequence[Buffer],
+        bundle: str = "",
+        kept_state: Vector | None = None,
+        tied: Mapping[str, Vector] | None = None,
+        personal: Vector | None = None,
+    ) -> None:
+        """Make an update durable, and with it what the device keeps for the next task of ``bundle``, if anything.
 
-        ``content`` holds the bytes of the report's parts, one after the other. After a crash both the update and the
-        kept state are there, or neither. Raises StateError.
+        ``contents`` holds the bytes of each of the report's parts. After a crash the update, the kept state, the tied
+        vectors and the personal model are all there, or none is. Raises StateError.
         """
+        kept: dict[str, tuple[Buffer, ...]] = {}
+        if kept_state is not None and kept_state.size:
+            kept["kept"] = kept_states.file_contents(kept_state)
+        if tied:
+            kept["tied"] = tied_vectors.file_contents(tied)
+        if personal is not None:
+            kept["own"] = kept_states.file_contents(personal)
         with os_errors_as_state_errors(self._path):
-            write_durably(self._update(report), content, into=self._reserved("update"))
-            if kept_state is not None and kept_state.size:
-                target = self._path / f"{_KEPT}{report.task}.{bundle}"
-                write_durably(target, *file_contents(kept_state), into=self._reserved("kept"))
+            write_durably(self._update(report), *contents, into=self._reserved("update"))
+            for name, pieces in kept.items():
+                write_durably(self._path / f"{name}-{report.task}.{bundle}", *pieces, into=self._reserved(name))
             write_durably(self._path / "report.json", msgspec.json.encode(report), into=self._reserved("report"))
             self._settle()
 
@@ -121,13 +147,21 @@ class Outbox:
         return self._path / f"{name}.reserved"
 
     def _settle(self) -> None:
-        """Move the kept state of the report's task to its place, and delete every file that belongs to no report: the
+        """Move what is kept of the report's task to its place, and delete every file that belongs to no report: the
         files of an update whose report was not written yet, or was deleted already."""
         report = read_report(self._path)
+        names = None if report is None else re.compile(rf"(kept|tied|own)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
         for path in self._path.iterdir():
-            task_id, _, bundle = path.name.rpartition(".")
-            if report is not None and task_id == f"{_KEPT}{report.task}":
-                self._kept_states.take(path, bundle)
+            found = names and names.fullmatch(path.name)
+            if report is not None and found:
+                kind, bundle = found.groups()
+                match kind:
+                    case "kept":
+                        self._kept_states.take(path, bundle)
+                    case "own":
+                        self._kept_states.take(path, personal_name(bundle))
+                    case _:
+                        self._tied_vectors.take(path, bundle, report.task)
             elif path.name != "report.json" and (report is None or path != self._update(report)):
                 path.unlink()
 

@@ -7,9 +7,11 @@
     bundles/ models/ partial/   what was downloaded                                 (content_cache.py)
     training.json               which task is in training                           (training_starts.py)
     pending/                    the update that the coordinator has not acknowledged (outbox.py)
-    kept/                       the kept state for each bundle                      (kept_states.py)
+    kept/                       the kept state and personal model for each bundle   (kept_states.py)
+    tied/                       the tied vectors of the last tasks                  (tied_vectors.py)
 
-Every file is written beside its place and renamed. The update, the kept states and the identity are synced as well.
+Every file is written beside its place and renamed. The update, what is kept with it, and the identity are synced as
+well.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from fleetlearn_device.storage.errors import StateError, os_errors_as_state_erro
 from fleetlearn_device.storage.identity import read_name, read_or_make_name
 from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
+from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_starts import TrainingStarts
 
 if sys.platform == "win32":  # pragma: no cover
@@ -54,7 +57,8 @@ class StateDirectory:
                 self.contents = ContentCache(self.path)
                 self.training_starts = TrainingStarts(self.path / "training.json")
                 self.kept_states = KeptStates(self.path / "kept")
-                self.outbox = Outbox(self.path / "pending", self.kept_states)
+                self.tied_vectors = TiedVectors(self.path / "tied")
+                self.outbox = Outbox(self.path / "pending", self.kept_states, self.tied_vectors)
         except BaseException:
             self.close()
             raise
@@ -73,6 +77,7 @@ class Summary(NamedTuple):
     pending: Report | None
     kept_states: list[tuple[str, int]]
     """(SHA-256 of the manifest, bytes of the file) of each kept state; the bundle itself may be gone."""
+    tied_sets: list[TiedSet]
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
@@ -90,7 +95,8 @@ def describe(path: str | os.PathLike[str]) -> Summary:
             except (FleetError, FileNotFoundError):
                 bundles.append((folder.name, "(incomplete)"))
         kept_states = [(path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))]
-        return Summary(device, bundles, read_report(directory / "pending"), kept_states)
+        tied_sets = sets_in(directory / "tied")
+        return Summary(device, bundles, read_report(directory / "pending"), kept_states, tied_sets)
 
 
 def _lock(directory: Path) -> BinaryIO:

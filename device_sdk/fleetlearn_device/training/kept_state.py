@@ -30,10 +30,13 @@ def collect_kept_state(runtime: Runtime) -> Vector:
     return np.concatenate([*parts, runtime.parameters[: _previous_size(manifest)]])
 
 
-def load_model(runtime: Runtime, bundle: Bundle, model: Vector, kept_state: Vector | None) -> None:
+def load_model(
+    runtime: Runtime, bundle: Bundle, model: Vector, kept_state: Vector | None, correction: Vector | None = None
+) -> None:
     """Load the round's model, float32, shape (P,), and the kept state; None at the device's first task of the bundle.
 
-    Nothing of an earlier task stays in the runtime. Raises ValueError (a vector of another size), BundleError.
+    correction: float32, shape (P,); None: zeros, or none where the step reads none. Nothing of an earlier task stays in
+    the runtime. Raises ValueError (a vector of another size, a correction that the step does not read), BundleError.
     """
     manifest = runtime.manifest
     check_vector(model, manifest.size, what="the round's model")
@@ -52,7 +55,7 @@ def load_model(runtime: Runtime, bundle: Bundle, model: Vector, kept_state: Vect
         previous = kept_state[place:] if _previous_size(manifest) else None
     whole = np.concatenate([model, personal]) if personal.size else model
     # Without kept rows, ``load`` sets the state to the bundle's initial state by itself.
-    runtime.load(whole, state=state if rows else None, previous=previous)
+    runtime.load(whole, state=state if rows else None, previous=previous, correction=correction)
 
 
 def _kept_rows(manifest: Manifest) -> list[slice]:

@@ -86,6 +86,7 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
+    before_steps: Callable[[Data], None] = lambda data: None,
 ) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
 
@@ -102,6 +103,8 @@ def train(
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
         on_evaluated: Called after each batch of the evaluation, or of features that are computed first.
+        before_steps: Called with the data before the first step, within the time budget. It may use the runtime, and
+            leaves it loaded with the model to train.
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
@@ -133,6 +136,7 @@ def train(
             )
         except DivergedError as error:
             raise diverged(str(error)) from None
+    before_steps(data)
     steps = seen = passes = seen_in_pass = 0
     loss_sum = 0.0
     metric_sums: dict[str, float] = {}
@@ -153,9 +157,9 @@ def train(
         loss_sum += loss * count
         for name, value in runtime.metrics.items():
             metric_sums[name] = metric_sums.get(name, 0.0) + value * count
-        now = clock()
         if on_step is not None:
             on_step(steps, loss)
+        now = clock()
     update: Vector = runtime.parameters - runtime.anchor
     kept_state = collect_kept_state(runtime)
     for what, vector in (("update", update), ("device's own part", kept_state)):

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import ENCODINGS
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import MODEL, UPDATE, Evaluate, Evaluated, Report, Task, encode
+from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
+from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.tied_vectors import file_size
+from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data, train
+from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data
+from fleetlearn_device.training.work import Inputs, Settings
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
@@ -35,12 +39,16 @@ class FinishedUpdate(NamedTuple):
     """What a task's training leaves, to be saved together."""
 
     report: Report
-    content: memoryview
-    """The bytes of the report's parts, one after the other."""
+    contents: Sequence[memoryview]
+    """The bytes of each of the report's parts."""
     bundle: str
     """SHA-256 of the bundle's manifest."""
     kept_state: Vector
     """For the device's next task of this bundle: float32, shape (kept_state_size,)."""
+    tied: Mapping[str, Vector]
+    """Vectors by name, for a later task that goes on from this one: float32, shape (P,)."""
+    personal: Vector | None
+    """The personal model for the device's next task of this bundle: float32, shape (P,). None: there is none."""
 
 
 class Trainer:
@@ -70,7 +78,8 @@ class Trainer:
         self.halt = threading.Event()
         """While it is set, training ends before its next step."""
         self._contents, self._outbox = directory.contents, directory.outbox
-        self._kept_states, self._starts = directory.kept_states, directory.training_starts
+        self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
+        self._starts = directory.training_starts
         self._data, self._threads = data, threads
         self._provider: ProviderName = provider
         self._opened: tuple[Bundle, Runtime] | None = None
@@ -78,12 +87,12 @@ class Trainer:
     def train(self, task: Task, seconds: float) -> FinishedUpdate:
         """Train for at most ``seconds``, opening the bundle included.
 
-        Training begins with the round's model and the kept state from the last task of this bundle, whether or not
-        that task's update was accepted. Room for the result is held on the disk from before the first step until the
-        result is saved.
+        Training begins with the round's model, the kept state from the last task of this bundle, whether or not that
+        task's update was accepted, and the tied vectors that the task names. Room for the result is held on the disk
+        from before the first step until the result is saved.
 
-        Raises what ``open_runtime`` and ``train`` raise, ProtocolError on a model that is not finite, KilledError,
-        MemoryError, StateError.
+        Raises what ``open_runtime`` and ``run_algorithm`` raise, ProtocolError on a vector that is not finite,
+        KilledError, MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         with self._counted_start(task.task):
@@ -99,8 +108,10 @@ class Trainer:
         def must_stop() -> bool:
             return self.halt.is_set() or time.monotonic() > begin + seconds
 
-        with self._counted_start(task.task):
-            runtime = self._open(task, self._read_model(task))
+        with self._counted_start(task.task), self._bundle_rechecked(task.bundle):
+            model = self._read_vector(task.vector(MODEL))
+            bundle, runtime = self._open(task, model)
+            load_model(runtime, bundle, model, self._kept_state(bundle))
             data = self._data_to_train_on()
             try:
                 evaluation = evaluate_data(runtime, data, should_stop=must_stop, on_batch=self._count_batch)
@@ -136,27 +147,43 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        encoding = ENCODINGS[task.parts[UPDATE]]
-        runtime = self._open(task, self._read_model(task))
-        self._outbox.reserve(encoding.size(runtime.manifest.size), 4 * kept_state_size(runtime.manifest))
-        result = train(
-            runtime,
-            self._data_to_train_on(),
-            hyper=task.hyper,
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            seed=task.seed,
-            time_budget=end - time.monotonic(),
-            evaluate=task.evaluate,
-            should_stop=self.halt.is_set,
-            on_step=self._count,
-            on_evaluated=self._count_batch,
-        )
-        update = encoding.encode(result.update)
+        encodings = {name: ENCODINGS[encoding] for name, encoding in task.parts.items()}
+        algorithm = ALGORITHMS[task.algorithm]
+        with self._bundle_rechecked(task.bundle):
+            vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
+            model = vectors.pop(MODEL)
+            bundle, runtime = self._open(task, model)
+            size = bundle.manifest.size
+            check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
+            tied = self._tied_vectors.begin(task.bundle, task.kept, size) if algorithm.tied else {}
+            personal_size = size if algorithm.personal == "model" else 0
+            self._outbox.reserve(
+                sum(encoding.size(size) for encoding in encodings.values()),
+                4 * kept_state_size(bundle.manifest),
+                file_size(algorithm.tied, size),
+                4 * personal_size,
+            )
+            settings = Settings(
+                hyper=task.hyper,
+                epochs=task.epochs,
+                batch_size=task.batch_size,
+                seed=task.seed,
+                time_budget=end - time.monotonic(),
+                evaluate=task.evaluate,
+                should_stop=self.halt.is_set,
+                on_step=self._count,
+                on_evaluated=self._count_batch,
+                personal_epochs=task.personal_epochs,
+            )
+            personal = self._kept_states.load(personal_name(task.bundle), personal_size)
+            inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
+            outcome = run_algorithm(task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings)
+        contents = {name: encoding.encode(outcome.parts[name]) for name, encoding in encodings.items()}
+        result = outcome.result
         report = Report(
             task=task.task,
             round=task.round,
-            parts=(encoding.part(UPDATE, update),),
+            parts=tuple(encodings[name].part(name, content) for name, content in contents.items()),
             examples=result.examples,
             steps=result.steps,
             epochs=result.epochs,
@@ -165,44 +192,49 @@ class Trainer:
             metrics=result.metrics,
             seconds=result.seconds,
             evaluation=result.evaluation,
+            personal=outcome.personal_evaluation,
         )
         encode(report)  # raises here what the coordinator would refuse
-        return FinishedUpdate(report, update, task.bundle, result.kept_state)
+        kept = result.kept_state, outcome.tied, outcome.personal
+        return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept)
 
-    def _read_model(self, task: Task | Evaluate) -> Vector:
-        """Raises ProtocolError on a model that is not finite."""
-        vector = task.vector(MODEL)
-        content, encoding = self._contents.vector_path(vector.sha256).read_bytes(), ENCODINGS[vector.encoding]
+    def _read_vector(self, reference: VectorReference) -> Vector:
+        """Raises ProtocolError on a vector that is not finite."""
+        content = self._contents.vector_path(reference.sha256).read_bytes()
+        encoding = ENCODINGS[reference.encoding]
         encoding.check(content)
         return encoding.decode(content)
 
-    def _open(self, task: Task | Evaluate, model: Vector) -> Runtime:
-        """Return the task's runtime, ready to train: the open one, if it is of the same bundle."""
+    def _kept_state(self, bundle: Bundle) -> Vector | None:
+        return self._kept_states.load(bundle.sha256, kept_state_size(bundle.manifest))
+
+    @contextmanager
+    def _bundle_rechecked(self, sha256: str) -> Iterator[None]:
+        """Where the bundle cannot be used in this block, close it, and check its files before it is used again."""
         try:
-            if self._opened is None or self._opened[0].sha256 != task.bundle:
-                self._opened = None  # two models at a time may be more than the memory holds
-                path = self._contents.bundle_path(task.bundle)
-                bundle = open_bundle(path, files=())
-                self._open_features(bundle)
-                runtime = open_runtime(
-                    path,
-                    self.kind,
-                    self._threads,
-                    provider=self._provider,
-                    model=model,
-                    from_features=self.features is not None,
-                )
-                self._opened = bundle, runtime
-                if not kept_state_size(bundle.manifest):
-                    return runtime
-            bundle, runtime = self._opened
-            kept_state = self._kept_states.load(task.bundle, kept_state_size(bundle.manifest))
-            load_model(runtime, bundle, model, kept_state)
+            yield
         except BundleError:
             self._opened = None
-            self._contents.recheck_bundle(task.bundle)
+            self._contents.recheck_bundle(sha256)
             raise
-        return runtime
+
+    def _open(self, task: Task | Evaluate, model: Vector) -> tuple[Bundle, Runtime]:
+        """Return the task's bundle and its runtime: the open one, if it is of the same bundle."""
+        if self._opened is None or self._opened[0].sha256 != task.bundle:
+            self._opened = None  # two models at a time may be more than the memory holds
+            path = self._contents.bundle_path(task.bundle)
+            bundle = open_bundle(path, files=())
+            self._open_features(bundle)
+            runtime = open_runtime(
+                path,
+                self.kind,
+                self._threads,
+                provider=self._provider,
+                model=model,
+                from_features=self.features is not None,
+            )
+            self._opened = bundle, runtime
+        return self._opened
 
     def _open_features(self, bundle: Bundle) -> None:
         """Set ``features`` for this bundle. Those of another bundle are kept if they are the same."""

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.loss_scaling import initial_scale, with_loss_scaling
+from fleetlearn_export.model.normalisation import normalisation_names
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
@@ -34,6 +35,8 @@ from fleetlearn_export.model.steps import (
 )
 from fleetlearn_export.model.user_model import UserModel, check_name
 
+NORMALISATION = "normalisation"
+"""What stands for the parameters and buffers of all normalisation layers, where names are given otherwise."""
 MEAN = "mean."
 """The beginning of the names of what a step is made from: means over the batch."""
 MAX_LISTED = 12
@@ -68,6 +71,8 @@ class TrainStep(NamedTuple):
     memory."""
     personal: set[str]
     """Names of those ``values`` that stay on the device."""
+    normalisation: set[str]
+    """Names of those ``values`` that belong to normalisation layers."""
     state: Tensors
     """The initial state, in the order of the state table."""
     kept: set[str]
@@ -204,7 +209,8 @@ def make_train_step(
     buffers = changed_buffers(user)
     trained = {name: value for name, value in user.model.named_parameters() if value.requires_grad}
     known = trained | {name: value for name, value in user.model.named_buffers() if name in buffers}
-    stays = names_matching(personal, list(known), "personal", "trained parameter or buffer that training changes")
+    norms = known.keys() & normalisation_names(user.model)
+    stays = _personal_names(personal, list(known), norms)
     if not set(trained) - stays:
         raise ExportError(f"personal={list(personal)} leaves no trained parameter that travels")
     values = {
@@ -241,6 +247,7 @@ def make_train_step(
         objective,
         values,
         stays,
+        norms,
         initial,
         names_matching(kept, list(initial), "kept", "state of the step"),
         defaults,
@@ -329,6 +336,20 @@ def _state_tensors(state: Mapping[str, Any]) -> Tensors:
         if not bool(torch.isfinite(values[name]).all()):
             raise ExportError(f"state {name} holds NaN or infinity; every initial value must be finite")
     return values
+
+
+def _personal_names(personal: Sequence[str], names: Sequence[str], norms: set[str]) -> set[str]:
+    """Return the names that stay on the device. ``norms``: those of normalisation layers. Raises ExportError."""
+    if personal == NORMALISATION:
+        if not norms:
+            raise ExportError(
+                f"personal={personal!r}: the model has no normalisation layer of PyTorch's with trained parameters or "
+                "with buffers that training changes. For layers of your own give a list of their names"
+            )
+        return norms
+    if isinstance(personal, str):
+        raise ExportError(f"personal={personal!r}; expected a list of names, or {NORMALISATION!r}")
+    return names_matching(personal, names, "personal", "trained parameter or buffer that training changes")
 
 
 def names_matching(patterns: Sequence[str], names: Sequence[str], argument: str, what: str) -> set[str]:

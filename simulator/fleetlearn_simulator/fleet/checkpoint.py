@@ -24,6 +24,10 @@ OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
 
 
+KEPT = "kept."
+"""Prefix of the tensors that say which row is whose kept state."""
+
+
 def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the fleet's tensors, and the rest of its state. Call it in ``Fleet.before_commit``."""
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
@@ -33,6 +37,8 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "earlier": coordinator.earlier,
         "has_bundle": np.array(sorted(fleet.tasks.has_bundle), np.int64),
     }
+    if coordinator.kept is not None:
+        tensors |= {f"{KEPT}{name}": value for name, value in coordinator.kept.rows.state().items()}
     tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in coordinator.optimizer_state.items()}
     state = {
         "now": events.now,
@@ -56,9 +62,9 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state."""
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
     coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
-    coordinator.optimizer_state = {
-        name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)
-    }
+    coordinator.optimizer_state = _named(tensors, OPTIMIZER)
+    if coordinator.kept is not None:
+        coordinator.kept.rows.restore(_named(tensors, KEPT))
     fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
     events.now = coordinator.last_end = state["now"]
     connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
@@ -72,3 +78,8 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     coordinator.resume(taken, tuple(evaluated), list(map(name_of, there)), state.get("selection"))
     fleet.state([*connections.connected])
     fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+
+
+def _named(tensors: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors with this prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -11,25 +11,28 @@ from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.rounds.engine import Engine, Restored, Snapshot
+from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
+from fleetlearn_simulator.fleet.kept_states import KeptStates
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
-from fleetlearn_simulator.fleet.round_training import RoundModels, RoundTraining
+from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Backend
+from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
+from fleetlearn_simulator.training.kept_rows import NO_ROW
 
 
 class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
-    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend) -> None:
+    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptStates | None) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
@@ -49,7 +52,10 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
-        self.training = RoundTraining(backend, scenario.seed)
+        self.kept = kept
+        self.kept_before: list[int] = []
+        """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
+        self.training = RoundTraining(backend, scenario.seed, kept)
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:
@@ -59,10 +65,10 @@ class SimulatedCoordinator:
 
     def with_losses(self, rounds: Sequence[int], devices: Sequence[int], reported: list[Reported]) -> list[Reported]:
         """Return what the weighing of accepted updates depends on. Where these are losses, evaluate the models that the
-        tasks began from: ``rounds``: those in which they were given."""
+        tasks began from. ``rounds``: those in which they were given."""
         if not reported or not self.weighing.needs_losses:
             return reported
-        found = self._evaluated(rounds, devices)
+        found = self._evaluated(rounds, devices, self.kept_before[-len(devices) :])
         self.totals.evaluations += found
         return [each.measured(evaluation) for each, evaluation in zip(reported, found, strict=True)]
 
@@ -83,11 +89,11 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        models = RoundModels(self.model, self.earlier)
+        inputs = RoundInputs(self.model)
         if self.outlive:
-            self.training.add_round(number, models, lambda: running().union(self.totals.given_in))
+            self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
         else:
-            self.training.begin_round(number, models)
+            self.training.begin_round(number, inputs, self.earlier)
 
     @property
     def outlive(self) -> bool:
@@ -109,7 +115,7 @@ class SimulatedCoordinator:
             self.optimizer_state,
             self.model,
             self._began(),
-            self.weighing.scale(self.totals.reported, self.totals.state),
+            scale=self.weighing.scale(self.totals.reported, self.totals.state),
         )
         return self._close("committed", number, dropped, change, now, connected)
 
@@ -118,7 +124,7 @@ class SimulatedCoordinator:
         if not self.plan.server.mix:
             return None
         ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
-        return Began(self.training.models[number].model, self.plan.staleness_factor(staleness))
+        return Began(self.training.given[number].inputs.model, self.plan.staleness_factor(staleness))
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
@@ -149,6 +155,10 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         self.totals = self._no_totals()
+        if self.kept is not None:
+            self.training.settle()
+            self.kept.rows.end_round()
+            self.kept_before = []
         return summary
 
     def _evaluation(self) -> Measurements:
@@ -159,17 +169,22 @@ class SimulatedCoordinator:
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
-        rows = self.totals.evaluations or self._evaluated(given_in, devices)
+        rows = self.totals.evaluations or self._evaluated(given_in, devices, self.kept_before)
         return evaluation_of(rows, names, self.plan.round.max_weight)
 
-    def _evaluated(self, given_in: Sequence[int], devices: Sequence[int]) -> list[Evaluation | None]:
-        """Evaluate the models of these rounds on the data of these devices. Returns a row for each."""
-        found: dict[tuple[int, int], Evaluation | None] = {}
+    def _evaluated(
+        self, given_in: Sequence[int], devices: Sequence[int], kept_before: Sequence[int]
+    ) -> list[Evaluation | None]:
+        """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
+        something. Returns a row for each."""
+        found: dict[tuple[int, int, int], Evaluation | None] = {}
+        keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
-            own = sorted({device for device, round in zip(devices, given_in, strict=True) if round == number})
-            evaluated = self.backend.evaluate(self.training.models[number].model, own)
-            found |= {(number, device): each for device, each in zip(own, evaluated, strict=True)}
-        return [found[key] for key in zip(given_in, devices, strict=True)]
+            own = sorted({key for key in keys if key[0] == number})
+            jobs = [Job(device, kept=kept) for _, device, kept in own]
+            evaluated = self.backend.evaluate(self.training.given[number].inputs, jobs)
+            found |= zip(own, evaluated, strict=True)
+        return [found[key] for key in keys]
 
     def resume(
         self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None

@@ -9,7 +9,6 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
 from fleetlearn_coordinator.rounds.commands import EvaluationClosed, EvaluationOpened, Measure
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
@@ -17,7 +16,8 @@ from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.events import EventQueue
 from fleetlearn_simulator.population.failures import CAUSES, sample_evaluation_fates
 from fleetlearn_simulator.population.traits import traits
-from fleetlearn_simulator.training.backend import steps_of
+from fleetlearn_simulator.training.backend import Job, RoundInputs, steps_of
+from fleetlearn_simulator.training.kept_rows import NO_ROW
 
 
 class Running(NamedTuple):
@@ -34,8 +34,8 @@ class DeviceEvaluations:
 
     def __init__(self, tasks: DeviceTasks, coordinator: SimulatedCoordinator, events: EventQueue) -> None:
         self.scenario, self.tasks, self.coordinator, self.events = tasks.scenario, tasks, coordinator, events
-        self.model: Vector = coordinator.model
-        """The model that the open evaluation measures."""
+        self.inputs = RoundInputs(coordinator.model)
+        """With the model that the open evaluation measures."""
         self.opened = 0.0
         self.running: dict[int, Running] = {}
         """Device -> its measurement."""
@@ -45,7 +45,7 @@ class DeviceEvaluations:
         """Task of the open evaluation -> its device, where the result was accepted."""
 
     def open(self, command: EvaluationOpened) -> None:
-        self.model, self.opened = self.coordinator.model, self.events.now
+        self.inputs, self.opened = RoundInputs(self.coordinator.model), self.events.now
         self.results, self.accepted = {}, {}
         self.tasks.write([{"time": self.opened, "event": "evaluation", **command._asdict()}])
 
@@ -62,10 +62,15 @@ class DeviceEvaluations:
         tasks.has_bundle.update(numbers)
         steps = steps_of(local, tasks.source.examples(devices)) // local.epochs
         seconds, causes = sample_evaluation_fates(self.scenario, devices, given[0].number, steps=steps, down=down)
-        found = self.coordinator.backend.evaluate(self.model, numbers)
+        kept, rows = self.coordinator.kept, [NO_ROW] * len(numbers)
+        if kept is not None:
+            self.coordinator.training.settle()
+            rows = kept.rows.of(numbers)
+        jobs = [Job(device, kept=row) for device, row in zip(numbers, rows, strict=True)]
+        found = self.coordinator.backend.evaluate(self.inputs, jobs)
         self.coordinator.totals.down += int(down.sum())
-        rows = zip(given, numbers, seconds.tolist(), causes.tolist(), found, strict=True)
-        for row, device, taken, cause, result in rows:
+        fates = zip(given, numbers, seconds.tolist(), causes.tolist(), found, strict=True)
+        for row, device, taken, cause, result in fates:
             self.running[device] = Running(row.task, now + taken, CAUSES[cause])
             self.results[row.task] = result
             self.events.expect(now + taken, "measured", device)

@@ -32,6 +32,8 @@ from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 WriteLines = Callable[[Sequence[Any]], None]
 """Writes lines of the event log: mappings or msgspec structs."""
+ENDS_TRAINING = frozenset({"download", "train", "crash", "straggler", "out-of-time"})
+"""Causes by which a task fails before its training is finished."""
 CarryOut = Callable[[Iterable[Command]], None]
 """Does what the engine commands."""
 
@@ -83,7 +85,7 @@ class DeviceTasks:
         """Give devices their tasks, and expect how these end."""
         names, ids, _, seeds, *_ = map(list, zip(*assigned, strict=True))
         numbers, size, now = list(map(device_of, names)), len(assigned), self.events.now
-        engine, totals = self.coordinator.engine, self.coordinator.totals
+        coordinator, engine, totals = self.coordinator, self.coordinator.engine, self.coordinator.totals
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.local, self.source.examples(devices))
         down = np.full(size, self.model_bytes)
@@ -128,9 +130,13 @@ class DeviceTasks:
             tier=fates.tier.tolist(),
         )
         self.events.serial += size
+        if coordinator.kept is not None:
+            finishes = np.array([cause not in ENDS_TRAINING for cause in tasks.cause])
+            times = np.where(finishes, now + fates.download + fates.train, np.inf)
+            coordinator.kept.expect(ids, times.tolist())
         tasks = tasks.select(sorted(range(size), key=tasks.ends.__getitem__))
         self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))
-        self.coordinator.training.expect(tasks, self.coordinator.room_ahead())
+        coordinator.training.expect(tasks, coordinator.room_ahead())
         self.expect_next(tasks, 0)
 
     def expect_alone(self, tasks: RunningTasks, row: int, time: float, serial: int | None = None) -> None:
@@ -161,7 +167,7 @@ class DeviceTasks:
             return
         tasks, row = self.running.pop(device)
         now, task, totals = self.events.now, tasks.task[row], self.coordinator.totals
-        self.coordinator.training.drop(task)
+        self.coordinator.training.drop(tasks, row, now)
         self._end_uploads([task])
         totals.causes[cause] += 1
         totals.wasted += now - tasks.began[row]
@@ -216,6 +222,10 @@ class DeviceTasks:
             reported = totals.measure(found, weights)
             refused = totals.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
+            if coordinator.kept is not None:
+                made = slice(row, row + good + (refused is not None))
+                coordinator.kept_before += coordinator.kept.rows.of(tasks.device[row : row + good])
+                coordinator.kept.keep(tasks.device[made], tasks.task[made], found)
             rows, accepted = slice(row, row + good), found.select(range(good))
             commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
             row += good

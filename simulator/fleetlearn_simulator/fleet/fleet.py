@@ -40,9 +40,11 @@ from fleetlearn_simulator.fleet.device_evaluations import DeviceEvaluations
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
+from fleetlearn_simulator.fleet.kept_states import KeptStates
 from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
+from fleetlearn_simulator.training.kept_rows import RowFile
 
 MAX_BACK_OFF = 30.0
 """Seconds in which all devices connect again after the coordinator's restart. Their delays are uniform."""
@@ -65,12 +67,15 @@ class Fleet:
         backend: Backend,
         local: LocalSettings,
         log: WriteLines,
+        kept_states: RowFile | None = None,
     ) -> None:
-        """``log``: writes lines of the event log."""
+        """``log``: writes lines of the event log. ``kept_states``: the file for what devices keep, if they keep
+        something."""
         self.scenario, self._log = scenario, log
         self.events = EventQueue()
         self.connections = Connections(scenario, self.events)
-        self.coordinator = SimulatedCoordinator(scenario, bundle, backend)
+        kept = None if kept_states is None else KeptStates(kept_states, scenario.population.size)
+        self.coordinator = SimulatedCoordinator(scenario, bundle, backend, kept)
         self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
         self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)
         self.evaluations: list[dict[str, Any]] = []

@@ -137,7 +137,7 @@ class RoundTotals:
         self.devices += tasks.device[rows]
         self.accepted.update(tasks.tier[rows])
         counted = weights_of(found.examples, self.max_weight)
-        self.reports.append((counted, replace(found, updates=NO_DEVICES.updates)))
+        self.reports.append((counted, replace(found, updates=NO_DEVICES.updates, vectors={})))
         # Added one after the other, as if they came alone. sum() rounds differently from Python 3.12 on.
         self.useful = reduce(add, map(sub, times, tasks.began[rows]), self.useful)
         if staleness:

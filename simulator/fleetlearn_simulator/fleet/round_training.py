@@ -15,8 +15,10 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.fleet.kept_states import KeptStates
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
-from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
+from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
+from fleetlearn_simulator.training.kept_rows import NO_ROW
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
     ResultReader,
@@ -35,50 +37,60 @@ LITTLE = "little"
 """The corruption that takes the updates of all devices that have it."""
 
 
-class RoundModels(NamedTuple):
+class GivenInRound(NamedTuple):
     """What the tasks of one round train from."""
 
-    model: Vector
-    earlier: Vector
-    """The model before the round's. Devices with the corruption ``stale`` train from it."""
+    inputs: RoundInputs
+    stale: RoundInputs
+    """The same with the model before the round's. Devices with the corruption ``stale`` train from it."""
 
 
 class RoundTraining:
     """Devices that are trained in batches, each from its round's model."""
 
-    def __init__(self, backend: Backend, seed: int) -> None:
-        self.backend, self.seed = backend, seed
-        self.models: dict[int, RoundModels] = {}
-        """Round -> its models, of the newest round and of others that are still needed."""
+    def __init__(self, backend: Backend, seed: int, kept: KeptStates | None = None) -> None:
+        """``kept``: what devices keep from task to task, if they keep something."""
+        self.backend, self.seed, self.kept = backend, seed, kept
+        self.given: dict[int, GivenInRound] = {}
+        """Round -> what its tasks train from, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
         """Task -> the reader of its result, and its index there."""
         self.untrained: dict[str, tuple[RunningTasks, int]] = {}
         """Task that will report and is not begun -> the tasks it is one of, and its row there."""
+        self._finished: list[tuple[RunningTasks, int, tuple[ResultReader, int] | None]] = []
+        """Tasks whose training was finished on the device, and which were lost then: the tasks that each is one of, its
+        row there, and the reader of its result if it is begun."""
         self.started = False
         """Whether tasks of the newest round have begun."""
-        self._most_models = 0
-        """With more models than this, those that are not needed any more are looked for."""
+        self._most_given = 0
+        """With more rounds in ``given`` than this, those that are not needed any more are looked for."""
 
-    def begin_round(self, round: int, models: RoundModels) -> None:
-        """A round opens. No device has a task of an earlier one."""
-        self.models, self.begun, self.untrained, self.started = {round: models}, {}, {}, False
+    def begin_round(self, round: int, inputs: RoundInputs, earlier: Vector) -> None:
+        """A round opens. No device has a task of an earlier one. ``earlier``: the model before the round's."""
+        self.given, self.begun, self.untrained, self.started = {round: _given(inputs, earlier)}, {}, {}, False
 
-    def add_round(self, round: int, models: RoundModels, needed: Callable[[], Collection[int]]) -> None:
+    def add_round(
+        self, round: int, inputs: RoundInputs, earlier: Vector, needed: Callable[[], Collection[int]]
+    ) -> None:
         """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for this round."""
-        if len(self.models) > self._most_models:
+        if len(self.given) > self._most_given:
             still = needed()
-            self.models = {number: kept for number, kept in self.models.items() if number in still}
-            self._most_models = 2 * len(self.models) + 8  # seldom: to look at all tasks with each model takes long
-        self.models[round] = models
+            self.given = {number: given for number, given in self.given.items() if number in still}
+            self._most_given = 2 * len(self.given) + 8  # seldom: to look at all tasks with each model takes long
+        self.given[round] = _given(inputs, earlier)
 
     def most(self, room: int) -> int:
         """Return how many tasks may begin together if ``room`` more reports may come."""
-        size = next(iter(self.models.values())).model.nbytes
+        size = next(iter(self.given.values())).inputs.model.nbytes
+        if self.kept is not None:
+            size += self.kept.row_bytes
         return max(1, min(room, MAX_BYTES_AHEAD // max(1, size)))
 
     def expect(self, tasks: RunningTasks, room: int) -> None:
         """Devices were given these tasks, in the order in which they end. A round's first tasks begin to train at once,
         as many as there is ``room`` for; tasks that are given later train together when one of them is due."""
+        if self.kept is not None and self.kept.is_owed(tasks.device):
+            self.settle()
         due = [row for row, cause in enumerate(tasks.cause) if not cause]
         if not self.started:
             self.started, most = True, self.most(room)
@@ -100,18 +112,19 @@ class RoundTraining:
         for row, round in enumerate(chosen.round):
             rows_of.setdefault(round, []).append(row)
         for round, rows in sorted(rows_of.items()):
-            models, of_round = self.models[round], chosen.select(rows)
+            given, of_round = self.given[round], chosen.select(rows)
             if "stale" in of_round.corrupt:
                 fresh = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt != "stale"]
                 stale = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt == "stale"]
-                self._begin_from(models.model, of_round.select(fresh))
-                self._begin_from(models.earlier, of_round.select(stale))
+                self._begin_from(given.inputs, of_round.select(fresh))
+                self._begin_from(given.stale, of_round.select(stale))
             else:
-                self._begin_from(models.model, of_round)
+                self._begin_from(given.inputs, of_round)
 
-    def _begin_from(self, model: Vector, chosen: RunningTasks) -> None:
+    def _begin_from(self, inputs: RoundInputs, chosen: RunningTasks) -> None:
         if chosen.task:
-            reader = self.backend.begin(model, jobs_from_columns(chosen.device, chosen.seed, chosen.steps))
+            kept = [NO_ROW] * len(chosen.task) if self.kept is None else self.kept.rows.of(chosen.device)
+            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, kept))
             if LITTLE in chosen.corrupt:
                 reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
@@ -124,7 +137,7 @@ class RoundTraining:
         begun = [self.begun.pop(task) for task in tasks]
         reader = begun[0][0]
         apart = next((row for row, (other, _) in enumerate(begun) if other is not reader), len(begun))
-        if apart < len(begun) <= MOST_GATHERED and next(iter(self.models.values())).model.size < LARGE_UPDATE:
+        if apart < len(begun) <= MOST_GATHERED and next(iter(self.given.values())).inputs.model.size < LARGE_UPDATE:
             return _read_together(begun)
         # Tasks that were begun apart are read another time.
         found = reader([index for _, index in begun[:apart]])
@@ -135,10 +148,30 @@ class RoundTraining:
         """Keep results of these tasks, to be read again."""
         self.begun.update(zip(tasks, zip(repeat(found.select), count()), strict=False))
 
-    def drop(self, task: str) -> None:
-        """Forget a task: nobody will read its result."""
-        self.begun.pop(task, None)
-        self.untrained.pop(task, None)
+    def drop(self, tasks: RunningTasks, row: int, now: float) -> None:
+        """Forget a task: nobody will read its result. Where the device has finished its training by now, it keeps what
+        that left it."""
+        begun = self.begun.pop(tasks.task[row], None)
+        self.untrained.pop(tasks.task[row], None)
+        if self.kept is not None and self.kept.lost(tasks.device[row], tasks.task[row], now):
+            self._finished.append((tasks, row, begun))
+
+    def settle(self) -> None:
+        """Let the devices keep what their training left that was finished and has not been reported."""
+        while self._finished:
+            most = self.most(len(self._finished))
+            finished, self._finished = self._finished[:most], self._finished[most:]
+            unbegun = [(tasks, row) for tasks, row, begun in finished if begun is None]
+            if unbegun:
+                self._begin(RunningTasks.gather(unbegun))
+            for tasks, row, begun in finished:
+                reader, index = begun or self.begun.pop(tasks.task[row])
+                assert self.kept is not None
+                self.kept.keep([tasks.device[row]], [tasks.task[row]], reader([index]))
+
+
+def _given(inputs: RoundInputs, earlier: Vector) -> GivenInRound:
+    return GivenInRound(inputs, inputs if earlier is inputs.model else inputs._replace(model=earlier))
 
 
 def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:

@@ -5,6 +5,7 @@
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
     evaluations.jsonl       one line for each evaluation on devices, if there are any
+    kept_states.f32         what devices keep from task to task, if they keep something: a row of float32 for each
     checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on from it
     model.safetensors       the model at the end
     summary.json            the run in a few numbers
@@ -28,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.training.kept_rows import KEPT_STATES
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 EVALUATIONS = "evaluations.jsonl"
@@ -48,7 +50,7 @@ class RunLogs:
     def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.events = folder, events
-        for name in () if at else (CHECKPOINT, MODEL, SUMMARY):
+        for name in () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES):
             (folder / name).unlink(missing_ok=True)
         if EVALUATIONS not in (at or {}):  # there were none until then
             (folder / EVALUATIONS).unlink(missing_ok=True)

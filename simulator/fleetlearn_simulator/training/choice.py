@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,8 @@ from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, local_settings
+from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs, local_settings
+from fleetlearn_simulator.training.kept_rows import kept_states_of
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.vectorized import (
     Vectorized,
@@ -51,12 +53,16 @@ def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
         raise SimulatorError(str(error)) from error
 
 
-def make_backend(scenario: Scenario, kind: BackendName, provider: ProviderName = "cpu") -> Backend:
-    """Make a back end with its own copy of the data, for this process alone. Sets the number of threads of the numeric
-    libraries to 1: the last bits of a product depend on that number, which would not be the same in each process."""
+def make_backend(
+    scenario: Scenario, kind: BackendName, provider: ProviderName = "cpu", folder: Path | None = None
+) -> Backend:
+    """Make a back end with its own copy of the data, for this process alone. ``folder``: the run's, if the jobs' rows
+    are there. Sets the number of threads of the numeric libraries to 1: the last bits of a product depend on that
+    number, which would not be the same in each process."""
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
-    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider)
+    kept_states = None if folder is None else kept_states_of(folder, bundle)
+    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider, kept_states)
     threadpool_limits(1)  # now that all libraries are loaded, also those of the user's module
     return backend
 
@@ -66,9 +72,9 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     if scenario.compute.step_seconds != "measure":
         return scenario
     backend = make_backend(scenario, "bundle")
-    model = bundle.parameters()[: bundle.manifest.size]
-    backend.train(model, [Job(0, 0, 1)])  # the first steps allocate memory
-    seconds = float(f"{_timed(lambda: int(backend.train(model, [Job(0, 0, None)]).steps[0])):.3g}")
+    inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
+    backend.train(inputs, [Job(0, 0, 1)])  # the first steps allocate memory
+    seconds = float(f"{_timed(lambda: int(backend.train(inputs, [Job(0)]).steps[0])):.3g}")
     return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
 
 
@@ -83,7 +89,7 @@ def choose_backend(
     if why := not_for_many(bundle, scenario.plan.local.batch_size):
         return "bundle", why
     assert bundle.manifest.many is not None
-    jobs = [Job(number % scenario.population.size, number, None) for number in range(bundle.manifest.many.devices)]
+    jobs = [Job(number % scenario.population.size, number) for number in range(bundle.manifest.many.devices)]
     costs: dict[BackendName, float] = {
         "bundle": _seconds(scenario, bundle, "bundle", provider, [[job] for job in jobs]),
         "vectorized": _seconds(scenario, bundle, "vectorized", provider, [jobs]),
@@ -97,9 +103,9 @@ def _seconds(
 ) -> float:
     """Return the seconds that a job takes. ``parts`` are trained one after the other, again and again."""
     backend, turns = make_backend(scenario, kind, provider), cycle(parts)
-    model = bundle.parameters()[: bundle.manifest.size]
-    backend.train(model, parts[0])  # the first steps allocate memory
-    taken = _timed(lambda: len(backend.train(model, next(turns))))
+    inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
+    backend.train(inputs, parts[0])  # the first steps allocate memory
+    taken = _timed(lambda: len(backend.train(inputs, next(turns))))
     backend.close()
     return taken
 
@@ -122,14 +128,18 @@ def start_backend(
     engine: EngineChoice,
     ray_address: str | None,
     provider: ProviderName = "cpu",
+    folder: Path | None = None,
 ) -> Backend:
-    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples. The
-    other arguments are those of ``fleetlearn_simulator.Options``."""
-    make, divide = partial(make_backend, scenario, kind, provider), _divider(scenario, bundle, source, kind)
+    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples.
+    ``folder``: the run's, if devices keep something. The other arguments are those of
+    ``fleetlearn_simulator.Options``."""
+    make, divide = partial(make_backend, scenario, kind, provider, folder), _divider(scenario, bundle, source, kind)
     if engine == "ray":
         from fleetlearn_simulator.training.ray_pool import RayPool
 
-        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address)
+        make = partial(make_backend, scenario, kind, provider)  # its workers do not see the folder
+        kept_states = None if folder is None else kept_states_of(folder, bundle)
+        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept_states)
     # If a round is one block, one process trains it: to hand it to another would only cost time. Processes share a GPU
     # by turns, and each takes memory of it for CUDA itself.
     alone = provider != "cpu" or (kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source))

@@ -13,22 +13,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import prod
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Backend, jobs_from_columns
+from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.shared_memory import ARRAY_BYTES, SharedArrays, make_shared_arrays
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, PendingResults, TrainedDevices, from_table
 from fleetlearn_simulator.training.worker_pool import MAX_DEATHS, MAX_QUEUED, DivideJobs, MakeBackend, Work, WorkerPool
 
-NewArray = Callable[[tuple[int, ...]], NDArray[np.float32]]
-"""Returns an array of this shape in shared memory."""
+NewArray = Callable[[], NDArray[np.float32]]
+"""Returns an array in shared memory, of ``ARRAY_ELEMENTS``."""
+ARRAY_ELEMENTS = ARRAY_BYTES // 4
 UPDATE_ARRAYS = 4
 """Arrays for large updates in the memory that is shared with a process: for the work that it was given, and for some
 results that wait until they are read."""
@@ -56,10 +58,10 @@ class ProcessPool(WorkerPool["_Block", "_Worker"]):
         self.large_blocks = 0
         """Blocks of large updates that were received."""
 
-    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
+    def _begin(self, method: str, inputs: RoundInputs, jobs: Sequence[Job], blocks: list[list[int]]) -> PendingResults:
         pending = PendingResults(lambda pending, index: self.collect())
         for indices in blocks:
-            self.waiting.append(_Block(pending, method, model, [rows[index] for index in indices], indices))
+            self.waiting.append(_Block(pending, method, inputs, [jobs[index] for index in indices], indices))
         self.assign_waiting()
         return pending
 
@@ -98,12 +100,12 @@ class _Block(Work):
     """Jobs for one process."""
 
     def __init__(
-        self, pending: PendingResults, method: str, model: Vector, rows: list[Any], indices: list[int]
+        self, pending: PendingResults, method: str, inputs: RoundInputs, jobs: list[Job], indices: list[int]
     ) -> None:
         super().__init__(pending, indices)
-        self.method, self.model, self.rows = method, model, rows
+        self.method, self.inputs, self.jobs = method, inputs, jobs
         self.array: int | None = None
-        """The array of the process's shared memory that the updates are written to."""
+        """The array of the process's shared memory that the updates, and other vectors that fit in, are written to."""
 
 
 class _Worker:
@@ -119,37 +121,36 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
         self.memory = make_shared_arrays(1 + UPDATE_ARRAYS)
-        """Array 0 is the model and the others are updates, if these are large."""
+        """Array 0 is the model with the round's other vectors, and the others are updates, if these are large."""
         self.free = deque(range(1, 1 + UPDATE_ARRAYS) if self.memory else ())
         """The arrays that nobody uses."""
         self.process = context.Process(target=_work, args=(self.make, end, self.memory), daemon=True)
         with environment(WORKER_ENVIRONMENT), without_main_module():
             self.process.start()
         end.close()  # then the pipe breaks when the process dies
-        self.model: Vector | None = None
-        """The model that the process has."""
+        self.inputs: RoundInputs | None = None
+        """What the process has."""
 
     def may_take(self, block: _Block) -> bool:
         # What does not fit into the pipe is sent only when the process is idle. Else both could wait for each other:
         # this process until the worker reads, and the worker until its results are read.
-        small = block.model is self.model and len(block.rows) <= MAX_JOBS_IN_PIPE
+        small = block.inputs is self.inputs and len(block.jobs) <= MAX_JOBS_IN_PIPE
         return len(self.blocks) < (MAX_QUEUED if small else 1)
 
     def give(self, block: _Block) -> None:
         self.blocks.append(block)
-        count, size = len(block.rows), len(block.model)
-        memory = self.memory if size >= LARGE_UPDATE and block.model.nbytes <= ARRAY_BYTES else None
-        model: Vector | int | None = None if block.model is self.model else block.model
-        if memory is not None and model is not None:  # the process is idle, and does not use the model before
-            memory.array(0, (size,))[:] = block.model
-            model = size
-        self.model = block.model
-        fits = memory is not None and block.method == "train" and count * block.model.nbytes <= ARRAY_BYTES
+        count, model = len(block.jobs), block.inputs.model
+        memory = self.memory if model.size >= LARGE_UPDATE and model.nbytes <= ARRAY_BYTES else None
+        inputs: _SentInputs | None = None
+        if block.inputs is not self.inputs:  # the process is idle, and does not use what it had before
+            inputs = _share(block.inputs, memory)
+        self.inputs = block.inputs
+        fits = memory is not None and block.method == "train" and count * model.nbytes <= ARRAY_BYTES
         block.array = self.free.popleft() if fits and self.free else None
         # Columns of jobs: to pickle them one by one takes ten times as long.
-        rows = tuple(zip(*block.rows, strict=True)) if block.method == "train" else block.rows
+        columns = tuple(zip(*block.jobs, strict=True))
         with suppress(OSError):  # the process has died: that is noticed when its results are received
-            self.pipe.send((block.method, model, rows, block.array))
+            self.pipe.send((block.method, inputs, columns, block.array))
 
     def receive(self) -> None:
         """Wait for its next results. Raises EOFError or OSError if the process has died."""
@@ -174,9 +175,9 @@ class _Worker:
         self._start()
         return lost, error
 
-    def _lend(self, array: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def _lend(self, array: int) -> NDArray[np.float32]:
         assert self.memory is not None
-        return self.memory.lend(array, shape, self.free.append)
+        return self.memory.lend(array, (ARRAY_ELEMENTS,), self.free.append)
 
     def end(self) -> None:
         self.pipe.close()
@@ -231,59 +232,94 @@ def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> N
     """What a process runs: it does the blocks that it receives until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its own
     backend: Backend | None = None
-    model: Vector = np.empty(0, np.float32)
+    inputs = RoundInputs(np.empty(0, np.float32))
     while True:
         try:
-            method, new, rows, array = pipe.recv()
+            method, sent, columns, array = pipe.recv()
         except (EOFError, OSError):
             return
-        if isinstance(new, int):
-            assert memory is not None
-            new = memory.array(0, (new,))
-        model = model if new is None else new
+        inputs = inputs if sent is None else _shared(sent, memory)
         try:
             backend = backend or make()
-            if method == "train":
-                results: Any = backend.train(model, jobs_from_columns(*rows))
-            else:
-                results = backend.evaluate(model, rows)
+            results: Any = getattr(backend, method)(inputs, jobs_from_columns(*columns))
         except Exception as error:
             error.add_note(f"in another process:\n{traceback.format_exc()}")
             results = error
         try:
-            _send(pipe, results, None if memory is None or array is None else partial(memory.array, array))
+            shared = None if memory is None or array is None else partial(memory.array, array, (ARRAY_ELEMENTS,))
+            _send(pipe, results, shared)
         except OSError:
             return
 
 
+class _SentInputs(NamedTuple):
+    """``RoundInputs`` as they are sent."""
+
+    vectors: list[Vector] | int
+    """The model and the other vectors; or how many elements each has, if they are in the shared memory."""
+    names: list[str]
+    """The other vectors' names."""
+    hyper: Mapping[str, float] | None
+
+
+def _share(inputs: RoundInputs, memory: SharedArrays | None) -> _SentInputs:
+    """Write the vectors to the shared memory, if there is any and they fit in. Returns what is to be sent."""
+    vectors, size = [inputs.model, *inputs.vectors.values()], inputs.model.size
+    if memory is None or len(vectors) * size > ARRAY_ELEMENTS:
+        return _SentInputs(vectors, [*inputs.vectors], inputs.hyper)
+    shared = memory.array(0, (len(vectors), size))
+    for row, vector in zip(shared, vectors, strict=True):
+        row[:] = vector
+    return _SentInputs(size, [*inputs.vectors], inputs.hyper)
+
+
+def _shared(sent: _SentInputs, memory: SharedArrays | None) -> RoundInputs:
+    """Undo ``_share``."""
+    vectors = sent.vectors
+    if isinstance(vectors, int):
+        assert memory is not None
+        vectors = list(memory.array(0, (1 + len(sent.names), vectors)))
+    return RoundInputs(vectors[0], dict(zip(sent.names, vectors[1:], strict=True)), sent.hyper)
+
+
 def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> None:
-    """Send results. ``new_array`` makes the array for their updates in shared memory; None: updates go through the
-    pipe."""
+    """Send results. ``new_array`` makes the array for their vectors in shared memory, as far as they fit in; None: all
+    go through the pipe."""
     if not isinstance(results, TrainedDevices):
         pipe.send(_portable(results) if isinstance(results, Exception) else results)
         return
-    shape, table = results.updates.shape, results.table()
-    if new_array is not None:
-        new_array(shape)[:] = results.updates
-    pipe.send((shape, table.shape, [*results.metrics]))
+    table, vectors, rest = results.table(), [results.updates, *results.vectors.values()], list[NDArray[np.float32]]()
+    left = np.empty(0, np.float32) if new_array is None else new_array()
+    for vector in vectors:  # before anything is sent: then all of it is there when it is read
+        if vector.size <= left.size:
+            left[: vector.size] = vector.ravel()
+            left = left[vector.size :]
+        else:
+            rest.append(vector)
+    pipe.send((table.shape, [*results.metrics], [*results.vectors], [vector.shape for vector in vectors]))
     _write(pipe, table)
-    if new_array is None:
-        _write(pipe, results.updates)
+    for vector in rest:
+        _write(pipe, vector)
 
 
 def _receive(pipe: Any, new_array: NewArray | None = None) -> Any:
-    """Receive what ``_send`` sent. ``new_array`` returns the array of their updates in shared memory."""
+    """Receive what ``_send`` sent. ``new_array`` returns the array of their vectors in shared memory."""
     received = pipe.recv()
     if not isinstance(received, tuple):
         return received
-    shape, size, names = received
+    size, metrics, names, shapes = received
     table = np.empty(size)
     _read(pipe, table)
-    if new_array is not None:
-        return from_table(new_array(shape), table, names)
-    updates = np.empty(shape, np.float32)
-    _read(pipe, updates)
-    return from_table(updates, table, names)
+    left, vectors = np.empty(0, np.float32) if new_array is None else new_array(), list[NDArray[np.float32]]()
+    for shape in shapes:
+        count = prod(shape)
+        if count <= left.size:
+            vectors.append(left[:count].reshape(shape))
+            left = left[count:]
+        else:
+            vectors.append(np.empty(shape, np.float32))
+            _read(pipe, vectors[-1])
+    return from_table(vectors[0], table, metrics, dict(zip(names, vectors[1:], strict=True)))
 
 
 def _write(pipe: Connection, array: NDArray[Any]) -> None:

@@ -18,6 +18,8 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.training.backend import Job, RoundInputs
+from fleetlearn_simulator.training.kept_rows import NO_ROW, RowReader
 from fleetlearn_simulator.training.process_pool import environment
 from fleetlearn_simulator.training.ray_worker import Answer, Worker, error_of
 from fleetlearn_simulator.training.trained_devices import PendingResults, TrainedDevices
@@ -46,11 +48,11 @@ class _Part(Work):
     """Blocks for one worker."""
 
     def __init__(
-        self, pending: PendingResults, method: str, model: Any, blocks: list[list[Any]], indices: list[list[int]]
+        self, pending: PendingResults, method: str, inputs: Any, blocks: list[list[Job]], indices: list[list[int]]
     ) -> None:
-        """``model``: its reference in Ray's store. ``indices``: of each block's jobs."""
+        """``inputs``: their reference in Ray's store. ``indices``: of each block's jobs."""
         super().__init__(pending, [*chain.from_iterable(indices)])
-        self.method, self.model, self.blocks, self.block_indices = method, model, blocks, indices
+        self.method, self.inputs, self.blocks, self.block_indices = method, inputs, blocks, indices
 
     def done(self, answers: Sequence[Answer]) -> None:
         for indices, got in zip(self.block_indices, answers, strict=True):
@@ -81,6 +83,8 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         workers: How many, of one CPU each. Default: the CPUs of the cluster.
         address: Of a cluster that runs. Default: the address in RAY_ADDRESS, or else a new cluster on this machine that
             ``close`` ends. If the program has called ``ray.init`` itself, that cluster is used.
+        kept_states: Where the rows of jobs are, if jobs have any. They are sent with their jobs: the run's folder is on
+            this machine.
 
     Raises SimulatorError if Ray is not installed, if no cluster is at the address, and if workers do not start, differ
     in the bits of their results, or keep dying. Raises what a worker raised.
@@ -93,11 +97,12 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         model: Vector,
         workers: int | None = None,
         address: str | None = None,
+        kept_states: RowReader | None = None,
     ) -> None:
         self.ray, self.owns_cluster = connect(address, workers)
-        self.make, self.model = make, model
-        self.stored = self.trial = self.ray.put(model)
-        """References in Ray's store: the current model, and the one that new workers do a step with."""
+        self.make, self.inputs, self.kept_states = make, RoundInputs(model), kept_states
+        self.stored = self.trial = self.ray.put(self.inputs)
+        """References in Ray's store: a round's inputs, and those that new workers do a step with."""
         self.first: tuple[str, str] | None = None
         """The node of the first worker that started, and the digest of its first step."""
         self.handles: list[_WorkerHandle] = []
@@ -124,15 +129,16 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
             self.ray.shutdown()
             self.owns_cluster = False
 
-    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
+    def _begin(self, method: str, inputs: RoundInputs, jobs: Sequence[Job], blocks: list[list[int]]) -> PendingResults:
         pending = PendingResults(lambda pending, index: self.collect())
-        if model is not self.model:
-            self.model, self.stored = model, self.ray.put(model)
+        if inputs is not self.inputs:
+            self.inputs, self.stored = inputs, self.ray.put(inputs)
         # Each block is done by itself, whatever else is in its part. So the parts may depend on the number of workers.
-        count = min(len(blocks), max(PARTS_PER_WORKER * self.workers, -(-len(rows) * model.nbytes // MAX_PART_BYTES)))
+        large = -(-len(jobs) * inputs.model.nbytes // MAX_PART_BYTES)
+        count = min(len(blocks), max(PARTS_PER_WORKER * self.workers, large))
         for first in range(count):
             indices = blocks[first::count]
-            given = [[rows[index] for index in block] for block in indices]
+            given = [[jobs[index] for index in block] for block in indices]
             self.waiting.append(_Part(pending, method, self.stored, given, indices))
         self.assign_waiting()
         return pending
@@ -142,7 +148,9 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         return min(free, key=lambda handle: len(handle.tasks), default=None)
 
     def _give(self, worker: _WorkerHandle, work: _Part) -> None:
-        self._add_task(worker, getattr(worker.actor, work.method).remote(work.model, work.blocks), work)
+        rows = {job.kept for block in work.blocks for job in block} - {NO_ROW}
+        kept = {row: self.kept_states.read(row) for row in rows} if self.kept_states else {}
+        self._add_task(worker, getattr(worker.actor, work.method).remote(work.inputs, work.blocks, kept), work)
 
     def collect(self) -> None:
         """Wait until a worker returns something, and give it more work."""

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Backend, Job
+from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs
+from fleetlearn_simulator.training.kept_rows import RowsInMemory
 from fleetlearn_simulator.training.worker_pool import MakeBackend
 
 
@@ -34,24 +35,29 @@ class Worker:
         sys.path += [folder for folder in path if folder not in sys.path]
         self.backend: Backend | None = None
 
-    def begin(self, make: MakeBackend, model: Vector) -> Answer:
+    def begin(self, make: MakeBackend, inputs: RoundInputs) -> Answer:
         """Return the digest of a first step. It differs between workers that compute different bits."""
 
         def begun() -> str:
             self.backend = make()
-            return digest(self.backend.train(model, [Job(0, 0, 1)]).updates[0])
+            return digest(self.backend.train(inputs, [Job(0, 0, 1)]).updates[0])
 
         return answer(begun)
 
-    def train(self, model: Vector, blocks: list[list[Job]]) -> list[Answer]:
-        backend = self.backend
-        assert backend is not None
-        return [answer(partial(backend.train, model, jobs)) for jobs in blocks]
+    def train(self, inputs: RoundInputs, blocks: list[list[Job]], kept: dict[int, Vector]) -> list[Answer]:
+        backend = self._backend(kept)
+        return [answer(partial(backend.train, inputs, jobs)) for jobs in blocks]
 
-    def evaluate(self, model: Vector, blocks: list[list[int]]) -> list[Answer]:
-        backend = self.backend
-        assert backend is not None
-        return [answer(partial(backend.evaluate, model, devices)) for devices in blocks]
+    def evaluate(self, inputs: RoundInputs, blocks: list[list[Job]], kept: dict[int, Vector]) -> list[Answer]:
+        backend = self._backend(kept)
+        return [answer(partial(backend.evaluate, inputs, jobs)) for jobs in blocks]
+
+    def _backend(self, kept: dict[int, Vector]) -> Backend:
+        """Return the back end. ``kept``: the rows of its next jobs, by their numbers."""
+        assert self.backend is not None
+        if isinstance(self.backend, PerDevice):
+            self.backend.kept_states = RowsInMemory(kept)
+        return self.backend
 
 
 def answer(function: Callable[[], Any]) -> Answer:

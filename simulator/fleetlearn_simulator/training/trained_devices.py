@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, count, repeat, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
+
+KEPT_STATE = "kept_state"
+"""The name of the kept state among the vectors that training makes beside the update."""
+NO_VECTORS: Mapping[str, Vector] = {}
+NO_MORE: Mapping[str, int] = {}
 
 
 class TrainedDevice(NamedTuple):
@@ -31,6 +36,8 @@ class TrainedDevice(NamedTuple):
     largest: float
     """The greatest magnitude in the update."""
     diverged: bool = False
+    vectors: Mapping[str, Vector] = NO_VECTORS
+    """What training made beside the update, by name. Nothing if training diverged."""
 
 
 LARGE_UPDATE = 32768
@@ -62,6 +69,8 @@ class TrainedDevices:
     loss: NDArray[np.float64]
     largest: NDArray[np.float64]
     diverged: NDArray[np.bool_]
+    vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """What training made beside the updates, by name: shape (n, elements)."""
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -75,7 +84,7 @@ class TrainedDevices:
         return _map(np.copy, [self])
 
     def table(self) -> NDArray[np.float64]:
-        """Return all columns except the updates as the rows of one array. ``from_table`` reads it."""
+        """Return all columns of numbers as the rows of one array. ``from_table`` reads it."""
         # float64 holds the counts exactly: none of them reaches 2^53.
         return np.array([*(getattr(self, name) for name in COLUMNS), *self.metrics.values()], np.float64)
 
@@ -85,20 +94,34 @@ ResultReader = Callable[[Sequence[int]], TrainedDevices]
 of the jobs that follow it, as far as they are trained by then. Each result can be read only once."""
 
 
-def from_rows(rows: Sequence[TrainedDevice], size: int, names: Iterable[str]) -> TrainedDevices:
-    """Make columns of rows. ``size``: elements of an update. ``names``: the metrics."""
+def from_rows(
+    rows: Sequence[TrainedDevice], size: int, names: Iterable[str], more: Mapping[str, int] = NO_MORE
+) -> TrainedDevices:
+    """Make columns of rows. ``size``: elements of an update. ``names``: the metrics. ``more``: name of each other
+    vector -> its elements; it is zeros in rows that lack it."""
+    zeros = {name: np.zeros(elements, np.float32) for name, elements in more.items()}
     updates = [row.update.reshape(1, size) for row in rows]
     return TrainedDevices(
         updates[0] if len(rows) == 1 else np.concatenate([np.empty((0, size), np.float32), *updates]),
         {name: np.array([row.metrics.get(name, np.nan) for row in rows], np.float64) for name in names},
+        vectors={
+            name: np.array([row.vectors.get(name, none) for row in rows], np.float32).reshape(len(rows), none.size)
+            for name, none in zeros.items()
+        },
         **{name: np.array([getattr(row, name) for row in rows], kind) for name, kind in COLUMNS.items()},
     )
 
 
-def from_table(updates: NDArray[np.float32], table: NDArray[np.float64], names: Sequence[str]) -> TrainedDevices:
+def from_table(
+    updates: NDArray[np.float32],
+    table: NDArray[np.float64],
+    names: Sequence[str],
+    vectors: dict[str, NDArray[np.float32]],
+) -> TrainedDevices:
     """Undo ``TrainedDevices.table``. ``names``: the metrics, in the table's order."""
     columns = {name: row.astype(kind) for (name, kind), row in zip(COLUMNS.items(), table, strict=False)}
-    return TrainedDevices(updates, dict(zip(names, table[len(COLUMNS) :], strict=True)), **columns)
+    metrics = dict(zip(names, table[len(COLUMNS) :], strict=True))
+    return TrainedDevices(updates, metrics, vectors=vectors, **columns)
 
 
 NO_DEVICES = from_rows([], 0, [])
@@ -113,7 +136,8 @@ def _map(function: Callable[..., Any], parts: Sequence[TrainedDevices]) -> Train
     """Make each column by calling the function with this column of all parts."""
     columns = {name: function(*(getattr(part, name) for part in parts)) for name in ("updates", *COLUMNS)}
     metrics = {name: function(*(part.metrics[name] for part in parts)) for name in parts[0].metrics}
-    return TrainedDevices(metrics=metrics, **columns)
+    vectors = {name: function(*(part.vectors[name] for part in parts)) for name in parts[0].vectors}
+    return TrainedDevices(metrics=metrics, vectors=vectors, **columns)
 
 
 def read_all(reader: ResultReader, count: int) -> TrainedDevices:

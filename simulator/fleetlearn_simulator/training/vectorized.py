@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, steps_of
-from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs, steps_of
+from fleetlearn_simulator.training.kept_rows import RowReader
+from fleetlearn_simulator.training.trained_devices import (
+    KEPT_STATE,
+    PendingResults,
+    ResultReader,
+    TrainedDevices,
+    read_all,
+)
 
 NO_STEP_LIMIT = 2**62
 """More steps than any device does."""
@@ -68,8 +75,15 @@ class Vectorized(PerDevice):
     equally many examples and are more than a call has steps.
     """
 
-    def __init__(self, bundle: Bundle, task: LocalSettings, source: Source, provider: ProviderName = "cpu") -> None:
-        super().__init__(bundle, task, source, provider)
+    def __init__(
+        self,
+        bundle: Bundle,
+        task: LocalSettings,
+        source: Source,
+        provider: ProviderName = "cpu",
+        kept_states: RowReader | None = None,
+    ) -> None:
+        super().__init__(bundle, task, source, provider, kept_states)
         check_many(bundle, task.batch_size)
         many = bundle.manifest.many
         assert many is not None
@@ -79,6 +93,14 @@ class Vectorized(PerDevice):
             *(f"state.{row.name}" for row in self.manifest.state),
         ]
         """The outputs of a call that are inputs of the next."""
+        self.kept_rows = [
+            *((f"param.{row.name}", prod(row.shape)) for row in self.manifest.parameters if row.personal),
+            *((f"state.{row.name}", prod(row.shape)) for row in self.manifest.state if row.kept),
+        ]
+        """The parts of the kept state, in order (``fleetlearn_device.training.kept_state``): the input that begins with
+        it, and its elements."""
+        if "previous" in self.manifest.references:
+            self.kept_rows += [(f"previous.{row.name}", prod(row.shape)) for row in self.manifest.travelling]
         self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
         self.fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
@@ -87,29 +109,29 @@ class Vectorized(PerDevice):
         inputs += ["seed"] if self.manifest.random else []
         self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names, provider)
         self.single = make_session(bundle, TRAIN, 1, inputs, self.names, provider)
-        self.state = bundle.state()
+        self.state, self.personal = bundle.state(), bundle.parameters()[self.manifest.size :]
         self.hyper = check_hyper(task.hyper, self.manifest.hyper)
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
-        return read_all(self.begin(model, jobs), len(jobs))
+    def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
+        return read_all(self.begin(inputs, jobs), len(jobs))
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         loads = workloads_of(self.task, self.source, jobs)
         blocks = list(divide_into_blocks(loads, self.many.devices))
 
         def produce(pending: PendingResults, index: int) -> None:
             (indices,) = (block for block in blocks if index in block)
             mine = Workloads(*(column[indices] for column in loads))
-            pending.put(indices, self._block(model, [jobs[row] for row in indices], mine))
+            pending.put(indices, self._block(inputs, [jobs[row] for row in indices], mine))
 
         return PendingResults(produce).read
 
-    def _block(self, model: Vector, jobs: Sequence[Job], loads: Workloads) -> TrainedDevices:
+    def _block(self, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads) -> TrainedDevices:
         """Train jobs whose batches have the same size."""
         batch = int(loads.batch[0])
         if self.many.batch not in (None, batch):
-            return super().train(model, jobs)  # the graph's batches are larger than these devices' data
-        block = Block(self, model, jobs, loads)
+            return super().train(inputs, jobs)  # the graph's batches are larger than these devices' data
+        block = Block(self, inputs, jobs, loads)
         equal = int(loads.examples.min()) == int(loads.examples.max())
         whole, rest = np.divmod(block.examples, batch)
         # Epochs that have no last, smaller batch may follow each other in one call.
@@ -135,8 +157,8 @@ class Vectorized(PerDevice):
 class Block:
     """Devices that are trained together, each in a lane of its own. Free lanes do no steps."""
 
-    def __init__(self, backend: Vectorized, model: Vector, jobs: Sequence[Job], loads: Workloads) -> None:
-        self.backend, self.model, self.jobs = backend, model, jobs
+    def __init__(self, backend: Vectorized, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads) -> None:
+        self.backend, self.inputs, self.model, self.jobs = backend, inputs, inputs.model, jobs
         self.manifest, lanes = backend.manifest, backend.many.devices
         free = lanes - len(jobs)
         if free:  # they are as the last device, and do no steps
@@ -157,8 +179,9 @@ class Block:
     def _feed(self) -> dict[str, NDArray[Any]]:
         lanes = len(self.seeds)
         feed: dict[str, NDArray[Any]] = {}
+        local = np.concatenate([self.model, self.backend.personal]) if self.backend.personal.size else self.model
         for kind, vector, table in (
-            ("param", self.model, self.manifest.parameters),
+            ("param", local, self.manifest.parameters),
             ("state", self.backend.state, self.manifest.state),
         ):
             for name, array in views(vector, table).items():
@@ -169,7 +192,27 @@ class Block:
                 if reference == "previous":
                     given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
-        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in self.backend.hyper.items()}
+        for lane, job in enumerate(self.jobs if self.backend.kept_size else ()):
+            kept_state = self.backend.kept_state(job)
+            if kept_state is not None:
+                self._feed_kept(feed, lane, kept_state)
+        hyper = self.inputs.hyper
+        values = self.backend.hyper if hyper is None else check_hyper(hyper, self.manifest.hyper)
+        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in values.items()}
+
+    def _feed_kept(self, feed: Mapping[str, NDArray[Any]], lane: int, kept_state: Vector) -> None:
+        """Let a lane begin with what its device has kept."""
+        place = 0
+        for name, count in self.backend.kept_rows:
+            lane_of = feed[name][lane : lane + 1]  # a view, also of a scalar
+            lane_of[...] = kept_state[place : place + count].reshape(lane_of.shape)
+            place += count
+
+    def _kept_states(self) -> NDArray[np.float32]:
+        """Return what the devices keep now, (jobs, kept_size)."""
+        count = len(self.jobs)
+        names = [name.replace("previous.", "param.", 1) for name, _ in self.backend.kept_rows]
+        return np.concatenate([self.feed[name][:count].reshape(count, -1) for name in names], axis=1)
 
     def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Do ``steps`` (lanes,) in each lane, on the examples at ``rows`` (lanes, steps in the call, batch)."""
@@ -218,12 +261,17 @@ class Block:
     def results(self) -> TrainedDevices:
         count = len(self.jobs)
         updates = np.empty((count, len(self.model)), np.float32)
-        for row in self.manifest.parameters:
+        for row in self.manifest.travelling:
             part = slice(row.offset, row.offset + prod(row.shape))
             tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
             np.subtract(tensor, self.model[part], out=updates[:, part])
         # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
+        finite = np.isfinite(largest)
+        vectors: dict[str, NDArray[np.float32]] = {}
+        if self.backend.kept_size:
+            vectors[KEPT_STATE] = self._kept_states()
+            finite &= np.isfinite(vectors[KEPT_STATE]).all(axis=1)
         seen = self.seen[:count]
         loss, *metrics = self.sums[:, :count] / seen
         return TrainedDevices(
@@ -235,7 +283,8 @@ class Block:
             complete=(self.done == steps_of(self.backend.task, self.examples))[:count],
             loss=loss,
             largest=largest,
-            diverged=~(np.isfinite(largest) & (self.worst[:count] <= LARGEST)),
+            diverged=~(finite & (self.worst[:count] <= LARGEST)),
+            vectors=vectors,
         )
 
 

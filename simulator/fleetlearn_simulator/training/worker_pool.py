@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_simulator.training.backend import Backend, Job
+from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
 
 MakeBackend = Callable[[], Backend]
@@ -56,25 +55,25 @@ AnyWorker = TypeVar("AnyWorker")
 
 
 class WorkerPool(Generic[AnyWork, AnyWorker]):
-    """A back end that is spread over workers. ``divide`` divides the jobs that are trained. Devices that are evaluated
-    are divided into at most ``shares`` parts."""
+    """A back end that is spread over workers. ``divide`` divides the jobs that are trained. Those of
+    evaluations are divided into at most ``shares`` parts."""
 
     def __init__(self, divide: DivideJobs, shares: int) -> None:
         self.divide, self.shares = divide, shares
         self.waiting: deque[AnyWork] = deque()
         """Work that no worker has yet."""
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
-        return read_all(self.begin(model, jobs), len(jobs))
+    def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
+        return read_all(self.begin(inputs, jobs), len(jobs))
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
-        return self._begin("train", model, jobs, self.divide(jobs)).read
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
+        return self._begin("train", inputs, jobs, self.divide(jobs)).read
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation | None]:
-        size = max(1, -(-len(devices) // self.shares))
-        blocks = [list(range(start, min(start + size, len(devices)))) for start in range(0, len(devices), size)]
-        pending = self._begin("evaluate", model, devices, blocks)
-        return [pending.value(index) for index in range(len(devices))]
+    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        size = max(1, -(-len(jobs) // self.shares))
+        blocks = [list(range(start, min(start + size, len(jobs)))) for start in range(0, len(jobs), size)]
+        pending = self._begin("evaluate", inputs, jobs, blocks)
+        return [pending.value(index) for index in range(len(jobs))]
 
     def assign_waiting(self) -> None:
         """Give waiting work to workers, until all workers have enough."""
@@ -96,8 +95,8 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
                 lost = lost[1:]
         self.waiting.extendleft(reversed(lost))
 
-    def _begin(self, method: str, model: Vector, rows: Sequence[Any], blocks: list[list[int]]) -> PendingResults:
-        """Have a worker call the back end's method with the model and each block of ``rows``."""
+    def _begin(self, method: str, inputs: RoundInputs, jobs: Sequence[Job], blocks: list[list[int]]) -> PendingResults:
+        """Have a worker call the back end's method with the round's inputs and each block of jobs."""
         raise NotImplementedError
 
     def _worker_for(self, work: AnyWork) -> AnyWorker | None:

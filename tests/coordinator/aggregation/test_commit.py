@@ -29,7 +29,7 @@ def test_the_next_model_by_hand() -> None:
 def test_a_model_that_would_not_stay_finite_is_not_made() -> None:
     aggregate = MEAN.init(1)
     MEAN.add(aggregate, (np.array([2e8], np.float32),), 1, 2e8)
-    far = optimizers.make("sgd")._replace(step=lambda delta, state: delta * 1e38)
+    far = optimizers.make("sgd")._replace(step=lambda delta, state, share: delta * 1e38)
     with pytest.raises(FleetError, match="Training has diverged") as raised:
         next_model(MEAN, aggregate, far, {}, np.zeros(1, np.float32))
     assert raised.value.code is Code.NOT_FINITE

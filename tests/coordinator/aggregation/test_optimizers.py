@@ -6,7 +6,7 @@ from math import sqrt
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import optimizers
-from fleetlearn_coordinator.aggregation.optimizers import BLOCK, OPTIMIZERS, Optimizer, State, make
+from fleetlearn_coordinator.aggregation.optimizers import BLOCK, OPTIMIZERS, Optimizer, State, defaults, make
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Parameter
 from fleetlearn_protocol.vector import Vector
@@ -237,7 +237,7 @@ STATISTICS = [0.25, -2.0, 8.0, 0.25], [0.5, -1.75, -7.5, 0.5]
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_buffers_take_the_plain_mean_by_hand(name: str) -> None:
     """The devices' mean of the statistics is model + delta: 3 - 2 = 1 and 0 + 8 = 8, then 1 - 1.75 and 8 - 7.5."""
-    own = {"lr": 0.5, "momentum": 0.9} if name == "momentum" else {"lr": 0.5}
+    own = {key: value for key, value in {"lr": 0.5, "momentum": 0.9}.items() if key in defaults(name)}
     start = np.array([1.0, 3.0, 0.0, 1.0], np.float32)
     ours, alone = make(name, TABLE, **own), make(name, **own)
     state, before = ours.init(start), alone.init(start[:1])
@@ -259,3 +259,17 @@ def test_large_statistics_do_not_overflow_the_state(name: str) -> None:
     assert moved.tolist() == [0.0, 0.0, float(np.float32(1e25)), 0.0]
     with pytest.raises(FleetError, match="would make element 2 of the model inf"):
         optimizer.apply(state, np.array([0.0, 0.0, 3e38, 0.0]), np.full(4, 3e38, np.float32))
+
+
+def test_feddyn_by_hand() -> None:
+    """Two devices of four, then one: h = 1/2 d, x + d + h; then h + 1/4 d. In the paper's terms h is -h/alpha."""
+    optimizer, params = make("feddyn"), np.array([1.0, 0.0], np.float32)
+    state, params = optimizer.apply(optimizer.init(params), np.array([1.0, -2.0]), params, 2 / 4)
+    assert (state["h"].tolist(), params.tolist()) == ([0.5, -1.0], [2.5, -3.0])
+    state, params = optimizer.apply(state, np.array([4.0, 0.0]), params, 1 / 4)
+    assert (state["h"].tolist(), params.tolist()) == ([1.5, -1.0], [8.0, -4.0])
+    alpha, theta, h = 0.3, np.array([1.0, 0.0]), np.zeros(2)
+    for delta, count in ((np.array([1.0, -2.0]), 2), (np.array([4.0, 0.0]), 1)):
+        h -= alpha / 4 * count * delta  # each of the round's devices moved by delta
+        theta = theta + delta - h / alpha
+    np.testing.assert_allclose(params, theta, rtol=1e-6)

@@ -61,6 +61,30 @@ def test_an_evaluation_has_no_more_say_than_its_device_in_the_model() -> None:
     assert pooled(evaluation) == {"accuracy": 0.75, "loss": 1.0}
 
 
+def test_personal_models_are_measured_beside_the_round_s() -> None:
+    """A device weighs the same in both, whatever it says of its personal model's examples; the third measured its
+    personal model alone, and the fourth the round's alone."""
+    shared = [Evaluation(10, 20.0, {"accuracy": 5.0}), Evaluation(90, 45.0, {"accuracy": 90.0})]
+    own = [Evaluation(20, 10.0, {"accuracy": 20.0}), Evaluation(90, 9.0), Evaluation(5, 5.0), None]
+    found = evaluation_of([*shared, None, Evaluation(5, 5.0)], ["accuracy", "loss"], 30, own)
+    assert found.weights.tolist() == [10, 30, 0, 5]
+    assert pooled(found)["personal.loss"] == (10 * 0.5 + 30 * 0.1) / 40
+    assert pooled(found)["personal.accuracy"] == 1.0, "of the first device: the second did not measure it"
+    assert summarise(NOTHING, found, {})["behind"] == {
+        "accuracy": 2,
+        "loss": 3,
+        "personal.accuracy": 1,
+        "personal.loss": 2,
+    }
+    bounded = summarise(NOTHING, found, {"personal.loss": (0.0, 0.2)})
+    assert (bounded["metrics"]["personal.loss"], bounded["left_out"]) == (0.1, {"personal.loss": 1})
+
+
+def test_no_personal_model_gives_no_metric_of_one() -> None:
+    for personal in ([], [None], [Evaluation(1, 2.0)]):
+        assert set(evaluation_of([None], ["loss"], 10, personal).sums) == {"loss"}
+
+
 def test_the_model_s_evaluation_stands_before_the_training() -> None:
     training = measured([2, 2], accuracy=[1.0, nan], loss=[4.0, 8.0])
     evaluation = measured([2, 0], accuracy=[nan, nan], loss=[1.0, nan])

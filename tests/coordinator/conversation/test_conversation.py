@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from fleetlearn_coordinator.conversation.effects import (
 from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
-from fleetlearn_coordinator.conversation.uploads import ASKED_PARTS, Uploads, check_parts
+from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
 from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish, Measure
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -59,6 +59,7 @@ from peers import report_of
 SIZE = 70_000
 """Elements of the model: two full chunks and a part of one."""
 MODEL = "a" * 64
+ASKED = {"update": "float32"}
 WELCOME = Welcome("test", 60.0, CHUNK_BYTES)
 
 
@@ -105,7 +106,7 @@ class Room:
             match command:
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
-                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED_PARTS, {}, 1, 10, seed, 600.0)
+                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED, {}, 1, 10, seed, 600.0)
                 case Measure(device, task):
                     message = Evaluate(task, "b" * 64, (VectorReference("model", MODEL, 4 * SIZE, "float32"),), 600.0)
                 case CancelTask(device, task, code, text):
@@ -147,14 +148,14 @@ class Room:
         if self.has_counted(device, report.task):
             return False
         self.tell(self.engine.announce(device, report.task, report.round, now))
-        check_parts(report, SIZE)
+        check_parts(report, ASKED, SIZE)
         return True
 
-    def save_update(self, device: str, report: Report, spool: int, largest: float) -> None:
+    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
-        assert largest == np.abs(self.saved[report.task]).max()
+        assert largest == {"update": np.abs(self.saved[report.task]).max()}
 
     def count_report(self, device: str, task: str, now: float) -> None:
         self.tell(self.engine.count_report(device, task, now))

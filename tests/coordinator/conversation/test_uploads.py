@@ -51,7 +51,7 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
         upload.receive(unpack_chunk(message))
     upload.check_complete()
-    assert upload.largest == 3.0
+    assert upload.largest == {"update": 3.0}
     spool_file = uploads.complete(upload, 0.0)
     assert b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes)) == UPDATE.tobytes()
     assert not uploads.active
@@ -215,7 +215,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     ]  # one with a place, one not
     assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 2 * 2 + 1
     lost = next(crawler for crawler in crawlers if crawler.spool_file is None)
-    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, 0.0)
+    assert (lost.offset, lost.transfer, lost.crc32, lost.largest) == (0, 0, {}, {})
 
 
 @pytest.mark.parametrize(

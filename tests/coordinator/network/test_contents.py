@@ -37,8 +37,8 @@ def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
 
 def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     contents = Contents(open_bundle(bundle_path))
-    contents.publish("1" * 64, MODEL, {})
-    contents.publish("2" * 64, MODEL, {})
+    contents.publish({"1" * 64: MODEL}, {})
+    contents.publish({"2" * 64: MODEL}, {})
     assert contents.find("2" * 64, 0).size == MODEL.nbytes
     with pytest.raises(ProtocolError) as caught:
         contents.find("1" * 64, 0)
@@ -49,16 +49,16 @@ def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_p
     contents, old = Contents(open_bundle(bundle_path)), np.arange(len(MODEL), dtype=np.float32)
     (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
     where = Older(str(tmp_path / "v1"), 6, old.nbytes)
-    assert contents.publish("1" * 64, old, {}) == []
+    assert contents.publish({"1" * 64: old}, {}) == []
     transfer = contents.find("1" * 64, 0).transfer
-    assert contents.publish("2" * 64, MODEL, {"1" * 64: where}) == []
+    assert contents.publish({"2" * 64: MODEL}, {"1" * 64: where}) == []
     found = contents.find("1" * 64, 0)
     assert isinstance(found, FileContent)
     assert found.transfer != transfer, "chunks of the two cannot be taken for each other"
     assert received(found, 5) == old.tobytes()[5:]
     contents.serve_older("0" * 64, where)  # another device came back with a task of it
-    assert contents.publish("3" * 64, MODEL, {"1" * 64: where}) == ["0" * 64, "2" * 64]
-    assert contents.publish("4" * 64, MODEL, {}) == ["1" * 64, "3" * 64]
+    assert contents.publish({"3" * 64: MODEL}, {"1" * 64: where}) == ["0" * 64, "2" * 64]
+    assert contents.publish({"4" * 64: MODEL}, {}) == ["1" * 64, "3" * 64]
     with pytest.raises(ProtocolError):
         contents.find("1" * 64, 0)
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.optimizers import make
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import SECTIONS
@@ -16,24 +17,13 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.settings import PaceSettings
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import (
-    EVAL,
-    FORMAT,
-    FORMAT_VERSION,
-    INFER,
-    PARAMETERS,
-    TRAIN,
-    File,
     Hyper,
-    Input,
     LocalStep,
     Manifest,
-    Parameter,
-    read_manifest,
-    write_manifest,
 )
+from plans import SMALL, manifest
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plan.toml"
-SMALL = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 4\n'
 
 
 def parse(text: str) -> Plan:
@@ -46,30 +36,6 @@ def refusal(text: str) -> str:
     assert refused.value.code is Code.BAD_MESSAGE
     assert refused.value.text.startswith("my.toml: ")
     return refused.value.text
-
-
-def manifest(
-    *,
-    proximal: bool = True,
-    step: LocalStep | None = None,
-    hyper: tuple[Hyper, ...] = (Hyper("lr"), Hyper("mu")),
-    metrics: tuple[str, ...] = ("accuracy",),
-) -> Manifest:
-    """Through its bytes, so that it is one that a bundle may have."""
-    made = Manifest(
-        format=FORMAT,
-        version=FORMAT_VERSION,
-        name="digits",
-        parameters=(Parameter("w", (2, 3), 0),),
-        batch=(Input("x", "float32", (2,)),),
-        outputs=(Input("scores", "float32", (3,)),),
-        hyper=hyper,
-        step=step or LocalStep("sgd", proximal=proximal),
-        references=("anchor", "correction", "previous") if step else ("anchor",) if proximal else (),
-        metrics=metrics,
-        files={path: File("0" * 64, 1) for path in (TRAIN, EVAL, INFER, PARAMETERS)},
-    )
-    return read_manifest(write_manifest(made))
 
 
 def test_the_example_has_every_key_and_fits_a_proximal_bundle() -> None:
@@ -154,15 +120,14 @@ def test_half_of_the_goal_is_the_least(goal: int, minimum: int) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_fills_in_the_plan(name: str) -> None:
     recipe = RECIPES[name]
-    plan = parse(
-        f'recipe = "{name}"\nname = "a"\nbundle = "a.bundle"' + "\n[round]\ngoal = 4" * ("goal" not in recipe.round)
-    )
+    text = f'recipe = "{name}"\nname = "a"\nbundle = "a.bundle"' + "\n[round]\ngoal = 4" * ("goal" not in recipe.round)
+    plan = parse(text + "\n[server]\ndevices = 9" * ALGORITHMS[recipe.local["algorithm"]].counts_devices)
     assert {key: getattr(plan.round, key) for key in recipe.round} == recipe.round
     assert {key: getattr(plan.server, key) for key in recipe.server} == recipe.server
-    assert (plan.local.epochs, plan.local.batch_size) == (recipe.epochs, recipe.batch_size)
-    assert (plan.server.optimizer, plan.server.hyper) == (recipe.optimizer, dict(recipe.hyper))
-    assert plan.optimizer(manifest()).name == recipe.optimizer
-    assert plan.aggregator().name == plan.aggregation.aggregator == recipe.aggregation.get("aggregator", "mean")
+    assert {key: getattr(plan.local, key) for key in recipe.local} == recipe.local
+    assert plan.optimizer(manifest()).name == recipe.server["optimizer"]
+    assert {key: getattr(plan.aggregation, key) for key in recipe.aggregation} == recipe.aggregation
+    assert plan.aggregator().name == recipe.aggregation["aggregator"]
 
 
 def test_the_server_section_overrides_the_recipe() -> None:
@@ -225,7 +190,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"{SMALL}epochs = 2", ["round.epochs is not a key", "did you mean local.epochs?"]),
         (f'file = "x"\n{SMALL}', ["file is not a key"]),
         (f"{SMALL}[rounds]\ngoal = 1", ["rounds is not a key", "stop.rounds"]),
-        (f'recipe = "fedprix"\n{SMALL}', ["recipe = 'fedprix'", "did you mean fedprox?", *RECIPES]),
+        (f'recipe = "fedprix"\n{SMALL}', ["recipe = 'fedprix'", "did you mean fedprox or fedper?", *RECIPES]),
         (f"recipe = 5\n{SMALL}", ["recipe = 5", *RECIPES]),
         (f"recipe = []\n{SMALL}", ["recipe = []"]),
         (f"{SMALL}[server]\noptimizer = []", ["server.optimizer = []"]),
@@ -360,7 +325,7 @@ def test_any_step_s_values_can_be_given(text: str, bundle: Manifest, expected: d
 def test_what_a_bundle_has_in_vain_is_said() -> None:
     plan = parse(f"{SMALL}[local]\nlr = 0.1")
     (said,) = plan.remarks(SCAFFOLD)
-    assert "adds a correction to the gradient (SCAFFOLD)" in said
+    assert "adds a correction to the gradient, and this plan has none" in said
     (said,) = plan.remarks(MOON)
     assert 'Set recipe = "moon" and local.mu' in said
     assert parse(f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1\nmu = 5').remarks(MOON) == []

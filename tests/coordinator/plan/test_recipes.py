@@ -5,24 +5,29 @@ import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.optimizers import defaults, make
 from fleetlearn_coordinator.aggregation.robust.rules import RULES
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
+HYPER = ("lr", "momentum", "beta1", "beta2", "tau")
 FEATURES, CLASSES, ROUNDS, RATE = 12, 5, 20, 0.5
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_makes_its_optimizer(name: str) -> None:
     recipe = RECIPES[name]
-    assert make(recipe.optimizer, **recipe.hyper).name == recipe.optimizer
-    assert set(recipe.hyper) == set(defaults(recipe.optimizer))
+    optimizer, hyper = recipe.server["optimizer"], {key: value for key, value in recipe.server.items() if key in HYPER}
+    assert make(optimizer, **hyper).name == optimizer
+    assert set(hyper) == set(defaults(optimizer))
+    assert recipe.local["algorithm"] in ALGORITHMS
     assert "arXiv" in recipe.source
 
 
 def test_the_table_has_the_names_that_users_type() -> None:
-    synchronous = ["fedsgd", "fedavg", "fedprox", "moon", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    assert list(RECIPES) == [*synchronous, "fedbuff", "fedasync", "fednova", "q-fedavg", *RULES]
+    local, server = ["fedprox", "moon", "scaffold", "feddyn"], ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+    asynchronous, personal = ["fedbuff", "fedasync", "fednova", "q-fedavg"], ["fedper", "fedbn", "fedrep", "ditto"]
+    assert list(RECIPES) == ["fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
     assert needs == {"fedprox": ("proximal",), "moon": ("contrastive",)}
 
@@ -40,8 +45,9 @@ def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np
 def test_fedsgd_with_all_devices_is_centralised_large_batch_sgd() -> None:
     """McMahan et al., section 2: one full-batch step on each device, averaged by examples, is one on all the data."""
     recipe = RECIPES["fedsgd"]
-    assert (recipe.epochs, recipe.batch_size, recipe.optimizer) == (1, 0, "sgd")
-    optimizer = make(recipe.optimizer, **recipe.hyper)
+    assert (recipe.local["epochs"], recipe.local["batch_size"]) == (1, 0)
+    assert recipe.server == {"optimizer": "sgd", "lr": 1.0}
+    optimizer = make("sgd", lr=1.0)
     random = np.random.default_rng(11)
     sizes = [1, 2, 3, 7, 20, 55, 140, 400]
     y = random.integers(0, CLASSES, sum(sizes))

@@ -22,8 +22,9 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
-from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Restored, Snapshot
+from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Snapshot
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code, ProtocolError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -21,9 +21,10 @@ from fleetlearn_coordinator.rounds.commands import (
     Ended,
     Opened,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=600.0, grace=10.0, gather=4.0, seed=7, stall=60.0)

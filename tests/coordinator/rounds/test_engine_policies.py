@@ -26,11 +26,12 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.engine import Engine, Restored
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -424,10 +425,14 @@ POLICIES = {
     "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
     "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
 }
-USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+USUAL = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("name", POLICIES)
+SLOW = {"carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated"}
+"""What the slow tests run too: the usual ones run pace and evaluations together."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in POLICIES])
 def test_any_order(name: str) -> None:
     run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fleetlearn_coordinator.rounds.engine import Assign, Engine, Settings
+from fleetlearn_coordinator.rounds.commands import Assign
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import Settings
 
 SETTINGS = Settings(goal=2, cohort=2, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
 

@@ -19,10 +19,11 @@ from fleetlearn_coordinator.rounds.commands import (
     Measure,
     MeasurementEnded,
 )
-from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Restored
+from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.rounds.random_draws import shuffled
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
 
 RULES = Settings(

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.rounds.engine import Commit, Phase
+from fleetlearn_coordinator.rounds.commands import Commit
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import UPDATE
 from peers import plan_text, report_of, write_test_bundle
 
 SIZE = 50
@@ -62,7 +64,7 @@ def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None
         blobs.write_spool_file(spool_file, 0, update.tobytes())
         (lease,) = engine.check_in(device, None, 0.0)
         report = report_of(lease, update, examples=int(examples))  # type: ignore[arg-type]
-        run.save_update(device, report, spool_file, float(np.abs(update).max()))
+        run.save_update(device, report, spool_file, {UPDATE: float(np.abs(update).max())})
         commands = run.record(engine.count_report(device, report.task, 0.0), NOW)
     (commit,) = commands
     assert isinstance(commit, Commit)

@@ -122,7 +122,7 @@ def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixt
     plan = Plan.parse(plan_text(path, tmp_path / "run", round__goal=1), tmp_path)
     fleet = Fleet(plan)
     initial = open_bundle(path).parameters()
-    assert "adds a correction to the gradient (SCAFFOLD)" in caplog.text
+    assert "adds a correction to the gradient, and this plan has none" in caplog.text
     np.testing.assert_array_equal(fleet.run.model, initial[: SIZE - PERSONAL])
     (lease,) = leases(fleet.check_in("a"))
     fleet.report(lease, update_of(1.0, SIZE - PERSONAL))

@@ -108,7 +108,7 @@ def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(asynchro
     fleet.run.resume(NOW)
     assert fleet.run.engine.version == 1
     assert fleet.run.engine.accepted == {tasks["c"].task: "c"}
-    assert [*fleet.run.staleness.values()] == [1]
+    assert [*fleet.run.open_round.staleness.values()] == [1]
     (lease,) = (row for row in leases(fleet.check_in("d")) if row.device == "d")
     assert (lease.task, lease.version, lease.again) == (tasks["d"].task, 0, True)
     fleet.report(tasks["d"], update_of(8.0))

@@ -136,7 +136,7 @@ def test_a_refused_report_leaves_no_trace(make_plan: PlanMaker) -> None:
     with pytest.raises(ProtocolError) as refused:
         running.save_update(lease, update_of(1.0))
     assert refused.value.code is Code.NORM_TOO_LARGE
-    assert running.run.reports == {}
+    assert running.run.open_round.reports == {}
     assert running.run.next_step() is None
     running.store.close()
 

@@ -13,6 +13,7 @@ from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import BundleError, open_bundle
+from fleetlearn_protocol.messages import UPDATE
 from peers import Peer, PlanMaker, report_of, serving, update_of
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -61,7 +62,7 @@ def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
     (lease,) = run.record(run.engine.check_in("a", None, 0.0), now)
     spool_file = store.blobs.take_spool_file()
     store.blobs.write_spool_file(spool_file, 0, update.tobytes())
-    run.save_update(lease.device, report_of(lease, update), spool_file, 1.0)  # type: ignore[arg-type]
+    run.save_update(lease.device, report_of(lease, update), spool_file, {UPDATE: 1.0})  # type: ignore[arg-type]
     store.close()
     for _ in range(2):
         assert serve(plan, service=ANY_PORT) == Result("1 rounds done", True, 1)

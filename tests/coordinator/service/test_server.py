@@ -107,7 +107,7 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
 
 @run_async
 async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a")
         manifest = coordinator.run.bundle.manifest
         whole = await a.fetch(manifest.files[TRAIN].sha256)
@@ -586,7 +586,7 @@ async def test_a_new_process_goes_on_with_the_round(make_plan: PlanMaker) -> Non
         expected = coordinator.run.model.copy()
     async with fleet(plan) as (coordinator, join):
         assert coordinator.engine.phase is Phase.OPEN
-        assert len(coordinator.run.reports) == 2
+        assert len(coordinator.run.open_round.reports) == 2
         a = await join("a", held=Held(tasks[0].task, 1))
         await a.send(report_of(tasks[0], updates[0], examples=7))
         await a.expect(Accepted)  # it counted before, and is told so again
@@ -688,7 +688,7 @@ async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan:
         for chunk in pack_chunks(other.transfer, update_of(2.0).tobytes()):
             await b.send(chunk)
         await b.closed()
-        assert coordinator.run.reports == {}
+        assert coordinator.run.open_round.reports == {}
     async with fleet(make_plan()) as (coordinator, join):  # with room again
         assert coordinator.engine.phase is Phase.OPEN
         assert len(coordinator.engine.leases) == 2

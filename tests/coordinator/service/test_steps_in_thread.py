@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
-from fleetlearn_coordinator.rounds.engine import Phase
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage import store
@@ -54,9 +54,9 @@ def additions_held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is added to the sum before the event, which is set at the end at the latest."""
     go_on, read = threading.Event(), FileBlobs.read_spool_file
 
-    def read_later(blobs: FileBlobs, number: int, size: int) -> Iterator[memoryview]:
+    def read_later(blobs: FileBlobs, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
         assert go_on.wait(20), "nobody let the addition go on"
-        yield from read(blobs, number, size)
+        yield from read(blobs, number, size, begin)
 
     with patch.context() as within:
         within.setattr(FileBlobs, "read_spool_file", read_later)
@@ -169,7 +169,7 @@ def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_al
                 for number, device in enumerate(devices):
                     await device.do_round(update_of(float(number)))
                 assert coordinator.engine.phase is Phase.COMMITTING
-                assert coordinator.run.aggregate.count == 0
+                assert coordinator.run.open_round.sums["update"].count == 0
                 assert read_status(coordinator.run.plan.data_dir).version == 0
                 go_on.set()
                 await committed(coordinator)
@@ -249,7 +249,7 @@ def test_a_full_disk_ends_the_coordinator_when_the_sum_is_saved(
             assert coordinator.run.store.ledger.get("sum") is None
         async with fleet(plan) as (coordinator, join):
             assert coordinator.run.store.ledger.get("sum") is not None
-            assert len(coordinator.engine.accepted) == coordinator.run.aggregate.count == 2
+            assert len(coordinator.engine.accepted) == coordinator.run.open_round.sums["update"].count == 2
 
     asyncio.run(test())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -898,3 +899,55 @@ def test_an_evaluation_of_what_the_device_does_not_know_is_given_back() -> None:
     (failed,) = [row.message for row in tell(session, other) if isinstance(row, Send)]
     assert isinstance(failed, Failed)
     assert failed.code == "unsupported"
+
+
+SCAFFOLD = msgspec.structs.replace(
+    task(),
+    algorithm="scaffold",
+    kept="t7",
+    vectors=(VectorReference("control", SHA, 8, "float32"), KNOWN),
+    parts={"control": "float32", "update": "float32"},
+)
+
+
+def test_the_check_in_says_which_algorithms_the_device_knows() -> None:
+    session = Session("dev", 7, algorithms=("scaffold", "feddyn"))
+    (sent,) = session.connected(0.0)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, CheckIn)
+    assert sent.message.algorithms == ("scaffold", "feddyn")
+
+
+def test_a_task_of_an_algorithm_that_the_device_knows_is_begun() -> None:
+    session = Session("dev", 7, algorithms=("scaffold",))
+    session.connected(0.0)
+    tell(session, WELCOME)
+    assert acts(tell(session, SCAFFOLD)) == [Locate(SCAFFOLD)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"algorithm": "gossip"}, "the task asks for the algorithm gossip; this device knows plain, scaffold"),
+        (
+            {"vectors": (KNOWN,)},
+            "the task sends the vectors model (float32); this device knows model, control (float32)",
+        ),
+        (
+            {"parts": {"update": "float32"}},
+            "the task asks for the parts update (float32); this device knows update, control (float32)",
+        ),
+        (
+            {"parts": {"update": "float32", "control": "base64"}},
+            "the task asks for the parts update (float32), control (base64); this device knows update, control "
+            "(float32)",
+        ),
+    ],
+)
+def test_a_task_that_does_not_fit_its_algorithm_is_given_back(changes: dict[str, Any], text: str) -> None:
+    session = Session("dev", 7, algorithms=("scaffold",))
+    session.connected(0.0)
+    tell(session, WELCOME)
+    send, close = acts(tell(session, msgspec.structs.replace(SCAFFOLD, **changes)))
+    assert send == Send(Failed("A", "unsupported", text))
+    assert isinstance(close, Close)

@@ -23,7 +23,7 @@ LATER = msgspec.structs.replace(REPORT, task="t2")
 def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
     first = StateDirectory(tmp_path)
     assert first.kept_states.load(BUNDLE, 2) is None
-    first.outbox.save(REPORT, UPDATE, BUNDLE, BEFORE)
+    first.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE)
     first.outbox.drop("t1")
     assert first.kept_states.load("c" * 64, 2) is None
     first.close()
@@ -31,7 +31,7 @@ def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
     kept = second.kept_states.load(BUNDLE, 2)
     assert kept is not None
     assert kept.tolist() == BEFORE.tolist()
-    second.outbox.save(LATER, UPDATE, BUNDLE, AFTER)
+    second.outbox.save(LATER, (UPDATE,), BUNDLE, AFTER)
     assert (tmp_path / "kept" / BUNDLE).read_bytes() == AFTER.tobytes() + zlib.crc32(AFTER.tobytes()).to_bytes(
         4, "little"
     )
@@ -47,14 +47,14 @@ def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
 def test_what_is_kept_and_damaged_is_put_aside(
     state: StateDirectory, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    state.outbox.save(REPORT, UPDATE, BUNDLE, BEFORE)
+    state.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE)
     path = state.path / "kept" / BUNDLE
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)
     assert state.kept_states.load(BUNDLE, 2) is None
     assert "damaged" in caplog.text
     assert path.with_name(f"{BUNDLE}.damaged").read_bytes() == damaged
-    state.outbox.save(LATER, UPDATE, BUNDLE, AFTER)
+    state.outbox.save(LATER, (UPDATE,), BUNDLE, AFTER)
     kept = state.kept_states.load(BUNDLE, 2)
     assert kept is not None
     assert kept.tolist() == AFTER.tolist()

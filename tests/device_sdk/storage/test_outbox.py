@@ -1,4 +1,4 @@
-"""The outbox: an update and the kept state of its task are both there, or neither is."""
+"""The outbox: an update and what the device keeps of its task are all there, or nothing of them is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LATER = msgspec.structs.replace(REPORT, task="t2")
 
 def test_a_saved_update_is_there_after_a_restart(tmp_path: Path) -> None:
     first = StateDirectory(tmp_path)
-    first.outbox.save(REPORT, UPDATE)
+    first.outbox.save(REPORT, (UPDATE,))
     first.close()
     second = StateDirectory(tmp_path)
     assert second.outbox.load() == REPORT
@@ -38,7 +38,7 @@ def test_a_saved_update_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_an_update_is_dropped_by_its_own_task_alone(state: StateDirectory) -> None:
-    state.outbox.save(REPORT, UPDATE)
+    state.outbox.save(REPORT, (UPDATE,))
     state.outbox.drop("another")
     assert state.outbox.load() == REPORT
     state.outbox.drop("t1")
@@ -47,9 +47,9 @@ def test_an_update_is_dropped_by_its_own_task_alone(state: StateDirectory) -> No
 
 
 def test_a_later_update_replaces_an_earlier_one(state: StateDirectory) -> None:
-    state.outbox.save(REPORT, UPDATE)
+    state.outbox.save(REPORT, (UPDATE,))
     later = Report("t2", 4, (FLOAT32.part("update", b"later..."),), 7, 3, 2.0, True, 0.5)
-    state.outbox.save(later, b"later...")
+    state.outbox.save(later, (b"later...",))
     assert state.outbox.load() == later
     names = {path.name for path in (state.path / "pending").iterdir()}
     assert names == {"report.json", f"{later.parts[0].crc32:08x}.bin"}
@@ -74,7 +74,7 @@ def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: P
 def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
     parts = bytes(range(12)), b"8 bytes!"
     report = Report("t2", 4, tuple(FLOAT32.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
-    state.outbox.save(report, b"".join(parts))
+    state.outbox.save(report, parts)
     assert state.outbox.load() == report
     for offset, sizes in [(0, [8, 4, 8]), (8, [4, 8]), (12, [8]), (16, [4]), (20, [])]:
         chunks = [unpack_chunk(frame) for frame in state.outbox.chunks(5, offset, 8)]
@@ -88,7 +88,7 @@ def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
 @pytest.mark.parametrize("damage", ["update cut short", "other bytes", "update missing", "report cut short"])
 def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     first = StateDirectory(tmp_path)
-    first.outbox.save(REPORT, UPDATE)
+    first.outbox.save(REPORT, (UPDATE,))
     first.close()
     update, report = tmp_path / "pending" / f"{REPORT.parts[0].crc32:08x}.bin", tmp_path / "pending" / "report.json"
     match damage:
@@ -125,7 +125,9 @@ for name in ("open", "replace", "unlink"):
 os.fsync = killing(os.fsync)
 report = msgspec.json.decode(sys.argv[3], type=Report)
 kept = np.array(msgspec.json.decode(sys.argv[4]), np.float32)
-state.outbox.save(report, bytes(range(256)) * 4, "b" * 64, kept)
+tied = {"control": kept, "residual": -kept} if kept.size else None
+personal = 2 * kept if kept.size else None
+state.outbox.save(report, (bytes(range(256)) * 4,), "b" * 64, kept, tied, personal)
 print("saved", flush=True)
 """
 
@@ -163,7 +165,7 @@ def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: 
 def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> None:
     """A process that died before it wrote t1.later's report left that task's part; t1's report stands."""
     first = StateDirectory(tmp_path)
-    first.outbox.save(REPORT, UPDATE)
+    first.outbox.save(REPORT, (UPDATE,))
     first.close()
     (tmp_path / "pending" / f"kept-t1.later.{BUNDLE}").write_bytes(b"of no task that is done")
     second = StateDirectory(tmp_path)
@@ -173,29 +175,40 @@ def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> Non
     second.close()
 
 
-def test_a_process_killed_while_it_saves_leaves_both_of_a_task_or_neither(tmp_path: Path) -> None:
-    """SIGKILL at each system call that changes the directory: the first task's report and part, or the second's."""
+def test_a_process_killed_while_it_saves_leaves_all_of_a_task_or_nothing(tmp_path: Path) -> None:
+    """SIGKILL at each system call that changes the directory: the second task's report, kept state, tied vectors and
+    personal model appear together; the first task's tied vectors stay, since a later task may go on from them."""
     outcomes = []
-    for calls in range(60):
+    for calls in range(90):
         folder = tmp_path / f"state{calls}"
         before = StateDirectory(folder)
-        before.outbox.save(REPORT, UPDATE, BUNDLE, BEFORE)
+        before.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE, {"control": BEFORE, "residual": -BEFORE}, 2 * BEFORE)
         before.close()
         run = killed_in_save(folder, calls, LATER, AFTER)
         state = StateDirectory(folder)
         held, kept = state.outbox.load(), state.kept_states.load(BUNDLE, 2)
-        state.close()
+        sets = {path.name for path in (folder / "tied").iterdir()}
+        personal = state.kept_states.load(f"{BUNDLE}.personal", 2)
         assert kept is not None
+        assert personal is not None
         assert (held, kept.tolist()) in [(REPORT, BEFORE.tolist()), (LATER, AFTER.tolist())]
+        assert personal.tolist() == (2 * kept).tolist()
+        assert sets == ({f"{BUNDLE}.t1", f"{BUNDLE}.t2"} if held == LATER else {f"{BUNDLE}.t1"})
+        chosen, values = ("t2", AFTER) if held == LATER and calls % 2 else ("t1", BEFORE)
+        tied = state.tied_vectors.begin(BUNDLE, chosen, 2)
+        assert {name: vector.tolist() for name, vector in tied.items()} == {
+            "control": values.tolist(), "residual": (-values).tolist()
+        }  # fmt: skip
+        state.close()
         if run.returncode == 0:
             break
         assert run.returncode == -9, run.stderr
         outcomes.append(held == LATER)
         assert {path.suffix for path in (folder / "pending").iterdir()} == {".json", ".bin"}
-        assert [path.name for path in (folder / "kept").iterdir()] == [BUNDLE]
+        assert {path.name for path in (folder / "kept").iterdir()} == {BUNDLE, f"{BUNDLE}.personal"}
     else:
-        pytest.fail("Outbox.save makes more than 60 calls?")
-    assert len(outcomes) >= 12
+        pytest.fail("Outbox.save makes more than 90 calls?")
+    assert len(outcomes) >= 16
     assert outcomes == sorted(outcomes), "once it is there it stays"
     assert not outcomes[0]
     assert outcomes[-1]

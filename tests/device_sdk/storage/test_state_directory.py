@@ -41,8 +41,15 @@ def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_
     state.contents.bundle_path(bundle.sha256).mkdir()
     (state.contents.bundle_path(bundle.sha256) / "manifest.json").write_bytes(bundle.read("manifest.json"))
     report = Report("t1", 3, (FLOAT32.part("update", b"1234"),), 7, 3, 2.0, True, 0.5)
-    state.outbox.save(report, b"1234", BUNDLE, np.zeros(2, np.float32))
-    expected = (state.device, [(bundle.sha256, bundle.manifest.name)], report, [(BUNDLE, 12)])
+    zeros = np.zeros(2, np.float32)
+    state.outbox.save(report, (b"1234",), BUNDLE, zeros, {"control": zeros})
+    expected = (
+        state.device,
+        [(bundle.sha256, bundle.manifest.name)],
+        report,
+        [(BUNDLE, 12)],
+        [(BUNDLE, "t1", 8 + len(b'["control"]') + 8)],
+    )
     assert describe(state.path) == expected
 
 

@@ -74,7 +74,7 @@ def do(trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, sav
     bring(state, bundle, given)
     trained = trainer.train(given, 100.0)
     if save:
-        state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
+        state.outbox.save(*trained)
     return trained
 
 
@@ -105,8 +105,8 @@ def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
         trained = do(trainer, state, full, number)
         now, kept = by_hand(number, kept)
         update = flat(now, full.manifest.travelling) - MODELS[number]
-        assert trained.content.nbytes == 16
-        np.testing.assert_allclose(FLOAT32.decode(trained.content), update, atol=2e-5)
+        assert trained.contents[0].nbytes == 16
+        np.testing.assert_allclose(FLOAT32.decode(trained.contents[0]), update, atol=2e-5)
         own = state.kept_states.load(full.sha256, 6)
         assert own is not None
         np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
@@ -125,7 +125,7 @@ def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle
                 state = StateDirectory(tmp_path / folder)
                 trainer = Trainer(state, DATA, "onnx", 1)
         state.close()
-        together.append((trained.content.tobytes(), trained.kept_state.tobytes()))
+        together.append((trained.contents[0].tobytes(), trained.kept_state.tobytes()))
     assert together[0] == together[1]
 
 
@@ -135,9 +135,9 @@ def test_a_training_whose_update_was_not_saved_leaves_nothing(state: StateDirect
     do(trainer, state, full, 0)
     lost = do(trainer, state, full, 1, save=False)
     again = do(trainer, state, full, 1)
-    assert again.content.tobytes() == lost.content.tobytes()
+    assert again.contents[0].tobytes() == lost.contents[0].tobytes()
     assert again.kept_state.tobytes() == lost.kept_state.tobytes()
-    assert do(trainer, state, full, 1, save=False).content.tobytes() != again.content.tobytes()
+    assert do(trainer, state, full, 1, save=False).contents[0].tobytes() != again.contents[0].tobytes()
 
 
 def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
@@ -148,7 +148,7 @@ def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full:
     with pytest.raises(StoppedError):
         do(trainer, state, full, 1)
     trainer.halt.clear()
-    assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
+    assert do(trainer, state, full, 1).contents[0].tobytes() == expected.contents[0].tobytes()
 
 
 def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: StateDirectory, full: Bundle) -> None:
@@ -171,7 +171,7 @@ def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory,
     fresh = StateDirectory(tmp_path / "fresh")
     assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept_state.tobytes() == begun.kept_state.tobytes()
     fresh.close()
-    assert do(trainer, state, full, 1).content.tobytes() == expected.content.tobytes()
+    assert do(trainer, state, full, 1).contents[0].tobytes() == expected.contents[0].tobytes()
 
 
 def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory,
     assert names == {"manifest.json", "the model", TRAIN, EVAL}
     trained = Trainer(state, DATA, "onnx", 1).train(given, 100.0)
     assert trained.kept_state.shape == (0,)
-    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
+    state.outbox.save(*trained)
     assert not list((state.path / "kept").iterdir())
 
 
@@ -212,7 +212,7 @@ def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
         trainer.train(given, 100.0)
     assert bring(state, broken, given) == [TRAIN]
     after = do(trainer, state, full, 1, save=False)
-    assert FLOAT32.decode(after.content).any()
+    assert FLOAT32.decode(after.contents[0]).any()
     kept = state.kept_states.load(full.sha256, 6)
     assert kept is not None
     np.testing.assert_array_equal(kept, own)
@@ -277,13 +277,13 @@ def test_the_room_held_is_what_the_update_is_written_into(
     trained = do(trainer, state, full, 0, save=False)
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     assert {name: size for name, (_, size) in held.items()} == {
-        "update.reserved": trained.content.nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
-        "report.reserved": 2**16,
+        "update.reserved": trained.contents[0].nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
+        "tied.reserved": 0, "own.reserved": 0, "report.reserved": 2**16,
     }  # fmt: skip
-    state.outbox.save(trained.report, trained.content.tobytes(), trained.bundle, trained.kept_state)
+    state.outbox.save(*trained)
     pending = state.path / "pending"
     (update,) = pending.glob("*.bin")
-    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.content.tobytes())
+    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.contents[0].tobytes())
     assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
     assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
     assert state.outbox.load() == trained.report
@@ -300,7 +300,8 @@ def test_where_the_file_system_holds_no_room_it_is_written(
     monkeypatch.setattr(os, "posix_fallocate", refused)
     state.outbox.reserve(3 * 2**20 + 5, 0)
     sizes = {path.name: path.stat().st_size for path in (state.path / "pending").iterdir()}
-    assert sizes == {"update.reserved": 3 * 2**20 + 5, "kept.reserved": 0, "report.reserved": 2**16}
+    kept = {"kept.reserved": 0, "tied.reserved": 0, "own.reserved": 0}
+    assert sizes == {"update.reserved": 3 * 2**20 + 5, **kept, "report.reserved": 2**16}
     state.outbox.release()
     assert not list((state.path / "pending").iterdir())
 
@@ -348,7 +349,7 @@ def rounds(trainer: Trainer, state: StateDirectory, bundle: Bundle, *numbers: in
                 names.add(wanted.name)
                 state.contents.append(wanted, 0, contents[wanted.sha256])
                 assert state.contents.finish(wanted)
-        updates.append(trainer.train(given, 100.0).content.tobytes())
+        updates.append(trainer.train(given, 100.0).contents[0].tobytes())
         state.outbox.drop(given.task)
     return updates, names
 

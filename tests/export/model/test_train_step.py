@@ -87,6 +87,16 @@ def test_inputs_and_outputs_in_the_graphs_order() -> None:
     ]
 
 
+def test_all_normalisation_layers_are_personal() -> None:
+    step = made(personal="normalisation")
+    norms = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+    assert list(step.values)[4:] == norms
+    assert step.personal == step.normalisation == set(norms)
+    with pytest.raises(ExportError, match=r"personal='normalisation': the model has no normalisation layer of PyTorch"):
+        made(model=nn.Linear(6, 3), personal="normalisation")
+    assert made(personal=["head"]).normalisation == set(norms)
+
+
 def test_making_a_step_leaves_the_model_as_it_was() -> None:
     user = source_of()
     before = {name: value.detach().clone() for name, value in user.model.state_dict().items()}
@@ -154,7 +164,7 @@ HYPER = {"hyper": {"lr": None}}
             "personal: 'tail' is the name of no trained parameter or buffer that training changes; there are "
             "body.weight, .*norm.running_var",
         ),
-        (LocalStep(), {"personal": "head"}, "personal='head'; expected a list of names"),
+        (LocalStep(), {"personal": "head"}, "personal='head'; expected a list of names, or 'normalisation'"),
         (LocalStep(), {"personal": ["norm.num_batches_tracked"]}, "'norm.num_batches_tracked' is the name of no"),
         (LocalStep(), {"personal": ["*"]}, r"personal=\['\*'\] leaves no trained parameter that travels"),
         (LocalStep(), {"personal": ["*.weight", "*.bias"]}, "leaves no trained parameter that travels"),

@@ -14,7 +14,7 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.results.run_folder import EVALUATIONS, EVENTS, MODEL, ROUNDS
-from fleetlearn_simulator.training.backend import PerDevice, local_settings, means
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings, means
 from virtual import drive, make_scenario
 
 EACH: dict[str, Any] = {
@@ -46,7 +46,7 @@ def test_devices_measure_when_their_tasks_are_over_and_the_last_model_at_the_end
     ]  # fmt: skip
     bundle = open_bundle(line)
     backend = PerDevice(bundle, local_settings(scenario.plan, bundle), source_of(scenario, bundle))
-    found = backend.evaluate(run.model, [0, 1, 2])
+    found = backend.evaluate(RoundInputs(run.model), list(map(Job, range(3))))
     assert second["metrics"] == pytest.approx(means([row for row in found if row is not None]))
     assert second["tiers"] == {"device": {"devices": 3}}
     assert second["quantiles"] == {}, "of so few devices nothing is told"

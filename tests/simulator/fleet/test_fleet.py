@@ -25,7 +25,7 @@ from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.events import AcceptedLine
 from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Job, PerDevice, local_settings
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
@@ -276,7 +276,7 @@ def test_conspirators_send_the_mean_of_their_updates_less_a_little(tmp_path: Pat
         open_bundle(line), local_settings(scenario.plan, open_bundle(line)), source_of(scenario, open_bundle(line))
     )
     jobs = [Job(device, seed, None) for device, seed in seeds_of(scenario, 3)]
-    updates = backend.train(initial(line), jobs).updates.astype(np.float64)
+    updates = backend.train(RoundInputs(initial(line)), jobs).updates.astype(np.float64)
     expected = updates.mean(axis=0) - 1.5 * updates.std(axis=0)
     found = corrupted(tmp_path, line, "little", 1.5).model - initial(line)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
@@ -346,8 +346,8 @@ def test_one_that_fails_amid_others_is_lost_alone(tmp_path: Path, softmax: Path,
     lengths = []
 
     class Noted(Vectorized):
-        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
-            take = super().begin(model, jobs)
+        def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
+            take = super().begin(inputs, jobs)
 
             def noted(places: Sequence[int]) -> TrainedDevices:
                 found = take(places)
@@ -433,9 +433,9 @@ def test_those_are_trained_with_who_is_due_that_are_due_next(
     together: list[list[int]] = []
 
     class Noted(PerDevice):
-        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+        def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
             together.append([job.device for job in jobs])
-            return super().begin(model, jobs)
+            return super().begin(inputs, jobs)
 
     monkeypatch.setattr(round_training, "MAX_BYTES_AHEAD", 2 * open_bundle(softmax).parameters().nbytes)
     run = with_one_waiting(2, tmp_path, softmax, [10, 20, 50, 50, 80], Noted)
@@ -446,11 +446,11 @@ def test_those_are_trained_with_who_is_due_that_are_due_next(
 class ByThrees(PerDevice):
     """Trains as that does, and has what comes of it for three jobs at a time, the last of them first."""
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         def produce(pending: PendingResults, place: int) -> None:
             first = place - place % 3
             places = [place for place in range(first, first + 3) if place < len(jobs)][::-1]
-            pending.put(places, self.train(model, [jobs[row] for row in places]))
+            pending.put(places, self.train(inputs, [jobs[row] for row in places]))
 
         return PendingResults(produce).read
 
@@ -458,8 +458,8 @@ class ByThrees(PerDevice):
 class AtOnce(PerDevice):
     """The same for all that are begun together."""
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
-        return self.train(model, jobs).select
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
+        return self.train(inputs, jobs).select
 
 
 def in_words(run: Driven) -> tuple[Any, ...]:

@@ -10,11 +10,10 @@ from weakref import ref
 import numpy as np
 import pytest
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.fleet import round_training
-from fleetlearn_simulator.fleet.round_training import RoundModels, RoundTraining
+from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
-from fleetlearn_simulator.training.backend import Job
+from fleetlearn_simulator.training.backend import Job, RoundInputs
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from rounds import running_task, trained_device, trained_devices
 from virtual import bits
@@ -42,16 +41,16 @@ class Doubles:
         self.wild = wild
         self.begun: list[tuple[list[float], list[int]]] = []
 
-    def train(self, model: Vector, jobs: Sequence[Job]) -> TrainedDevices:
+    def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
         return trained_devices(
-            *(trained_device(model.tolist(), 10 + job.device, diverged=job.device == self.wild) for job in jobs)
+            *(trained_device(inputs.model.tolist(), 10 + job.device, diverged=job.device == self.wild) for job in jobs)
         )  # fmt: skip
 
-    def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
-        self.begun.append((model.tolist(), [job.device for job in jobs]))
-        return self.train(model, jobs).select
+    def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
+        self.begun.append((inputs.model.tolist(), [job.device for job in jobs]))
+        return self.train(inputs, jobs).select
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation]:
+    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation]:
         raise AssertionError
 
     def close(self) -> None: ...
@@ -60,7 +59,7 @@ class Doubles:
 def opened(backend: Any) -> RoundTraining:
     """The training of the round that ``running_task`` is of."""
     training = RoundTraining(backend, seed=1)
-    training.begin_round(3, RoundModels(MODEL, EARLIER))
+    training.begin_round(3, RoundInputs(MODEL), EARLIER)
     return training
 
 
@@ -85,13 +84,13 @@ def test_the_first_who_report_are_begun_together() -> None:
     later = [running_task(9, 0.5, "crash"), running_task(8, 1.0), running_task(6, 2.0), running_task(7, 3.0)]
     training.expect(RunningTasks.from_rows(later), room=3)
     assert len(backend.begun) == 2
-    training.drop(later[1].task)
+    training.drop(RunningTasks.from_rows(later), 1, 0.0)
     training.begin_with(out[4].task, room=2)
     assert backend.begun[2:] == [([1.0, 2.0], [3, 6])]
     with pytest.raises(KeyError):
         training.results_for(tasks(out[2]))
-    training.drop(out[4].task)
-    training.drop(out[4].task)
+    training.drop(RunningTasks.from_rows(out), 4, 0.0)
+    training.drop(RunningTasks.from_rows(out), 4, 0.0)
     with pytest.raises(KeyError):
         training.results_for(tasks(out[4]))
 
@@ -191,8 +190,8 @@ def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
     """At once, and not when Python looks for cycles: its updates would wait for that, and its blocks still be done."""
 
     class Kept(Doubles):
-        def begin(self, model: Vector, jobs: Sequence[Job]) -> ResultReader:
-            pending = PendingResults(lambda pending, place: pending.put(range(len(jobs)), self.train(model, jobs)))
+        def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
+            pending = PendingResults(lambda pending, place: pending.put(range(len(jobs)), self.train(inputs, jobs)))
             left.append(ref(pending))
             return pending.read
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
-from fleetlearn_simulator.training.backend import PerDevice
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs
 from line_bundle import write_line_bundle
 from virtual import drive, make_scenario
 
@@ -57,9 +56,9 @@ class Counting(PerDevice):
 
     evaluated = 0
 
-    def evaluate(self, model: Vector, devices: Sequence[int]) -> list[Evaluation | None]:
-        Counting.evaluated += len(devices)
-        return super().evaluate(model, devices)
+    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        Counting.evaluated += len(jobs)
+        return super().evaluate(inputs, jobs)
 
 
 def test_each_device_evaluates_once(tmp_path: Path, sgd_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from bundle_cache import cached_export
 from features import features_bundle
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
+from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.train import train
 from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import Bundle, open_bundle
@@ -20,8 +23,17 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.data.generators import Arrays
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, jobs_from_columns, means, steps_of
-from fleetlearn_simulator.training.trained_devices import TrainedDevices, concatenate
+from fleetlearn_simulator.training.backend import (
+    Job,
+    LocalSettings,
+    PerDevice,
+    RoundInputs,
+    jobs_from_columns,
+    means,
+    steps_of,
+)
+from fleetlearn_simulator.training.kept_rows import NO_ROW, kept_states_of
+from fleetlearn_simulator.training.trained_devices import KEPT_STATE, TrainedDevices, concatenate
 from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, workloads_of
 from numpy.typing import NDArray
 from torch import nn
@@ -31,6 +43,7 @@ needs_cuda = pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
     reason="needs onnxruntime-gpu and a GPU; ONNX Runtime here has no CUDAExecutionProvider",
 )
+Tensors = dict[str, torch.Tensor]
 SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
 """Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
 
@@ -96,7 +109,7 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
     one, many = both(softmax, task, source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
-    first, second = one.train(model, jobs), many.train(model, jobs)
+    first, second = one.train(RoundInputs(model), jobs), many.train(RoundInputs(model), jobs)
     assert np.abs(first.updates).max() > 0.1
     assert len({*first.steps.tolist()}) > (1 if batch_size == 0 else 5)
     check_alike(first, second, 2e-6)
@@ -111,9 +124,9 @@ def test_both_back_ends_on_a_gpu_agree_with_the_cpu(
         monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
     source, task, bundle = Own(SIZES, 60), LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), open_bundle(softmax)
     model, jobs = bundle.parameters(), some_jobs(SIZES)
-    expected = PerDevice(bundle, task, source).train(model, jobs)
+    expected = PerDevice(bundle, task, source).train(RoundInputs(model), jobs)
     for kind in (PerDevice, Vectorized):
-        found = kind(bundle, task, source, "cuda").train(model, jobs)
+        found = kind(bundle, task, source, "cuda").train(RoundInputs(model), jobs)
         np.testing.assert_allclose(found.updates, expected.updates, rtol=0, atol=tolerance)
         np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
         assert found.steps.tolist() == expected.steps.tolist()
@@ -125,8 +138,14 @@ def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
     _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
-    check_alike(many.train(model, jobs), concatenate([many.train(model, [job]) for job in jobs]), 1e-6)
-    check_alike(many.train(model, jobs), many.train(model, jobs[::-1]).select(range(len(jobs))[::-1]), 1e-6)
+    check_alike(
+        many.train(RoundInputs(model), jobs), concatenate([many.train(RoundInputs(model), [job]) for job in jobs]), 1e-6
+    )
+    check_alike(
+        many.train(RoundInputs(model), jobs),
+        many.train(RoundInputs(model), jobs[::-1]).select(range(len(jobs))[::-1]),
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
@@ -151,7 +170,10 @@ def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int 
         runtime, as_data(source.arrays(0)), hyper=task.hyper, epochs=3, batch_size=10, seed=job.seed, on_step=look
     )  # fmt: skip
     expected = steps or 9
-    for outcomes, tolerance in ((one.train(model, jobs), 0.0), (many.train(model, jobs), 1e-6)):
+    for outcomes, tolerance in (
+        (one.train(RoundInputs(model), jobs), 0.0),
+        (many.train(RoundInputs(model), jobs), 1e-6),
+    ):
         (found,) = one_by_one(outcomes)
         assert (found.steps, found.seen, found.complete) == (expected, 10 * expected, expected == 9)
         np.testing.assert_allclose(found.update, updates[expected - 1], rtol=0, atol=tolerance)
@@ -166,10 +188,10 @@ def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
     model = open_bundle(softmax).parameters()
     jobs = [Job(device, device, None) for device in range(6)]
     for backend, plain in zip(both(softmax, task, source), both(softmax, task, calm), strict=True):
-        found = backend.train(model, jobs)
+        found = backend.train(RoundInputs(model), jobs)
         assert found.diverged.tolist() == [False, False, True, False, False, False]
         others = [0, 1, 3, 4, 5]
-        assert bits(found.select(others)) == bits(plain.train(model, jobs).select(others))
+        assert bits(found.select(others)) == bits(plain.train(RoundInputs(model), jobs).select(others))
 
 
 @pytest.mark.parametrize("size", [30, 5, 25])
@@ -179,7 +201,7 @@ def test_a_loss_beyond_what_the_protocol_has_is_divergence(softmax: Path, size: 
     task = LocalSettings({"lr": 1e-32, "mu": 0.0}, 1, 10)
     jobs = [Job(device, device, None) for device in range(4)]
     for backend in both(softmax, task, source):
-        found = backend.train(open_bundle(softmax).parameters(), jobs)
+        found = backend.train(RoundInputs(open_bundle(softmax).parameters()), jobs)
         assert found.diverged.tolist() == [False, True, False, False]
 
 
@@ -189,13 +211,13 @@ def test_nobody_is_trained_in_vain(softmax: Path) -> None:
     model = open_bundle(softmax).parameters()
     source = Own([30, 30, 40, 40], 60)
     one, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.0}, 1, 0), source)
-    begun = one.begin(model, jobs), many.begin(model, jobs)
+    begun = one.begin(RoundInputs(model), jobs), many.begin(RoundInputs(model), jobs)
     assert source.asked == []
     first, second = begun[0]([2, 1, 0, 3]), begun[1]([2, 0, 3])
     assert {*source.asked[:1]} == {0}
     assert {*source.asked[1:]} == {0, 1}
     check_alike(first, second, 1e-6)
-    assert bits(first) == bits(one.train(model, jobs).select([2]))
+    assert bits(first) == bits(one.train(RoundInputs(model), jobs).select([2]))
     # Device 1 is there already.
     source.asked.clear()
     check_alike(begun[0]([1, 0]), begun[1]([1, 0]), 1e-6)
@@ -207,9 +229,9 @@ def test_nothing_is_carried_from_one_round_to_the_next(softmax: Path) -> None:
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
     for backend in both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 1, 10), source):
-        first = backend.train(model, jobs)
-        backend.train(model + 1, jobs[:5])
-        again = backend.train(model, jobs)
+        first = backend.train(RoundInputs(model), jobs)
+        backend.train(RoundInputs(model + 1), jobs[:5])
+        again = backend.train(RoundInputs(model), jobs)
         assert bits(first) == bits(again)
 
 
@@ -217,8 +239,8 @@ def test_the_model_that_is_given_stays_as_it_is(softmax: Path) -> None:
     model = open_bundle(softmax).parameters()
     before = model.tobytes()
     for backend in both(softmax, LocalSettings({"lr": 0.5, "mu": 0.1}, 1, 10), Own(SIZES, 60)):
-        backend.train(model, some_jobs(SIZES))
-        backend.evaluate(model, [0, 1])
+        backend.train(RoundInputs(model), some_jobs(SIZES))
+        backend.evaluate(RoundInputs(model), [Job(0), Job(1)])
         assert model.tobytes() == before
 
 
@@ -248,12 +270,12 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
     assert bundle.manifest.state
     one, many = both(bundle.path, LocalSettings({"lr": 0.01}, 2, 10), Own(SIZES, 6))
     model, jobs = bundle.parameters(), some_jobs(SIZES)
-    first = one.train(model, jobs)
-    check_alike(first, many.train(model, jobs), 2e-5)
+    first = one.train(RoundInputs(model), jobs)
+    check_alike(first, many.train(RoundInputs(model), jobs), 2e-5)
     # The largest seeds; and other seeds give other masks.
     late = [job._replace(seed=2**53 - 100) for job in jobs]
-    check_alike(one.train(model, late), many.train(model, late), 2e-5)
-    assert not np.allclose(one.train(model, late).updates[0], first.updates[0], atol=1e-3)
+    check_alike(one.train(RoundInputs(model), late), many.train(RoundInputs(model), late), 2e-5)
+    assert not np.allclose(one.train(RoundInputs(model), late).updates[0], first.updates[0], atol=1e-3)
 
 
 @pytest.mark.slow
@@ -266,7 +288,7 @@ def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
     assert bundle.manifest.many.batch == 10
     one, many = both(bundle.path, LocalSettings({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
     model, jobs = bundle.parameters(), some_jobs(SIZES)
-    check_alike(one.train(model, jobs), many.train(model, jobs), 2e-6)
+    check_alike(one.train(RoundInputs(model), jobs), many.train(RoundInputs(model), jobs), 2e-6)
 
 
 @pytest.mark.slow
@@ -277,7 +299,7 @@ def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
     for batch_size in (5, 0):
         task = LocalSettings({"lr": 0.05}, 2, batch_size)
         with pytest.raises(SimulatorError, match=f"takes batches of 10; the plan's local.batch_size is {batch_size}"):
-            Vectorized(bundle, task, Own(SIZES, 6)).train(model, some_jobs(SIZES))
+            Vectorized(bundle, task, Own(SIZES, 6)).train(RoundInputs(model), some_jobs(SIZES))
 
 
 def test_steps_by_hand() -> None:
@@ -322,7 +344,7 @@ def test_an_evaluation_is_the_devices_own(line: Path) -> None:
     bundle = open_bundle(line)
     backend = PerDevice(bundle, LocalSettings({"lr": 0.1}, 1, 10), Lines([7, 300], 3))
     model = bundle.parameters()
-    for device, found in enumerate(backend.evaluate(model, [0, 1])):
+    for device, found in enumerate(backend.evaluate(RoundInputs(model), [Job(0), Job(1)])):
         x, y = line_data([7, 300][device], device)
         error = x.astype(np.float64) @ model[:3] + model[4] - y
         assert found.examples == len(y)
@@ -337,12 +359,12 @@ def test_wanting_blocks_of_a_bundle_without_them(line: Path) -> None:
 
 
 def test_jobs_are_made_of_columns() -> None:
-    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3])
-    assert jobs == [Job(5, 1, None), Job(6, 2, 3)]
+    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3], [NO_ROW, 7])
+    assert jobs == [Job(5, 1, None), Job(6, 2, 3, 7)]
     assert {type(job) for job in jobs} == {Job}
-    assert jobs_from_columns([], [], []) == []
+    assert jobs_from_columns([], [], [], []) == []
     with pytest.raises(ValueError, match="zip"):
-        jobs_from_columns([1, 2], [1], [None])
+        jobs_from_columns([1, 2], [1], [None], [NO_ROW])
 
 
 def test_bundles_with_features_are_simulated_by_whole_models(tmp_path: Path) -> None:
@@ -350,12 +372,70 @@ def test_bundles_with_features_are_simulated_by_whole_models(tmp_path: Path) -> 
     bundle = features_bundle(tmp_path / "features.bundle", many=TrainMany(3, 2, batch=4)).bundle
     assert bundle.manifest.computed_features
     source, local = Own([4, 8, 8], 10, classes=3), LocalSettings({"lr": 0.2}, 2, 4)
-    jobs, model = jobs_from_columns([0, 1, 2], [1, 2, 3], [None] * 3), bundle.parameters()
+    jobs, model = [Job(0, 1), Job(1, 2), Job(2, 3)], bundle.parameters()
     for backend in (PerDevice(bundle, local, source), Vectorized(bundle, local, source)):
-        found = backend.train(model, jobs)
+        found = backend.train(RoundInputs(model), jobs)
         for row, job in enumerate(jobs):
             runtime = open_runtime(bundle)
             runtime.load(model)
             x, y = source.arrays(job.device)
             alone = train(runtime, (x, y), hyper=local.hyper, epochs=2, batch_size=4, seed=job.seed)
             np.testing.assert_allclose(found.updates[row], alone.update, atol=1e-5)
+
+
+def own_momentum(params: Tensors, state: Tensors, batch: Tensors, hyper: Tensors, *, objective: Any) -> Any:
+    """Momentum that outlives the task, and a count of its steps that does not."""
+    found = objective(params, batch)
+    velocity = {name: 0.9 * state[f"v.{name}"] + gradient for name, gradient in found.gradients.items()}
+    after = {name: value - hyper["lr"] * velocity[name] for name, value in params.items()}
+    state = {f"v.{name}": value for name, value in velocity.items()} | {"steps": state["steps"] + 1}
+    return after, state, {"loss": found.loss, **found.metrics}
+
+
+KEPT_WHAT: dict[str, dict[str, Any]] = {
+    "moon": {"step": LocalStep(contrastive=True), "features": lambda outputs: outputs},
+    "personal head": {"step": LocalStep("momentum"), "personal": ["1.*"]},
+    "own state": {
+        "step": own_momentum,
+        "hyper": {"lr": None},
+        "kept": ["v.*"],
+        "state": {
+            "v.0.weight": torch.full((8, 6), 0.01), "v.0.bias": torch.zeros(8), "v.1.weight": torch.zeros(10, 8),
+            "v.1.bias": torch.zeros(10), "steps": torch.zeros(()),
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", KEPT_WHAT)
+def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) -> None:
+    """Two rounds; in the second, devices go on from what they kept in the first, and one has kept nothing."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module, x, y = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 10)), torch.randn(10, 6), torch.randint(10, (10,))
+    options = KEPT_WHAT[what] | {"many": TrainMany(4, 3), "metrics": {"accuracy": accuracy}}
+    bundle = cached_export(module, nn.functional.cross_entropy, (x, y), tmp_path / "kept.bundle", **options).bundle
+    file = kept_states_of(tmp_path, bundle)
+    assert file is not None
+    task = LocalSettings({"lr": 0.05} | ({"mu": 0.5} if what == "moon" else {}), 2, 10)
+    one, many = (kind(bundle, task, Own(SIZES, 6), kept_states=file) for kind in (PerDevice, Vectorized))
+    inputs, jobs = RoundInputs(bundle.parameters()[: bundle.manifest.size]), some_jobs(SIZES)
+    first = one.train(inputs, jobs)
+    assert first.vectors[KEPT_STATE].shape == (len(jobs), kept_state_size(bundle.manifest))
+    check_alike(first, many.train(inputs, jobs), 2e-6)
+    np.testing.assert_allclose(many.train(inputs, jobs).vectors[KEPT_STATE], first.vectors[KEPT_STATE], atol=2e-6)
+
+    for row, kept in enumerate(first.vectors[KEPT_STATE][1:]):
+        file.write(row, kept)
+    inputs = RoundInputs(inputs.model + first.updates.mean(axis=0))
+    later = [jobs[0], *(job._replace(kept=row) for row, job in enumerate(jobs[1:]))]
+    second, other = one.train(inputs, later), many.train(inputs, later)
+    check_alike(second, other, 5e-6)
+    np.testing.assert_allclose(other.vectors[KEPT_STATE], second.vectors[KEPT_STATE], atol=5e-6)
+    without = one.train(inputs, jobs)
+    changed = np.abs(without.updates - second.updates).max(axis=1)
+    assert changed[0] == 0
+    assert (changed[1:] > 1e-5).all(), "what is kept matters"
+    evaluated = [one.evaluate(inputs, some) for some in (jobs, later)]
+    assert evaluated == [many.evaluate(inputs, some) for some in (jobs, later)]
+    assert (evaluated[0][1:] == evaluated[1][1:]) == (what != "personal head")

@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training import process_pool
-from fleetlearn_simulator.training.backend import Job, PerDevice
+from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs
 from fleetlearn_simulator.training.choice import make_backend
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.trained_devices import (
@@ -105,14 +104,14 @@ def test_updates_lie_in_shared_memory_as_long_as_somebody_has_them(
     model = open_bundle(scenario.plan.bundle).parameters()
     backend = in_memory(1, ones)
     assert places(backend) == [ALL]
-    take = backend.begin(model, jobs)
+    take = backend.begin(RoundInputs(model), jobs)
     held = [take([place]) for place in range(len(jobs))]
-    assert [row for each in held for row in bits(each)] == bits(one.train(model, jobs))
+    assert [row for each in held for row in bits(each)] == bits(one.train(RoundInputs(model), jobs))
     assert places(backend) == [[]]
     view = held[0].updates[0, :1]
     del held
     assert len(places(backend)[0]) == len(ALL) - 1
-    assert view[0] == one.train(model, jobs[:1]).updates[0, 0]
+    assert view[0] == one.train(RoundInputs(model), jobs[:1]).updates[0, 0]
     del view
     assert places(backend) == [ALL]
 
@@ -122,9 +121,9 @@ def test_a_place_comes_back_where_training_fails(scenario: Scenario, one: PerDev
     backend = in_memory(1, twos)
     for _ in range(9):
         with pytest.raises(ValueError, match="seed is -1"):
-            backend.train(model, [Job(1, -1, None)])
+            backend.train(RoundInputs(model), [Job(1, -1, None)])
     assert places(backend) == [ALL]
-    assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
+    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(one.train(RoundInputs(model), JOBS))
 
 
 def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
@@ -132,14 +131,14 @@ def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
 ) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     backend = in_memory(1, twos)
-    before = backend.train(model, JOBS[:2])
+    before = backend.train(RoundInputs(model), JOBS[:2])
     process = backend.workers[0].process
     process.kill()
     process.join()
-    after = backend.train(model + np.float32(0.5), JOBS)
+    after = backend.train(RoundInputs(model + np.float32(0.5)), JOBS)
     assert backend.workers[0].process is not process
-    assert bits(before) == bits(one.train(model, JOBS[:2]))
-    assert bits(after) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits(before) == bits(one.train(RoundInputs(model), JOBS[:2]))
+    assert bits(after) == bits(one.train(RoundInputs(model + np.float32(0.5)), JOBS))
     del after
     assert places(backend) == [ALL]
 
@@ -151,7 +150,7 @@ def test_where_there_is_no_memory_to_share(
     model = open_bundle(scenario.plan.bundle).parameters()
     backend = in_memory(2, twos)
     assert places(backend) == [[], []]
-    assert bits(backend.train(model, JOBS)) == bits(one.train(model, JOBS))
+    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(one.train(RoundInputs(model), JOBS))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a thread cannot choose its core here")
@@ -179,25 +178,26 @@ def test_the_cores_are_taken_in_turns_where_each_has_a_worker(monkeypatch: pytes
 
 def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
-    expected = one.train(model, JOBS)
+    expected = one.train(RoundInputs(model), JOBS)
     assert expected.examples.tolist() == [60, 10, 40, 50, 20, 30, 40]
     assert expected.steps.tolist() == [1, 2, 1, 10, 1, 6, 1]
-    assert bits(two.train(model, JOBS)) == bits(expected)
-    assert bits(two.train(model, JOBS[:1])) == bits(expected)[:1]
-    assert len(two.train(model, [])) == 0
+    assert bits(two.train(RoundInputs(model), JOBS)) == bits(expected)
+    assert bits(two.train(RoundInputs(model), JOBS[:1])) == bits(expected)[:1]
+    assert len(two.train(RoundInputs(model), [])) == 0
 
 
 def test_two_processes_evaluate_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     for devices in ([0, 1, 2, 3, 4, 5], [4], []):
-        assert two.evaluate(model, devices) == one.evaluate(model, devices)
+        jobs = list(map(Job, devices))
+        assert two.evaluate(RoundInputs(model), jobs) == one.evaluate(RoundInputs(model), jobs)
 
 
 def test_each_call_has_its_own_model(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
-    first = two.train(model, JOBS)
-    other = two.train(model + np.float32(0.5), JOBS)
-    assert bits(other) == bits(one.train(model + np.float32(0.5), JOBS))
+    first = two.train(RoundInputs(model), JOBS)
+    other = two.train(RoundInputs(model + np.float32(0.5)), JOBS)
+    assert bits(other) == bits(one.train(RoundInputs(model + np.float32(0.5)), JOBS))
     assert bits(other) != bits(first)
 
 
@@ -209,16 +209,16 @@ def test_several_calls_may_be_under_way(
     given: list[float] = []
     give = process_pool._Worker.give
     monkeypatch.setattr(
-        process_pool._Worker, "give", lambda self, block: (given.append(block.model[0]), give(self, block))[1]
+        process_pool._Worker, "give", lambda self, block: (given.append(block.inputs.model[0]), give(self, block))[1]
     )
-    first = two.begin(model, JOBS)
-    other = two.begin(model + np.float32(0.5), JOBS)
-    dropped = two.begin(model - np.float32(0.5), JOBS)
+    first = two.begin(RoundInputs(model), JOBS)
+    other = two.begin(RoundInputs(model + np.float32(0.5)), JOBS)
+    dropped = two.begin(RoundInputs(model - np.float32(0.5)), JOBS)
     assert len(two.waiting) == 8
     del dropped
-    assert bits(read_all(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits(read_all(other, 7)) == bits(one.train(RoundInputs(model + np.float32(0.5)), JOBS))
     last_first = [bits(first([place])) for place in reversed(range(7))]
-    assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
+    assert last_first == [[row] for row in bits(one.train(RoundInputs(model), JOBS))[::-1]]
     assert given == [model[0]] * 4 + [model[0] + np.float32(0.5)] * 4
     assert len(two.waiting) == 0
 
@@ -226,25 +226,26 @@ def test_several_calls_may_be_under_way(
 def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
     """Otherwise both ends would wait until the other one reads."""
     jobs = [
-        Job(10**7 - number, 2**53 - 1 - number, 10**5 + number) for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
+        Job(10**7 - number, 2**53 - 1 - number, 10**5 + number, 10**6 + number)
+        for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
     ]
-    model, pending = np.zeros(5, np.float32), PendingResults(lambda pending, place: None)
+    inputs, pending = RoundInputs(np.zeros(5, np.float32)), PendingResults(lambda pending, place: None)
 
-    def block(count: int, model: Vector) -> Any:
-        return process_pool._Block(pending, "train", model, jobs[:count], list(range(count)))
+    def block(count: int, inputs: RoundInputs) -> Any:
+        return process_pool._Block(pending, "train", inputs, jobs[:count], list(range(count)))
 
     worker = object.__new__(process_pool._Worker)  # without its process
     worker.pipe, there = multiprocessing.Pipe()
-    worker.model, worker.blocks, worker.memory, worker.free = model, deque(), None, deque()
-    worker.give(block(process_pool.MAX_JOBS_IN_PIPE, model))
+    worker.inputs, worker.blocks, worker.memory, worker.free = inputs, deque(), None, deque()
+    worker.give(block(process_pool.MAX_JOBS_IN_PIPE, inputs))
     assert len(there.recv_bytes()) < 8192
-    assert worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE, model))
-    assert not worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE + 1, model))
-    assert not worker.may_take(block(1, model + 1)), "which would have to be sent"
+    assert worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE, inputs))
+    assert not worker.may_take(block(process_pool.MAX_JOBS_IN_PIPE + 1, inputs))
+    assert not worker.may_take(block(1, RoundInputs(inputs.model))), "which would have to be sent"
 
 
 def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDevice) -> None:
-    found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
+    found = one.train(RoundInputs(open_bundle(scenario.plan.bundle).parameters()), JOBS)
     odd = one_by_one(found)[0]._replace(loss=np.nan, metrics={}, largest=np.inf, diverged=True)
     wide = replace(found, updates=np.arange(7 * 3 * 10**5, dtype=np.float32).reshape(7, -1))
     assert wide.updates.nbytes > 8 * 2**20, "more than a pipe or a socket holds"
@@ -257,6 +258,8 @@ def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDev
         replace(found, updates=np.empty((7, 0), np.float32)),
         wide,
         wide.select([6, 0]),
+        replace(found, vectors={"kept_state": wide.updates[:, :2], "none": np.empty((7, 0), np.float32)}),
+        replace(wide, vectors={"kept_state": wide.updates[:, ::2]}),
         replace(wide, updates=wide.updates[:, ::3]),
     ):
         here, there = multiprocessing.Pipe()
@@ -283,7 +286,7 @@ def test_values_and_exceptions_arrive_as_they_are() -> None:
 
 def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> None:
     """It is not taken for a result whose last elements are whatever was in memory."""
-    found = one.train(open_bundle(scenario.plan.bundle).parameters(), JOBS)
+    found = one.train(RoundInputs(open_bundle(scenario.plan.bundle).parameters()), JOBS)
     here, there = multiprocessing.Pipe()
     process_pool._send(here, found)
     sent = os.read(there.fileno(), 10**6)
@@ -304,12 +307,12 @@ def test_a_process_that_is_killed_costs_time_alone(scenario: Scenario, one: PerD
     backend = ProcessPool(partial(make_backend, scenario, "bundle"), 2, twos)
     try:
         for shift in range(2):
-            pending = backend.begin(model + np.float32(shift), JOBS)
+            pending = backend.begin(RoundInputs(model + np.float32(shift)), JOBS)
             victim = next(worker for worker in backend.workers if worker.blocks)
             assert victim.process.pid is not None
             os.kill(victim.process.pid, signal.SIGKILL)
             results = read_all(pending, 7)
-        assert bits(results) == bits(one.train(model + np.float32(1), JOBS))
+        assert bits(results) == bits(one.train(RoundInputs(model + np.float32(1)), JOBS))
     finally:
         backend.close()
 
@@ -322,7 +325,7 @@ def test_processes_that_die_again_and_again_are_an_error() -> None:
     """The run does not wait without end."""
     backend = ProcessPool(_fail, 2, twos)
     with pytest.raises(SimulatorError, match="3 processes died over the same devices, the last with exit code 3"):
-        backend.train(np.zeros(5, np.float32), JOBS)
+        backend.train(RoundInputs(np.zeros(5, np.float32)), JOBS)
     backend.close()
 
 
@@ -340,6 +343,6 @@ def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
     backend = ProcessPool(partial(_raise, kind), 2, twos)
     for _ in range(2):
         with pytest.raises(SimulatorError, match=text) as caught:
-            backend.train(np.zeros(5, np.float32), JOBS)
+            backend.train(RoundInputs(np.zeros(5, np.float32)), JOBS)
     assert "in _raise" in str(caught.value.__notes__)
     backend.close()

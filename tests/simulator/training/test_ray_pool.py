@@ -24,11 +24,12 @@ from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results.run_folder import EVENTS, MODEL, ROUNDS, SCENARIO, SUMMARY
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training import ray_pool
-from fleetlearn_simulator.training.backend import Backend, Job
+from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.choice import make_backend
 from fleetlearn_simulator.training.ray_pool import OWN_CLUSTER_ENVIRONMENT, RayPool, connect
 from fleetlearn_simulator.training.trained_devices import read_all
 from fleetlearn_simulator.training.worker_pool import MAX_DEATHS
+from line_bundle import write_line_bundle
 from virtual import MODULE, bits, make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
@@ -105,6 +106,12 @@ def test_a_run_is_the_same_bytes_on_one_process_on_two_and_on_ray(line: Path, tm
     assert one[EVENTS].count(b'"accepted"') > 20
 
 
+def test_what_devices_keep_is_sent_to_the_workers(tmp_path: Path) -> None:
+    bundle = write_line_bundle(tmp_path / "line.bundle", personal=True, references=["anchor", "previous"])
+    scenario = make_scenario(tmp_path, bundle.path, 12, **MESSY)
+    assert run(scenario, tmp_path / "ray", RAY) == run(scenario, tmp_path / "one", ONE)
+
+
 def test_and_with_many_devices_in_a_call(softmax: Path, tmp_path: Path) -> None:
     scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
     one = run(scenario, tmp_path / "one", ONE._replace(backend="vectorized"))
@@ -116,13 +123,14 @@ def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, mode
     one, two = make_backend(scenario, "bundle"), on_ray(scenario, model, None)
     assert two.workers == 2, "the cluster's CPUs"
     for given in (model, model + np.float32(0.5)):
-        found = two.train(given, JOBS)
-        assert bits(found) == bits(one.train(given, JOBS))
+        found = two.train(RoundInputs(given), JOBS)
+        assert bits(found) == bits(one.train(RoundInputs(given), JOBS))
         assert found.updates.flags.writeable
-        assert bits(two.train(given, JOBS[:1])) == bits(one.train(given, JOBS[:1]))
+        assert bits(two.train(RoundInputs(given), JOBS[:1])) == bits(one.train(RoundInputs(given), JOBS[:1]))
         for devices in ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], [4], []):
-            assert two.evaluate(given, devices) == one.evaluate(given, devices)
-    assert len(two.train(model, [])) == 0
+            jobs = list(map(Job, devices))
+            assert two.evaluate(RoundInputs(given), jobs) == one.evaluate(RoundInputs(given), jobs)
+    assert len(two.train(RoundInputs(model), [])) == 0
     two.close()
     two.close()
 
@@ -130,13 +138,13 @@ def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, mode
 def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> None:
     """Results are there in any order, and what nobody waits for any more is not done."""
     one, two = make_backend(scenario, "bundle"), on_ray(scenario, model)
-    first = two.begin(model, JOBS)
-    dropped = two.begin(model - np.float32(0.5), JOBS)
-    other = two.begin(model + np.float32(0.5), JOBS)
+    first = two.begin(RoundInputs(model), JOBS)
+    dropped = two.begin(RoundInputs(model - np.float32(0.5)), JOBS)
+    other = two.begin(RoundInputs(model + np.float32(0.5)), JOBS)
     del dropped
-    assert bits(read_all(other, 7)) == bits(one.train(model + np.float32(0.5), JOBS))
+    assert bits(read_all(other, 7)) == bits(one.train(RoundInputs(model + np.float32(0.5)), JOBS))
     last_first = [bits(first([place])) for place in reversed(range(7))]
-    assert last_first == [[row] for row in bits(one.train(model, JOBS))[::-1]]
+    assert last_first == [[row] for row in bits(one.train(RoundInputs(model), JOBS))[::-1]]
     assert len(two.waiting) == 0
     two.close()
 
@@ -147,9 +155,9 @@ def test_a_large_round_comes_back_in_small_parts(
     """This holds for any number of parts with any blocks in them."""
     jobs = [Job(device % 6, device, None) for device in range(40)]
     backend = on_ray(scenario, model)
-    found = bits(backend.train(model, jobs))
+    found = bits(backend.train(RoundInputs(model), jobs))
     monkeypatch.setattr(ray_pool, "MAX_PART_BYTES", 3 * model.nbytes)
-    assert bits(backend.train(model, jobs)) == found
+    assert bits(backend.train(RoundInputs(model), jobs)) == found
     backend.close()
 
 
@@ -227,14 +235,16 @@ def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model:
     """It is raised unchanged, with where it was raised, and the workers go on."""
     backend = on_ray(failing, model)
     with pytest.raises(SimulatorError) as caught:
-        backend.train(model, [Job(device, 1, None) for device in (0, 1, 3, 4)])
+        backend.train(RoundInputs(model), [Job(device, 1, None) for device in (0, 1, 3, 4)])
     assert caught.value.text == "lines:make(3, 0) raised KeyError: 'no such patient'"
     (note,) = caught.value.__notes__
     assert note.startswith("Raised by a worker on Ray's node 127.0.0.1:\n")
     assert 'raise KeyError("no such patient")' in note
     assert (tmp_path / "calls").read_text() == "x"
     jobs = [Job(device, 1, None) for device in (0, 1, 2, 4)]
-    assert bits(backend.train(model, jobs)) == bits(make_backend(failing, "bundle").train(model, jobs))
+    assert bits(backend.train(RoundInputs(model), jobs)) == bits(
+        make_backend(failing, "bundle").train(RoundInputs(model), jobs)
+    )
     backend.close()
 
 
@@ -248,7 +258,7 @@ def test_a_device_that_ends_each_worker_is_an_error(
         caplog.at_level(logging.WARNING, "fleetlearn.simulator"),
         pytest.raises(SimulatorError, match=r"3 workers died over the same devices.*Worker exit type"),
     ):
-        backend.train(model, [Job(device, 1, None) for device in (0, 1, 5, 4)])
+        backend.train(RoundInputs(model), [Job(device, 1, None) for device in (0, 1, 5, 4)])
     # More where a worker's result before was still on its way, to which its death is then put down.
     assert MAX_DEATHS <= len(caplog.records) < 2 * MAX_DEATHS
     backend.close()
@@ -317,7 +327,7 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
         backend = on_ray(scenario, model)
         try:
             while backend.busy:
-                backend.train(model, JOBS[:1])
+                backend.train(RoundInputs(model), JOBS[:1])
         finally:
             backend.close()
 
@@ -328,7 +338,7 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
 @pytest.mark.slow
 def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = on_ray(scenario, model)
-    holder.train(model, JOBS)
+    holder.train(RoundInputs(model), JOBS)
     monkeypatch.setattr(ray_pool, "START_TIMEOUT", 0.5)
     with pytest.raises(SimulatorError, match=r"none of 2 workers.*has 2 CPUs, of which 0 are free"):
         on_ray(scenario, model)

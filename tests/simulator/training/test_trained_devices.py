@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleetlearn_simulator.training import trained_devices
 from fleetlearn_simulator.training.trained_devices import (
+    KEPT_STATE,
     NO_DEVICES,
     PendingResults,
     TrainedDevice,
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from virtual import bits, one_by_one
 
 NAMES = ("accuracy", "error")
+MORE = {KEPT_STATE: 2}
 TYPES = {
     "updates": "f4",
     "examples": "i8",
@@ -36,6 +38,7 @@ TYPES = {
     "diverged": "?",
     "metrics.accuracy": "f8",
     "metrics.error": "f8",
+    "vectors.kept_state": "f4",
 }
 
 
@@ -51,27 +54,34 @@ def row_of(number: int, size: int = 3) -> TrainedDevice:
         loss=number / 11,
         largest=number / 13,
         diverged=number % 3 == 0,
+        vectors={KEPT_STATE: np.arange(2, dtype=np.float32) - number},
     )
 
 
 def of(*numbers: int) -> TrainedDevices:
-    return from_rows([row_of(number) for number in numbers], 3, NAMES)
+    return from_rows([row_of(number) for number in numbers], 3, NAMES, MORE)
 
 
 def arrays(found: TrainedDevices) -> dict[str, Any]:
-    columns = {column.name: getattr(found, column.name) for column in fields(found) if column.name != "metrics"}
-    return columns | {f"metrics.{name}": values for name, values in found.metrics.items()}
+    columns = {column.name: getattr(found, column.name) for column in fields(found)}
+    for more in ("metrics", "vectors"):
+        columns |= {f"{more}.{name}": values for name, values in columns.pop(more).items()}
+    return columns
 
 
 def same(rows: Sequence[TrainedDevice], others: Sequence[TrainedDevice]) -> bool:
-    first, second = ([row._asdict() | {"update": row.update.tobytes()} for row in given] for given in (rows, others))
-    return first == second
+    return [told(row) for row in rows] == [told(row) for row in others]
+
+
+def told(row: TrainedDevice) -> dict[str, Any]:
+    vectors = {name: values.tobytes() for name, values in row.vectors.items()}
+    return row._asdict() | {"update": row.update.tobytes(), "vectors": vectors}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_rows_become_columns_and_rows_again(count: int) -> None:
     rows = [row_of(number) for number in range(count)]
-    found = from_rows(rows, 3, NAMES)
+    found = from_rows(rows, 3, NAMES, MORE)
     assert len(found) == count
     assert found.updates.shape == (count, 3)
     assert list(found.metrics) == [*NAMES]
@@ -87,6 +97,7 @@ def test_rows_become_columns_and_rows_again(count: int) -> None:
             **dict.fromkeys(("examples", "steps", "seen"), int),
             **dict.fromkeys(("loss", "largest"), float),
             **dict.fromkeys(("complete", "diverged"), bool),
+            "vectors": dict,
         }
         assert {type(value) for value in row.metrics.values()} == {float}
 
@@ -98,14 +109,14 @@ def test_a_metric_that_a_device_has_not() -> None:
         row_of(2),
         row_of(3)._replace(loss=np.inf, metrics={"accuracy": np.inf, "error": 2.0, "unknown": 7.0}),
     ]
-    found = from_rows(rows, 3, NAMES)
+    found = from_rows(rows, 3, NAMES, MORE)
     assert np.isnan(found.metrics["accuracy"]).tolist() == [True, True, False, False]
     assert [row.metrics for row in one_by_one(found)] == [{"error": 1.0}, {}, row_of(2).metrics, {"error": 2.0}]
     assert one_by_one(found)[3].loss == np.inf
 
 
 def test_without_metrics() -> None:
-    rows = [row_of(number)._replace(metrics={}) for number in range(3)]
+    rows = [row_of(number)._replace(metrics={}, vectors={}) for number in range(3)]
     found = from_rows(rows, 3, [])
     assert found.metrics == {}
     assert same(one_by_one(found), rows)
@@ -121,8 +132,8 @@ def test_a_table_is_all_but_the_updates(count: int, names: tuple[str, ...]) -> N
         rows[-1] = rows[-1]._replace(
             loss=np.nan, largest=np.inf, metrics={}, seen=2**53 - 1, steps=2**53 - 2, examples=2**53 - 3
         )
-    found = from_rows(rows, 3, names)
-    again = from_table(found.updates, found.table(), names)
+    found = from_rows(rows, 3, names, MORE)
+    again = from_table(found.updates, found.table(), names, found.vectors)
     assert bits(again) == bits(found)
     assert {name: values.dtype for name, values in arrays(again).items()} == {
         name: values.dtype for name, values in arrays(found).items()

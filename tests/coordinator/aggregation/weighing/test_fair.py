@@ -33,7 +33,7 @@ def moved(weighing: Weighing, rows: list[Reported], level: float = 1.0) -> np.nd
         assert 0 < factors.trained <= 1
         mean.add(total, ArrayUpdate(update), row.weight, float(np.abs(update).max()), factors.whole, factors.trained)
     sgd = optimizers.make("sgd", lr=1.0)
-    return next_model(mean, total, sgd, {}, MODEL, None, weighing.scale(rows, state)).model
+    return next_model(mean, total, sgd, {}, MODEL, scale=weighing.scale(rows, state)).model
 
 
 @pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 2.0, 5.0])

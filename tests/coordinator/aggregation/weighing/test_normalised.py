@@ -89,7 +89,7 @@ def fixed_point(weighing: Weighing, optimizer: str = "sgd", rho: float = 0.0, mu
             reports.append(Reported(1, STEPS_DONE[device], 0.0))
             factors = weighing.factors(reports[-1], state)
             mean.add(total, ArrayUpdate(update), 1, float(abs(update[0])), factors.whole, factors.trained)
-        model = next_model(mean, total, sgd, {}, model, None, weighing.scale(reports, state)).model
+        model = next_model(mean, total, sgd, {}, model, scale=weighing.scale(reports, state)).model
     return float(model[0])
 
 

@@ -74,4 +74,4 @@ def test_the_scale_leaves_the_buffers_alone() -> None:
     mean = aggregators.mean_with_plain_buffers(sgd.buffers)
     state = mean.init(2)
     mean.add(state, ArrayUpdate(np.array([2.0, 2.0], np.float32)), 5, 2.0, 1.0, 0.25)
-    assert next_model(mean, state, sgd, {}, model, None, 8.0).model.tolist() == [5.0, 3.0]
+    assert next_model(mean, state, sgd, {}, model, scale=8.0).model.tolist() == [5.0, 3.0]

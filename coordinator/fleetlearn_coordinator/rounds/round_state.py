@@ -1,0 +1,172 @@
+"""The state of a training run's rounds, and what drivers and the engine ask of it. Nothing here changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+
+from fleetlearn_coordinator.rounds import stop_rules
+from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.rounds.evaluation import Evaluations
+from fleetlearn_coordinator.rounds.lease_book import LeaseBook
+from fleetlearn_coordinator.rounds.pace import Pace
+from fleetlearn_coordinator.rounds.participation import Participation, participation_of
+from fleetlearn_coordinator.rounds.selection import Selection
+from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
+from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
+
+
+class Counts(NamedTuple):
+    """How a report counts that comes now."""
+
+    round: int
+    """The open round, or a later one if none is open."""
+    staleness: int
+    """How many versions that round's model is newer than the one that the task began from."""
+    early: bool
+    """Whether the round is not open yet."""
+
+
+@dataclass(slots=True)
+class RoundState:
+    """The state of one training run. ``version`` counts committed rounds; ``round`` numbers all of them from 1."""
+
+    settings: Settings
+    prefix: str = "t"
+    """Task ids begin with it. Each run has its own, so that an update cannot be taken for one of another run."""
+    version: int = 0
+    round: int = 0
+    phase: Phase = Phase.GATHERING
+    deadline: float = 0.0
+    """When the open round ends. Asynchronous: when it is next looked at."""
+    book: LeaseBook = field(init=False)
+    participation: Participation = field(init=False)
+    selection: Selection = field(init=False)
+    pace: Pace | None = field(init=False)
+    tasks: TrainingTasks = field(init=False)
+    evaluations: Evaluations = field(init=False)
+    finishing: Finish | None = None
+    """The stop rule that is met, while the run does not finish yet: a model is being made, or the last one is being
+    measured."""
+
+    def __post_init__(self) -> None:
+        rule = self.settings
+        self.book = LeaseBook(rule.grace, rule.stall, rule.outlive)
+        self.participation = participation_of(rule)
+        self.selection = selection_of(rule)
+        self.selection.next_round = self.round + 1
+        self.pace = Pace(rule.pace, rule.seed) if rule.pace is not None else None
+        self.tasks = TrainingTasks(rule, self.prefix, self.book, self.selection, self.pace)
+        self.evaluations = Evaluations(
+            rule.evaluation, rule.seed, self.prefix, self.selection, self.book, self.pace, book=LeaseBook(rule.grace)
+        )
+
+    # --- the run ---
+
+    @property
+    def leases(self) -> Mapping[str, str]:
+        """Device -> its running task."""
+        return self.book.tasks
+
+    @property
+    def accepted(self) -> Mapping[str, str]:
+        """Task -> device, of this round's reports that count."""
+        return self.book.accepted
+
+    def causes(self) -> dict[str, int]:
+        """Return how many of this round's leases ended without a report that counts, by cause."""
+        return self.book.causes()
+
+    def has_task(self, device: str) -> bool:
+        """Return whether the device has a task, of a round or of an evaluation."""
+        return device in self.book.tasks or device in self.evaluations.book.tasks
+
+    def oldest_version(self) -> int | None:
+        """Return the oldest model version that a device may still need, or None."""
+        versions = (self.book.oldest_version(), self.evaluations.oldest_version())
+        return min((version for version in versions if version is not None), default=None)
+
+    @property
+    def measures_last(self) -> bool:
+        """Whether training is over and the run finishes when an evaluation is."""
+        last = self.phase is Phase.FINISHED and self.finishing is not None
+        return last and (self.evaluations.is_open or self.evaluations.due(self.version, last=True))
+
+    def waiting(self) -> int:
+        """Return how many connected devices may be given a task."""
+        return self.selection.waiting()
+
+    def wake_at(self) -> float | None:
+        """Return when ``tick`` is next due, or None."""
+        due = self.evaluations.wake_at() if self.evaluations.is_open else None
+        if self.phase is Phase.FINISHED:
+            return due
+        lost = self.book.wake_at()
+        at = self.deadline if self.phase is Phase.OPEN else self.participation.gather_until
+        if lost is not None:
+            at = lost if at is None else min(lost, at)
+        return at if due is None else due if at is None else min(due, at)
+
+    def finish(self, change: float, metrics: Mapping[str, float]) -> Finish | None:
+        """Return the stop rule that is met at this version, if one is. ``change`` and ``metrics`` are those of the last
+        committed round, as for ``committed``."""
+        return stop_rules.finish(self.settings, self.version, change, metrics)
+
+    # --- reports ---
+
+    def wanted_reports(self) -> int:
+        """Return how many more reports the round takes."""
+        return self.participation.wanted_reports(self.book)
+
+    def reports_together(self) -> int:
+        """Return for how many reports ``count_reports`` may be called now."""
+        if self.evaluations.chosen or (self.phase is not Phase.OPEN and self.settings.outlive):
+            return 1
+        return self.participation.reports_together(self.book)
+
+    def wanted(self, device: str, task: str) -> bool:
+        """Return whether an update that is on its way would still count."""
+        return self.book.tasks.get(device) == task and self.phase is not Phase.FINISHED
+
+    def has_counted(self, device: str, task: str) -> bool:
+        """Return whether the device's report of this task counts, for the open round or a later one."""
+        return device in (self.book.accepted.get(task), self.book.early.get(task))
+
+    def counts(self, device: str) -> Counts:
+        """Return how the report of the device's task counts if it comes now. The device has a task."""
+        version = self.book.terms[device].version
+        if self.phase is Phase.OPEN:
+            return Counts(self.round, self.version - version, False)
+        ahead = len(self.book.early) // self.settings.goal  # whole rounds
+        newest = self.version + (self.phase is Phase.COMMITTING)
+        return Counts(self.round + 1 + ahead, newest + ahead - version, True)
+
+    def check_staleness(self, device: str) -> None:
+        """Raise ProtocolError (stale-round) if the update of the device's task is too stale to count now."""
+        if self.settings.outlive and (staleness := self.counts(device).staleness) > self.settings.max_staleness:
+            raise ProtocolError(Code.STALE_ROUND, self.tasks.too_stale(self.book.tasks[device], staleness))
+
+    def check_wanted(self, device: str, task: str, round: int) -> None:
+        """Raise ProtocolError where the device does not hold the task, with the reason."""
+        if self.wanted(device, task):
+            return
+        ended = self.book.dropped.get(task)
+        if ended is not None and ended[0] == device:
+            raise ProtocolError(Code.NOT_WANTED, f"task {task} ended ({ended[1]}); its slot was given back")
+        if round != self.round or self.phase is not Phase.OPEN:
+            at = f"round {self.round} is {self.phase}" if self.round else "no round has begun"
+            raise ProtocolError(Code.STALE_ROUND, f"task {task} is of round {round}; {at}")
+        raise ProtocolError(Code.UNKNOWN_TASK, f"task {task} was not given to device {device} in round {round}")
+
+    def round_of(self, task: str) -> int:
+        """Return the round in which a task was given."""
+        return self.tasks.round_of(task)
+
+    @property
+    def round_of_ends(self) -> int:
+        """The round for which a lease's end counts now: the open round, or the next one to open."""
+        return self.round + (self.phase is not Phase.OPEN)

@@ -1,0 +1,242 @@
+"""What a device does in a task, by the name of the task's algorithm: training, and what goes with it.
+
+An algorithm works with float32 vectors of P elements, the travelling parameters in manifest order: those that the task
+brings (``vectors``), those that it reports (``parts``), and *tied vectors*, which stay on the device and agree with
+what the coordinator counted. In rows of the manifest that are buffers, all are 0 except the model and the update.
+
+To add an algorithm, write its function, add it to ALGORITHMS here and to EXCHANGES in the protocol, and describe it in
+section 4 of PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from fleetlearn_protocol.bundle import Bundle
+from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.manifest import LocalStep, Manifest
+from fleetlearn_protocol.messages import CONTROL, PLAIN, UPDATE
+from fleetlearn_protocol.vector import Vector, check_finite
+
+from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
+from fleetlearn_device.runtimes.runtime import Kind, Runtime
+from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.kept_state import kept_state_size
+from fleetlearn_device.training.personal import ditto, fedrep
+from fleetlearn_device.training.train import (
+    EVALUATION_BATCH,
+    SEEDS,
+    DivergedError,
+    StoppedError,
+    TrainingError,
+    TrainingResult,
+)
+from fleetlearn_device.training.work import Inputs, Outcome, Settings, Work
+
+DUAL = "dual"
+"""FedDyn's lambda_k: the name of the tied vector."""
+GRADIENT_LR = 1024.0
+"""Learning rate of the step that measures a gradient, (x - y) / lr. The larger lr is, the smaller is the rounding of x
+in float32 beside the gradient; a power of two adds no rounding of its own."""
+
+
+class UnsupportedError(TrainingError):
+    """The algorithm cannot be done with this bundle."""
+
+
+class Algorithm(NamedTuple):
+    """One way to do a task, and what it needs."""
+
+    function: Callable[[Work], Outcome]
+    tied: tuple[str, ...] = ()
+    """Names of its tied vectors."""
+    optimizer: str | None = None
+    """The optimizer that the bundle's step must have; None: any."""
+    switches: tuple[str, ...] = ()
+    """What must be switched on in the bundle's LocalStep."""
+    without: tuple[str, ...] = ()
+    """What must not be switched on there."""
+    personal: Literal["parameters", "model"] | None = None
+    """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal ones, which it must
+    have. ``model``: a whole model; devices then must keep nothing else of the bundle from task to task."""
+
+
+def run_algorithm(
+    name: str,
+    runtime: Runtime,
+    bundle: Bundle,
+    data: Data | Batch | Iterable[Batch],
+    inputs: Inputs,
+    settings: Settings,
+) -> Outcome:
+    """Do a task by the algorithm ``name``, a key of ALGORITHMS, and return what it leaves.
+
+    ``runtime`` is of ``bundle``; whatever is loaded in it is replaced. Raises UnsupportedError (the bundle's step is
+    not made for the algorithm), DivergedError (also where a part or a tied vector is not finite), BundleError (a
+    damaged file of initial values), ValueError (a vector of another shape), and what ``train`` raises.
+    """
+    check_step(name, bundle.manifest)
+    own = {} if inputs.personal is None else {"personal model": inputs.personal}
+    for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
+        check_vector(vector, bundle.manifest.size, what=f"the {what}")
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+        outcome = ALGORITHMS[name].function(Work(runtime, bundle, data, inputs, settings))
+    for what, vector in (*outcome.parts.items(), *outcome.tied.items()):
+        if what == UPDATE:
+            continue  # ``train`` has checked it
+        try:
+            check_finite(vector)
+        except ProtocolError as error:
+            raise DivergedError(
+                f"the {what} after training is not finite: {error.text}; a smaller lr may help"
+            ) from None
+    return outcome
+
+
+def check_step(name: str, manifest: Manifest) -> None:
+    """Raise UnsupportedError unless the bundle's step is made for the algorithm. The text says what to export."""
+    algorithm = ALGORITHMS[name]
+    given = manifest.step
+    wrong = []
+    if algorithm.optimizer not in (None, given.optimizer):
+        wrong.append(f"the optimizer {algorithm.optimizer}, since it takes a model's change for a sum of gradients")
+    wrong += [f"{switch}=True" for switch in algorithm.switches if not getattr(given, switch)]
+    wrong += [f"{switch}=False" for switch in algorithm.without if getattr(given, switch)]
+    if wrong:
+        export = ", ".join(
+            [repr(algorithm.optimizer or given.optimizer), *(f"{row}=True" for row in algorithm.switches)]
+        )
+        raise UnsupportedError(
+            f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle {manifest.name} is "
+            f"{_described(given)}. Export the model again with step=LocalStep({export})"
+        )
+    if algorithm.personal == "parameters" and manifest.local_size == manifest.size:
+        raise UnsupportedError(
+            f"the algorithm {name} needs personal parameters, and bundle {manifest.name} has none. Export the model "
+            'again with personal=["head"], where "head" is the name of the last layer'
+        )
+    if algorithm.personal == "model" and kept_state_size(manifest):
+        raise UnsupportedError(
+            f"the algorithm {name} has a whole model for each device, and of bundle {manifest.name} devices keep parts "
+            "from task to task. Export the model again without personal= and kept="
+        )
+    if algorithm.optimizer is not None and manifest.compute is not msgspec.UNSET:
+        raise UnsupportedError(
+            f"the algorithm {name} needs the gradient of every step; bundle {manifest.name} computes in "
+            f"{manifest.compute}, where a step whose gradient overflows changes nothing. Export the model again "
+            "without compute="
+        )
+
+
+def plain(work: Work) -> Outcome:
+    """Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate)."""
+    work.load()
+    result = work.train()
+    return Outcome(result, {UPDATE: result.update})
+
+
+def scaffold(work: Work) -> Outcome:
+    """Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients (option II).
+
+    Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv 1910.06378,
+    algorithm 1: c_k+ = c_k - c + (x - y) / (K lr), with the K steps that were done, if the time was too short for all.
+    """
+    server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
+    lr = _positive_lr(work)
+    work.load(_without_buffers(server - own, work))
+    result = work.train()
+    return _with_control(work, result, -server - result.update / np.float32(result.steps * lr))
+
+
+def scaffold_gradient(work: Work) -> Outcome:
+    """Train as ``scaffold`` does; c_k becomes the gradient of all the device's data at the round's model (option I)."""
+    server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
+    correction = _without_buffers(server - own, work)
+    gradient = np.zeros_like(own)
+
+    def measure(data: Data) -> None:
+        gradient[:] = _gradient(work, data)
+        work.load(correction)
+
+    work.load(correction)
+    result = work.train(before_steps=measure)
+    return _with_control(work, result, gradient - own)
+
+
+def feddyn(work: Work) -> Outcome:
+    """Train on loss - <lambda_k, w> + mu/2 ||w - x||^2; then lambda_k moves against the update.
+
+    Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv 2111.04263, algorithm 1 and equation
+    1, where mu is the paper's alpha and lambda_k the gradient of the device's loss at its last model.
+    """
+    own = work.tied(DUAL)
+    work.load(_without_buffers(-own, work))
+    result = work.train()
+    change = np.float32(-work.hyper["mu"]) * result.update
+    return Outcome(result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)})
+
+
+ALGORITHMS = {
+    PLAIN: Algorithm(plain),
+    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",), ("clip",)),
+    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",), ("clip",)),
+    "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal")),
+    "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
+    "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
+}
+"""By the name in ``Task.algorithm``."""
+
+
+def known_algorithms(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the algorithms that a runtime of this kind can do beside ``plain``."""
+    return () if kind == "ort-training" else tuple(name for name in ALGORITHMS if name != PLAIN)
+
+
+def _with_control(work: Work, result: TrainingResult, change: Vector) -> Outcome:
+    """Return what SCAFFOLD leaves, where c_k changes by ``change``: the device keeps the sum of what it reports."""
+    change = _without_buffers(change, work)
+    return Outcome(result, {UPDATE: result.update, CONTROL: change}, {CONTROL: work.tied(CONTROL) + change})
+
+
+def _positive_lr(work: Work) -> float:
+    lr = work.hyper["lr"]
+    if not lr > 0:
+        raise ValueError(f"hyper-parameter lr is {lr}; the algorithm scaffold divides by it: expected more than 0")
+    return lr
+
+
+def _gradient(work: Work, data: Data) -> Vector:
+    """Return the mean over all examples of the gradient at the round's model: float32, shape (P,).
+
+    The gradient is the one that the step makes, without correction. Raises what ``train`` raises.
+    """
+    runtime, settings = work.runtime, work.settings
+    total, seen = np.zeros_like(work.inputs.model), 0
+    size = min(settings.batch_size or EVALUATION_BATCH, EVALUATION_BATCH)
+    for number, batch in enumerate(data.batches(size, None)):
+        if settings.should_stop():
+            raise StoppedError("training was stopped before its first step")
+        work.load()
+        arrays = check_batch(batch, runtime.manifest.batch)
+        runtime.step(arrays, seed=(settings.seed + number) % SEEDS, **(work.hyper | {"lr": GRADIENT_LR}))
+        total += np.float32(len(arrays[0]) / GRADIENT_LR) * (runtime.anchor - runtime.parameters)
+        seen += len(arrays[0])
+        settings.on_evaluated()
+    return total / np.float32(max(seen, 1))  # ``train`` refuses a pass without batches
+
+
+def _without_buffers(vector: Vector, work: Work) -> Vector:
+    """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vector``."""
+    for row in work.bundle.manifest.travelling:
+        if row.buffer:
+            vector[row.offset : row.offset + prod(row.shape)] = 0
+    return vector
+
+
+def _described(step: LocalStep) -> str:
+    switches = [f"{name}=True" for name in ("proximal", "correction", "contrastive", "clip") if getattr(step, name)]
+    return f"LocalStep({', '.join([repr(step.optimizer), *switches])})"

@@ -1,0 +1,94 @@
+"""What an algorithm is given, what it works with, and what it leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.bundle import Bundle
+from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.runtimes.checks import Batch, check_hyper
+from fleetlearn_device.runtimes.runtime import Runtime
+from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.train import TrainingResult, train
+
+
+class Inputs(NamedTuple):
+    """What a task begins with."""
+
+    model: Vector
+    """The round's model: float32, shape (P,)."""
+    kept_state: Vector | None = None
+    """float32, shape (kept_state_size,). None at the device's first task of the bundle."""
+    vectors: Mapping[str, Vector] = {}
+    """The task's other vectors by name: float32, shape (P,)."""
+    tied: Mapping[str, Vector] = {}
+    """The tied vectors that the task goes on from, by name: float32, shape (P,). Those that are absent are zeros."""
+    personal: Vector | None = None
+    """The device's personal model, where the algorithm has one: float32, shape (P,). None at the first task."""
+
+
+class Settings(NamedTuple):
+    """How the task is done: the arguments of ``train``, and the passes that ``train`` does not know."""
+
+    hyper: Mapping[str, float]
+    epochs: int
+    batch_size: int
+    seed: int
+    time_budget: float | None = None
+    evaluate: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.monotonic
+    on_step: Callable[[int, float], None] | None = None
+    on_evaluated: Callable[[], None] = lambda: None
+    personal_epochs: int | None = None
+    """Passes in which the personal model or parameters are trained by themselves. None: as many as ``epochs``."""
+
+
+class Outcome(NamedTuple):
+    """What a task leaves."""
+
+    result: TrainingResult
+    parts: Mapping[str, Vector]
+    """What is reported, by name: float32, shape (P,)."""
+    tied: Mapping[str, Vector] = {}
+    """The tied vectors after the task, by name: float32, shape (P,)."""
+    personal: Vector | None = None
+    """The personal model after the task, where the algorithm has one: float32, shape (P,)."""
+    personal_evaluation: Evaluation | None = None
+    """Sums of the personal model before the task, on all data, where the task evaluates."""
+
+
+class Work(NamedTuple):
+    """All that an algorithm works with."""
+
+    runtime: Runtime
+    bundle: Bundle
+    data: Data | Batch | Iterable[Batch]
+    inputs: Inputs
+    settings: Settings
+
+    def load(self, correction: Vector | None = None) -> None:
+        """Load the round's model and the kept state. correction: shape (P,), added to each step's gradient."""
+        load_model(self.runtime, self.bundle, self.inputs.model, self.inputs.kept_state, correction)
+
+    def train(self, **changes: Any) -> TrainingResult:
+        """Train the loaded model with the task's settings. changes: arguments of ``train`` that differ from these."""
+        arguments = self.settings._asdict() | changes
+        del arguments["personal_epochs"]
+        return train(self.runtime, self.data, **arguments)
+
+    def tied(self, name: str) -> Vector:
+        """Return the tied vector that the task goes on from."""
+        found = self.inputs.tied.get(name)
+        return np.zeros_like(self.inputs.model) if found is None else found
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """All hyper-parameters of the bundle. Raises ValueError."""
+        return check_hyper(self.settings.hyper, self.runtime.manifest.hyper)

@@ -1,0 +1,25 @@
+"""What travels for each algorithm that a device can train by: section 4 of PROTOCOL.md has the equations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, UPDATE
+
+
+class Exchange(NamedTuple):
+    """The vectors that a task must have, and the parts that its report must have."""
+
+    vectors: tuple[str, ...] = (MODEL,)
+    parts: tuple[str, ...] = (UPDATE,)
+
+
+EXCHANGES = {
+    PLAIN: Exchange(),
+    "scaffold": Exchange((MODEL, CONTROL), (UPDATE, CONTROL)),
+    "scaffold-gradient": Exchange((MODEL, CONTROL), (UPDATE, CONTROL)),
+    "feddyn": Exchange(),
+    "ditto": Exchange(),
+    "fedrep": Exchange(),
+}
+"""By the name in ``Task.algorithm``. Each vector and each part has P float32 elements before it is encoded."""
