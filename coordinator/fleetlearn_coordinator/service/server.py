@@ -292,7 +292,7 @@ class RunServer:
                 bundle=run.bundle.sha256,
                 vectors=self._serve_model(lease.version, run.plan.vectors),
                 parts=run.plan.parts,
-                hyper=run.hyper,
+                hyper=run.hyper_of(lease.version),
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,
