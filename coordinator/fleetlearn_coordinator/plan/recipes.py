@@ -83,6 +83,15 @@ RECIPES: Mapping[str, Recipe] = {
         server={"optimizer": "sgd", "lr": 0.6, "mix": True},
         round={**ASYNCHRONOUS, "goal": 1},
     ),
+    "fednova": Recipe(
+        "Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481, section 5",
+        aggregation={**MEAN, "normalise": True},
+    ),
+    "q-fedavg": Recipe(
+        "Li et al., Fair Resource Allocation in Federated Learning, arXiv 1905.10497, Algorithm 2",
+        round=UNIFORM,
+        aggregation={**MEAN, "q": 1.0},
+    ),
     "fedper": Recipe(
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",
         personal="some",

@@ -131,7 +131,7 @@ class Run:
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
         self.optimizer = plan.optimizer(bundle.manifest)
-        self.open_round = OpenRound(plan, bundle.manifest.size, store)
+        self.open_round = OpenRound(plan, bundle.manifest, store)
         self._rates = plan.participation_rates()
         self._to_commit: Callable[[], WrittenModel] | None = None
         """The work of the commit that was decided and has not begun."""
@@ -314,14 +314,24 @@ class Run:
             else self._rates.weight(number, device)
         )
         self.open_round.check(largest, weight)
+        reported = self.open_round.weigh(report, weight, spool_file)
         moved = None if number == engine.round_of(task) else number
         also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
-            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None, also
+            ReportAccepted(
+                report,
+                weight,
+                spool_file,
+                staleness,
+                moved,
+                reported.norms if self.open_round.weighing.needs_norms else None,
+            ),
+            number if early else None,
+            also,
         )
         if self._rates is not None:
             self._rates.add(number, device)
-        accepted = AcceptedReport(device, report, weight, staleness, spool_file, largest)
+        accepted = AcceptedReport(device, report, reported, staleness, spool_file, largest)
         if early:
             self.open_round.accept_early(number, accepted)
         else:
@@ -431,6 +441,7 @@ class Run:
             self.model,
             began,
             self.plan.share(len(open_round.reports)),
+            open_round.scale(),
         )
         vectors = {}
         if CONTROL in self.plan.vectors:
@@ -453,6 +464,7 @@ class Run:
         self.store.write(new.rows)
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests = new.vector_digests
+        self.open_round.state = self.open_round.weighing.state_after(new.summary)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
@@ -505,6 +517,7 @@ class Run:
             logger.warning(text, devices, name, low, high)
         if self.engine.settings.outlive:
             summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
+        summary |= self.open_round.weighing_summary(dropped)
         summary |= {
             "dropped": dropped,
             "change": 0.0,

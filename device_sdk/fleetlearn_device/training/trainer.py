@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.encodings import Encoding, find_encoding
+from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
@@ -26,7 +26,13 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data
+from fleetlearn_device.training.train import (
+    DivergedError,
+    OutOfTimeError,
+    StoppedError,
+    TrainingError,
+    evaluate_data,
+)
 from fleetlearn_device.training.work import Inputs, Settings
 
 MAX_STARTS = 3
@@ -96,8 +102,8 @@ class Trainer:
         task's update was accepted, and the tied vectors that the task names. Room for the result is held on the disk
         from before the first step until the result is saved.
 
-        Raises what ``open_runtime`` and ``run_algorithm`` raise, ProtocolError on a vector that is not finite,
-        KilledError, MemoryError, StateError.
+        Raises what ``open_runtime`` and ``run_algorithm`` raise, DivergedError also on a part that its encoding cannot
+        hold, ProtocolError on a vector that is not finite, KilledError, MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         with self._counted_start(task.task):
@@ -152,7 +158,7 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        encodings = {name: ENCODINGS[encoding] for name, encoding in task.parts.items()}
+        encodings = {name: find_encoding(encoding) for name, encoding in task.parts.items()}
         algorithm = ALGORITHMS[task.algorithm]
         with self._bundle_rechecked(task.bundle):
             vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
@@ -186,7 +192,7 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
-        contents = {name: encoding.encode(outcome.parts[name]) for name, encoding in encodings.items()}
+        contents = {name: _encode(encoding, outcome.parts[name], task.seed) for name, encoding in encodings.items()}
         result = outcome.result
         report = Report(
             task=task.task,
@@ -209,7 +215,7 @@ class Trainer:
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""
         content = self._contents.vector_path(reference.sha256).read_bytes()
-        encoding = ENCODINGS[reference.encoding]
+        encoding = find_encoding(reference.encoding)
         encoding.check(content)
         return encoding.decode(content)
 
@@ -265,3 +271,11 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+
+
+def _encode(encoding: Encoding, part: Vector, seed: int) -> memoryview:
+    """Return the part's bytes. Raises DivergedError: the encoding cannot hold it."""
+    try:
+        return encoding.encode(part, seed)
+    except ProtocolError as error:
+        raise DivergedError(error.text) from error
