@@ -36,6 +36,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fedavg": CARRY,
     **dict.fromkeys(ROBUST, CARRY),
     "fedbuff-inverse": {"goal": 3, "concurrency": 5, "deadline": 1000.0, "weighting": "inverse-participation"},
+    "fedprox-adaptive": CARRY,
     "fednova": CARRY,
     "q-fedavg": CARRY,
     "fedbuff-weighed": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
@@ -58,7 +59,7 @@ def test_server_and_simulator_make_the_same_model(
 ) -> None:
     """``together``: with 2, two free slots are given together, as in a fleet of hundreds."""
     monkeypatch.setattr(participation, "TOGETHER", together)
-    write_line_bundle(tmp_path / "line.bundle", optimizer="sgd")
+    write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,
         plan__recipe=recipe if recipe in RECIPES else recipe.partition("-")[0], plan__round=RULES[recipe],
@@ -80,7 +81,7 @@ def test_server_and_simulator_make_the_same_model(
             tasks[device] = await peer.task()
         task = tasks.pop(device)
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
-        trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
+        trained = trainer.train(RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)])
         more = {
             "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
             "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},
@@ -104,8 +105,10 @@ def test_server_and_simulator_make_the_same_model(
     real = [row.summary for row in read_status(plan.data_dir).rounds]
     assert [row["staleness"] for row in real] == [row["staleness"] for row in simulated.rounds]
     assert max(row["staleness"]["max"] for row in real) >= 1
-    for key in ("norm", "weighing"):
+    for key in ("norm", "weighing", "mu"):
         assert [row.get(key) for row in real] == [row.get(key) for row in simulated.rounds]
+    if recipe == "fedprox-adaptive":
+        assert len({row["mu"]["used"] for row in real}) > 1
     if recipe in WEIGHED:
         assert sum(row["norm"]["clipped"] for row in real) >= 1
     assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]

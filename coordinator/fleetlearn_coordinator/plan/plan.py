@@ -265,6 +265,8 @@ class Plan(Section, frozen=True, kw_only=True):
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
+        if self.local.adaptive_mu and not manifest.step.proximal:
+            raise self._misfit(f"local.adaptive_mu = true needs a step with {SWITCHES['proximal']}.", manifest)
         if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
@@ -459,6 +461,10 @@ def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
             f'local.algorithm = "{name}" counts on what all devices that took part keep; the aggregator '
             f'{plan.aggregation.aggregator} leaves some of them out. It needs aggregation.aggregator = "mean"'
         )
+    if plan.local.adaptive_mu and name != "plain":
+        yield f'local.adaptive_mu = true is for local.algorithm = "plain"; mu of "{name}" is another number'
+    if plan.local.adaptive_mu and plan.aggregation.normalise:
+        yield "local.adaptive_mu = true changes mu from round to round; aggregation.normalise = true needs it to stay"
     bound = plan.aggregation.norm_bound
     if algorithm.tied and bound is not None and bound.action == "clip":
         yield (

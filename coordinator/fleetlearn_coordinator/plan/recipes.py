@@ -56,6 +56,11 @@ RECIPES: Mapping[str, Recipe] = {
     "fedprox": Recipe(
         "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2", ("proximal",)
     ),
+    "fedprox-adaptive": Recipe(
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section 5.3.2",
+        ("proximal",),
+        local={**LOCAL, "adaptive_mu": True},
+    ),
     "moon": Recipe(
         "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1", ("contrastive",)
     ),

@@ -42,6 +42,8 @@ class Local(Section, frozen=True, kw_only=True):
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of ditto's personal
     model alone, its lambda. Default: the bundle's for fedprox, moon and ditto, else 0."""
+    adaptive_mu: bool = False
+    """Whether mu follows the loss from round to round, beginning at ``mu``. Default: the recipe's."""
     algorithm: str
     """What devices do beside plain training: plain, scaffold (option II of its paper), scaffold-gradient (option I),
     feddyn, fedrep, ditto. Default: the recipe's."""

@@ -22,7 +22,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_coordinator.aggregation import round_sums
+from fleetlearn_coordinator.aggregation import adaptive_mu, round_sums
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -139,6 +139,8 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         version = self._load_model(now)
+        self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
+        """Where the plan lets mu follow the loss."""
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
@@ -280,6 +282,15 @@ class Run:
     def digest_of(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""
         return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
+
+    def hyper_of(self, version: int) -> dict[str, float]:
+        """Return the hyper-parameters of the tasks that begin from this version of the model."""
+        if not self.plan.local.adaptive_mu:
+            return self.hyper
+        if version == self.engine.version:
+            return self.hyper | {"mu": self._mu.mu}
+        made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
+        return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
 
     def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
@@ -465,6 +476,7 @@ class Run:
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests = new.vector_digests
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
+        self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
@@ -518,6 +530,8 @@ class Run:
         if self.engine.settings.outlive:
             summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
         summary |= self.open_round.weighing_summary(dropped)
+        if plan.local.adaptive_mu:
+            summary |= adaptive_mu.summary_of(self._mu, summary["metrics"].get("loss"))
         summary |= {
             "dropped": dropped,
             "change": 0.0,

@@ -300,7 +300,7 @@ class RunServer:
                 bundle=run.bundle.sha256,
                 vectors=self._serve_model(lease.version, run.plan.vectors),
                 parts=run.plan.parts if lease.device in self._knows_encoding else run.plan.exact_parts,
-                hyper=run.hyper,
+                hyper=run.hyper_of(lease.version),
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,

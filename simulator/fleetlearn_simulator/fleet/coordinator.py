@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
@@ -42,6 +43,7 @@ class SimulatedCoordinator:
         """Whether its process is dead."""
         self.optimizer, self.weighing = self.plan.optimizer(bundle.manifest), self.plan.weighing(bundle.manifest)
         self.aggregator = self.plan.aggregator(self.optimizer.buffers)
+        self._hyper, self._adapts_mu = self.plan.hyper(bundle.manifest), self.plan.local.adaptive_mu
         self._rates = self.plan.participation_rates()
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.optimizer_state = self.optimizer.init(self.model)
@@ -60,9 +62,16 @@ class SimulatedCoordinator:
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:
-        committed = next((row for row in reversed(self.history) if row["how"] == "committed"), None)
-        state, buffers = self.weighing.state_after(committed), self.optimizer.buffers
+        state, buffers = self.weighing.state_after(self._last_committed()), self.optimizer.buffers
         return RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight, self.weighing, state, buffers)
+
+    def _last_committed(self) -> dict[str, Any] | None:
+        """Return the summary of the last committed round."""
+        return next((row for row in reversed(self.history) if row["how"] == "committed"), None)
+
+    def _mu(self) -> adaptive_mu.MuState:
+        """Return the open round's mu, where the plan lets mu follow the loss."""
+        return adaptive_mu.state_after(self._last_committed(), self._hyper["mu"])
 
     def with_losses(self, rounds: Sequence[int], devices: Sequence[int], reported: list[Reported]) -> list[Reported]:
         """Return what the weighing of accepted updates depends on. Where these are losses, evaluate the models that the
@@ -90,7 +99,7 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        inputs = RoundInputs(self.model)
+        inputs = RoundInputs(self.model, hyper=self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None)
         if self.outlive:
             self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
         else:
@@ -151,6 +160,7 @@ class SimulatedCoordinator:
             "dropped": dropped,
             **self.totals.summary(),
             "change": change,
+            **(adaptive_mu.summary_of(self._mu(), summary["metrics"].get("loss")) if self._adapts_mu else {}),
             **(selection.committed(self.engine, self.totals.devices) if how == "committed" else {}),
         }
         self.history.append(summary)

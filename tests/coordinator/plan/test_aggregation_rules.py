@@ -116,3 +116,35 @@ def test_q_fedavg_needs_a_learning_rate(manifest: Manifest) -> None:
     without = msgspec.structs.replace(manifest, hyper=(), step=LocalStep("custom"))
     with pytest.raises(PlanError, match="q = 1 needs a step with a learning rate lr"):
         plan.check_against(without)
+
+
+SCAFFOLD = 'recipe = "scaffold"\nname = "a"\nbundle = "b"\n[round]\ngoal = 4\n[server]\ndevices = 9\n[aggregation]\n'
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "words"),
+    [
+        ("max_norm = 1.0", 'so these must count whole. It takes aggregation.norm_action = "refuse"'),
+        ("normalise = true", "works with the mean of whole updates, without normalise or q"),
+        ("q = 1.0", "works with the mean of whole updates"),
+    ],
+)
+def test_what_devices_keep_is_of_updates_that_count_whole(aggregation: str, words: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        Plan.parse(SCAFFOLD + aggregation, Path("/"))
+    assert words in refused.value.text
+    Plan.parse(SCAFFOLD + 'max_norm = 1.0\nnorm_action = "refuse"', Path("/"))
+
+
+def test_an_adaptive_mu_needs_a_proximal_step_and_a_mu_of_its_own(manifest: Manifest) -> None:
+    parse("", "fedprox-adaptive").check_against(manifest)
+    plan = parse("", local="adaptive_mu = true")
+    plan.check_against(manifest)
+    assert plan.hyper(manifest)["mu"] == 0.0
+    without = msgspec.structs.replace(manifest, step=LocalStep("sgd"), references=())
+    with pytest.raises(PlanError, match=r"adaptive_mu = true needs a step with a proximal term"):
+        plan.check_against(without)
+    with pytest.raises(PlanError, match=r"normalise = true needs it to stay"):
+        parse("normalise = true", "fedprox-adaptive")
+    with pytest.raises(PlanError, match='mu of "ditto" is another number'):
+        parse("", "ditto", local="adaptive_mu = true")
