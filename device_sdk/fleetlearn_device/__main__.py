@@ -141,8 +141,9 @@ def _info(options: argparse.Namespace) -> int:
     print(f"device   {summary.device or '(not named yet)'}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
-    for sha256, size in summary.kept_states:
-        print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
+    for name, size in summary.kept_states:
+        bundle, _, kind = name.partition(".")
+        print(f"own      {bundle[:12]}  {size} bytes that never leave the device{kind and f' ({kind})'}")
     for row in summary.tied_sets:
         print(f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task {row.task}")
     if summary.pending is None:
