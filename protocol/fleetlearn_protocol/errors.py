@@ -43,6 +43,8 @@ class Code(StrEnum):
     """The bytes do not have the announced SHA-256 or CRC-32."""
     WRONG_PARTS = "wrong-parts"
     """A report's parts or their encodings are not those that its task asked for."""
+    BAD_ENCODING = "bad-encoding"
+    """An encoding that does not exist, or bytes that no encoder of theirs writes."""
     NOT_FINITE = "not-finite"
     """NaN or infinity in a number or a vector."""
     OUT_OF_RANGE = "out-of-range"

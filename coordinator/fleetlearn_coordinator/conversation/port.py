@@ -33,6 +33,10 @@ class Port(Protocol):
     def spool(self) -> Spool:
         """The files that the bytes of its updates are written to."""
 
+    @property
+    def elements(self) -> int:
+        """Elements of its model, and of each part of an update."""
+
     # The device
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:

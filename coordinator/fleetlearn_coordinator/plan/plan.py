@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
@@ -32,6 +32,7 @@ from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Aggregation,
+    Encoding,
     Evaluation,
     Local,
     Pace,
@@ -69,6 +70,7 @@ class Plan(Section, frozen=True, kw_only=True):
     round: Round
     staleness: Staleness
     aggregation: Aggregation
+    encoding: Encoding
     pace: Pace
     server: Server
     stop: Stop
@@ -203,7 +205,12 @@ class Plan(Section, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, str]:
-        """What each task asks its device to report: name of the part -> its encoding."""
+        """What a task asks its device to report: name of the part -> its encoding."""
+        return {**self.exact_parts, UPDATE: self.encoding.up}
+
+    @property
+    def exact_parts(self) -> dict[str, str]:
+        """The same for a device that does not know the update's encoding."""
         return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
 
     @property
@@ -404,6 +411,10 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
             'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
         )
+    try:
+        find_encoding(plan.encoding.up)
+    except ProtocolError as error:
+        yield f'encoding.up = "{plan.encoding.up}": {error.text}'
     if plan.pace.connected is None and plan.pace != Pace():
         yield "pace.longest and pace.check_ins need pace.connected, how many devices stay connected"
     if plan.pace.connected is not None and plan.pace.connected < round_.cohort:

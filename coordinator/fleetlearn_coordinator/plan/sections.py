@@ -166,6 +166,14 @@ class Aggregation(Section, frozen=True, kw_only=True):
         return Bounds(**{key: value for key, value in given.items() if value is not None})
 
 
+class Encoding(Section, frozen=True, kw_only=True):
+    """[encoding]: how updates become bytes (docs/encodings.md)."""
+
+    up: str = "float32"
+    """Of updates: float32, float16, bfloat16, int8, int4, or top-k with its share: topk-0.01, topk-0.01-float16,
+    topk-0.01-int8. Devices that do not know it send float32."""
+
+
 class Pace(Section, frozen=True, kw_only=True):
     """[pace]: pace steering. How many devices stay connected, and when the others come back."""
 
@@ -252,6 +260,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "round": Round,
     "staleness": Staleness,
     "aggregation": Aggregation,
+    "encoding": Encoding,
     "pace": Pace,
     "server": Server,
     "stop": Stop,

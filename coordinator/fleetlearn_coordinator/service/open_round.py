@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import UPDATE, Report
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class OpenRound:
         refused."""
         norms = NOT_MEASURED
         if self.weighing.needs_norms:
-            update = spooled_parts(self._store.blobs, spool_file, report)[UPDATE]
+            update = spooled_parts(self._store.blobs, spool_file, report, self._size)[UPDATE]
             norms = measure(update, self._size, self._buffers)
         reported = reported_of(report, weight, norms)
         self.weighing.check(reported, self.state)
@@ -120,7 +120,7 @@ class OpenRound:
         self.tied = {}
 
     def _add(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
-        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report)
+        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._size)
         factor, reported = self._plan.staleness_factor(accepted.staleness), accepted.reported
         own = self.weighing.factors(reported, self.state)
         counts = reported.weight, accepted.largest, factor * own.whole, own.trained
@@ -159,7 +159,8 @@ class OpenRound:
         assert row.spool_file is not None
         content, begin, largest = memoryview(self._store.take_back_update(row, early=early)), 0, {}
         for part in row.report.parts:
-            largest[part.name] = ENCODINGS[part.encoding].check(content[begin : begin + part.size])
+            encoding = find_encoding(part.encoding)
+            largest[part.name] = encoding.check(content[begin : begin + part.size], self._size)
             begin += part.size
         return AcceptedReport(row.device, row.report, _reported_before(row), row.staleness, row.spool_file, largest)
 

@@ -17,6 +17,7 @@ from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluatio
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ class SimulatedCoordinator:
         self.kept = kept
         self.kept_before: list[int] = []
         """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
-        self.training = RoundTraining(backend, scenario.seed, kept)
+        self.training = RoundTraining(backend, scenario.seed, find_encoding(self.plan.encoding.up), kept)
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:

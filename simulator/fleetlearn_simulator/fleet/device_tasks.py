@@ -67,6 +67,7 @@ class DeviceTasks:
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
         self.model_bytes = coordinator.model.nbytes
+        self.update_bytes = coordinator.training.encoding.size(coordinator.model.size)
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
     def begin_round(self) -> None:
@@ -100,7 +101,7 @@ class DeviceTasks:
             deadline=assigned[0].deadline,
             steps=steps,
             down=down,
-            up=np.full(size, self.model_bytes),
+            up=np.full(size, self.update_bytes),
             queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
         )
         ends = fates.seconds
@@ -232,7 +233,7 @@ class DeviceTasks:
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
                 training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
-                totals.up += self.model_bytes
+                totals.up += self.update_bytes
                 self.lose(tasks.device[row], refused[1])
                 commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
             del found  # its memory must be free when the next round begins
@@ -259,7 +260,7 @@ class DeviceTasks:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
         totals = self.coordinator.totals
-        totals.up += self.model_bytes * len(times)
+        totals.up += self.update_bytes * len(times)
         devices, ids = tasks.device[rows], tasks.task[rows]
         coordinator, staleness = self.coordinator, list[int]()
         if coordinator.outlive:
