@@ -308,7 +308,6 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
             "scaffold-gradient",
             r"the optimizer sgd, since .*Export the model again with step=LocalStep\('sgd', correction=True\)",
         ),
-        (LocalStep("sgd", correction=True, clip=True), "scaffold", r"needs a step with clip=False; .*, clip=True\)\."),
     ],
 )
 def test_a_bundle_whose_step_is_not_made_for_it(tmp_path: Path, step: LocalStep, algorithm: str, text: str) -> None:
