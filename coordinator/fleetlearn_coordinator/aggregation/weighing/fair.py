@@ -45,7 +45,7 @@ def ratio(loss: float, level: float, q: float) -> float:
 
 def factor(reported: Reported, level: float, q: float) -> float:
     """Return what the update is multiplied by."""
-    return min(1.0, ratio(reported.loss, level, q) ** q / MOST_FACTOR)
+    return float(min(1.0, ratio(reported.loss, level, q) ** q / MOST_FACTOR))
 
 
 def scale(reports: Collection[Reported], level: float, q: float, lr: float) -> float:
