@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fleetlearn_protocol.errors import Code, FleetError
 
+from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.plan.service_settings import Tls
 
@@ -19,6 +20,7 @@ class Certificates:
 
     def __init__(self, settings: Tls) -> None:
         """Raises FleetError (bad-message) where the files cannot be used."""
+        process_settings.shrink_tls_buffers()
         self._settings = settings
         self._stamps = self._look()
         self.context = _context(settings)
@@ -39,8 +41,7 @@ class Certificates:
 
     def _look(self) -> list[tuple[int, int] | None]:
         """Return when each file was written, and its size. None: it is not there."""
-        files = self._settings.certificate, self._settings.key, self._settings.client_ca
-        return [_stamp(file) for file in files if file is not None]
+        return [_stamp(file) for file in (self._settings.certificate, self._settings.key)]
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
@@ -55,20 +56,14 @@ def _context(settings: Tls) -> ssl.SSLContext:
     """Return the context. Raises FleetError (bad-message) where the files cannot be used, naming them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    file = settings.certificate
     try:
         # Without the callback a key with a password would make OpenSSL ask for it at the terminal.
         context.load_cert_chain(settings.certificate, settings.key, password=_refuse_password)
-        if settings.client_ca is not None:
-            file = settings.client_ca
-            context.load_verify_locations(settings.client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
-        where = f"{file} and {settings.key}" if file is settings.certificate else str(file)
         raise FleetError(
             Code.BAD_MESSAGE,
-            f"{where} cannot be used for TLS: {error}. Each is a PEM file; `fleetlearn-coordinator certificate` makes "
-            "a certificate and its key",
+            f"{settings.certificate} and {settings.key} cannot be used for TLS: {error}. Each is a PEM file; "
+            "`fleetlearn-coordinator certificate` makes a certificate and its key",
         ) from None
     return context
 

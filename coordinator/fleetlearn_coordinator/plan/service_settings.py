@@ -32,8 +32,6 @@ class Tls(Section, frozen=True, kw_only=True):
     """PEM: the server's certificate, and those between it and its CA."""
     key: Path
     """PEM: its private key, without a password."""
-    client_ca: Path | None = None
-    """PEM: only devices with a certificate of this CA may connect. Default: none is asked for."""
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
@@ -89,7 +87,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=("tls",))
+            refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=())
             settings = read_tables(raw, "service file", cls, place)
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(

@@ -40,8 +40,8 @@ def make_certificate(folder: Path, names: Sequence[str], days: int) -> bool:
     if datetime.now(UTC) + timedelta(days=days) > ca.not_valid_after_utc:
         raise FleetError(
             Code.BAD_MESSAGE,
-            f"a certificate of {days} days would outlive {folder / CA}, which ends on {ca.not_valid_after_utc:%Y-%m-%d}: "
-            "ask for fewer days, or make a new CA in another folder",
+            f"a certificate of {days} days would outlive {folder / CA}, which ends on "
+            f"{ca.not_valid_after_utc:%Y-%m-%d}: ask for fewer days, or make a new CA in another folder",
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (

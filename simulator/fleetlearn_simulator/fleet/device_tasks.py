@@ -9,6 +9,7 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import EVAL, TRAIN
@@ -66,6 +67,7 @@ class DeviceTasks:
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
         self.model_bytes = coordinator.model.nbytes
+        self.update_bytes = coordinator.training.encoding.size(coordinator.model.size)
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
     def begin_round(self) -> None:
@@ -99,7 +101,7 @@ class DeviceTasks:
             deadline=assigned[0].deadline,
             steps=steps,
             down=down,
-            up=np.full(size, self.model_bytes),
+            up=np.full(size, self.update_bytes),
             queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
         )
         ends = fates.seconds
@@ -218,18 +220,20 @@ class DeviceTasks:
             found = training.results_for(tasks.task[row:end])
             last = row + len(found)
             weights = coordinator.weights(tasks.name[row:last], found.examples)
-            refused = totals.refuse(found, weights)
+            reported = totals.measure(found, weights)
+            refused = totals.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
                 coordinator.kept_before += coordinator.kept.rows.of(tasks.device[row : row + good])
                 coordinator.kept.keep(tasks.device[made], tasks.task[made], found)
-            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)), weights[:good])
+            rows, accepted = slice(row, row + good), found.select(range(good))
+            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
                 training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
-                totals.up += self.model_bytes
+                totals.up += self.update_bytes
                 self.lose(tasks.device[row], refused[1])
                 commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
             del found  # its memory must be free when the next round begins
@@ -242,7 +246,12 @@ class DeviceTasks:
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
     def _accept(
-        self, tasks: RunningTasks, rows: slice, found: TrainedDevices, weights: NDArray[np.int64]
+        self,
+        tasks: RunningTasks,
+        rows: slice,
+        found: TrainedDevices,
+        weights: NDArray[np.int64],
+        reported: list[Reported],
     ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
@@ -251,14 +260,14 @@ class DeviceTasks:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
         totals = self.coordinator.totals
-        totals.up += self.model_bytes * len(times)
+        totals.up += self.update_bytes * len(times)
         devices, ids = tasks.device[rows], tasks.task[rows]
         coordinator, staleness = self.coordinator, list[int]()
         if coordinator.outlive:
             staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
-        totals.add_reports(
-            tasks, rows, found, weights, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
-        )
+        factors = list(map(coordinator.plan.staleness_factor, staleness))
+        reported = coordinator.with_losses(tasks.round[rows], devices, reported)
+        totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
         coordinator.count_updates(tasks.name[rows])
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
