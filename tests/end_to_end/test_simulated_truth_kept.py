@@ -102,9 +102,10 @@ def test_processes_and_simulator_keep_the_same(run: Processes, case: str) -> Non
 
     simulated = fleets[0].coordinator.kept
     assert simulated is not None
+    assert simulated.states is not None
     size = 4 * kept_state_size(bundle.manifest)
     sha256 = open_bundle(bundle.path).sha256
     for device in range(DEVICES):
         kept = (run.folder / f"{name_of(device)}.state" / "kept" / sha256).read_bytes()[:size]
-        (row,) = simulated.rows.of([device])
-        assert simulated.rows.file.read(row).tobytes() == kept
+        (row,) = simulated.states.of([device])
+        assert simulated.states.file.read(row).tobytes() == kept

@@ -15,23 +15,25 @@ from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluatio
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import CONTROL, Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.server_control import ServerControl
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
+from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 
 class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
-    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptStates | None) -> None:
+    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
@@ -50,6 +52,12 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
+        self.control = (
+            ServerControl(len(self.model), self.plan.server.devices)
+            if CONTROL in self.plan.vectors and self.plan.server.devices
+            else None
+        )
+        """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
         self.kept_before: list[int] = []
         """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
@@ -76,7 +84,7 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        inputs = RoundInputs(self.model)
+        inputs = RoundInputs(self.model, {} if self.control is None else {CONTROL: self.control.vector})
         if self.outlive:
             self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
         else:
@@ -96,7 +104,13 @@ class SimulatedCoordinator:
         self.totals.add_up()
         self.earlier, self.abandoned_in_a_row = self.model, 0
         self.model, self.optimizer_state, change = next_model(
-            self.aggregator, self.totals.aggregate, self.optimizer, self.optimizer_state, self.model, self._began()
+            self.aggregator,
+            self.totals.aggregate,
+            self.optimizer,
+            self.optimizer_state,
+            self.model,
+            self._began(),
+            self.plan.share(len(self.totals.devices)),
         )
         return self._close("committed", number, dropped, change, now, connected)
 
@@ -106,6 +120,13 @@ class SimulatedCoordinator:
             return None
         ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
         return Began(self.training.given[number].inputs.model, self.plan.staleness_factor(staleness))
+
+    def refuse(self, found: TrainedDevices, weights: NDArray[np.int64]) -> tuple[int, str] | None:
+        """Return the first row that is not accepted, and why. None: all are. ``weights``: of the updates, (n,)."""
+        refused = [self.totals.refuse(found, weights)]
+        if self.control is not None:
+            refused.append(self.control.refuse(found))
+        return min((row for row in refused if row is not None), key=lambda row: row[0], default=None)
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
@@ -136,9 +157,11 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         self.totals = self._no_totals()
+        if self.control is not None:
+            self.control.end_round(how == "committed")
         if self.kept is not None:
             self.training.settle()
-            self.kept.rows.end_round()
+            self.kept.end_round(how == "committed")
             self.kept_before = []
         return summary
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
-from itertools import count as count_up
 from math import fsum
 from typing import NamedTuple, Protocol
 
@@ -19,18 +17,22 @@ import numpy as np
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
-from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import DivergedError, evaluate_data, train
+from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.train import DivergedError, evaluate_data
+from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.messages import PLAIN, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
-from fleetlearn_simulator.training.kept_rows import NO_ROW, RowReader
+from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, row_sizes
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
+    TIED,
     PendingResults,
     ResultReader,
     TrainedDevice,
@@ -62,13 +64,19 @@ class Job(NamedTuple):
     """Steps that the device does. None: all steps of its epochs."""
     kept: int = NO_ROW
     """The row with the device's kept state."""
+    tied: int = NO_ROW
+    """The row with the tied vectors that the task goes on from."""
 
 
 def jobs_from_columns(
-    devices: Sequence[int], seeds: Sequence[int], steps: Sequence[int | None], kept: Sequence[int]
+    devices: Sequence[int],
+    seeds: Sequence[int],
+    steps: Sequence[int | None],
+    kept: Sequence[int],
+    tied: Sequence[int],
 ) -> list[Job]:
     """Make one job of each row. This takes less than half the time of calling ``Job`` for each."""
-    return list(map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, strict=True)))
+    return list(map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, tied, strict=True)))
 
 
 class Backend(Protocol):
@@ -93,12 +101,13 @@ class LocalSettings(NamedTuple):
     hyper: dict[str, float]
     epochs: int
     batch_size: int
+    algorithm: str = PLAIN
 
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     """Raises PlanError if the plan and the bundle do not fit together."""
     plan.check_against(bundle.manifest)
-    return LocalSettings(plan.hyper(bundle.manifest), plan.local.epochs, plan.local.batch_size)
+    return LocalSettings(plan.hyper(bundle.manifest), plan.local.epochs, plan.local.batch_size, plan.local.algorithm)
 
 
 def steps_of(task: LocalSettings, examples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -117,16 +126,21 @@ class PerDevice:
         task: LocalSettings,
         source: Source,
         provider: ProviderName = "cpu",
-        kept_states: RowReader | None = None,
+        kept: KeptRows[RowReader] = NOTHING_KEPT,
     ) -> None:
-        """``kept_states``: where the rows of jobs are, if jobs have any."""
+        """``kept``: where the rows of jobs are, if jobs have any."""
         self.bundle, self.task, self.source, self.manifest = bundle, task, source, bundle.manifest
         self.runtime = open_runtime(bundle, kind="onnx", provider=provider)
-        self.kept_states, self.kept_size = kept_states, kept_state_size(bundle.manifest)
+        self.algorithm, self.kept = ALGORITHMS[task.algorithm], kept
+        sizes = row_sizes(self.manifest, task.algorithm)
+        more = {KEPT_STATE: sizes.states, TIED: sizes.tied}
+        more |= {part: self.manifest.size for part in EXCHANGES[task.algorithm].parts if part != UPDATE}
+        self.more = {name: size for name, size in more.items() if size}
+        """The vectors that training makes beside the update, and their elements."""
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
-        rows, more = [self._train(inputs, job) for job in jobs], {KEPT_STATE: self.kept_size} if self.kept_size else {}
-        return from_rows(rows, len(inputs.model), self.manifest.metrics, more)
+        rows = [self._train(inputs, job) for job in jobs]
+        return from_rows(rows, len(inputs.model), self.manifest.metrics, self.more)
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         # There is no other process: a device is trained when its result is read, and never if it is not.
@@ -134,10 +148,12 @@ class PerDevice:
 
     def kept_state(self, job: Job) -> Vector | None:
         """Return what the job's device has kept; None: nothing yet."""
-        if job.kept == NO_ROW:
-            return None
-        assert self.kept_states is not None
-        return self.kept_states.read(job.kept)
+        return _row(self.kept.states, job.kept)
+
+    def tied(self, job: Job) -> dict[str, Vector]:
+        """Return the tied vectors that the job's task goes on from, by name; empty: zeros."""
+        row, names = _row(self.kept.tied, job.tied), self.algorithm.tied
+        return {} if row is None else dict(zip(names, row.reshape(len(names), -1), strict=True))
 
     def _train(self, inputs: RoundInputs, job: Job) -> TrainedDevice:
         data = as_data(self.source.arrays(job.device))
@@ -147,33 +163,33 @@ class PerDevice:
             nonlocal done
             done = steps
 
-        load_model(self.runtime, self.bundle, inputs.model, self.kept_state(job))
+        settings = Settings(
+            hyper=self.task.hyper if inputs.hyper is None else inputs.hyper,
+            epochs=self.task.epochs,
+            batch_size=self.task.batch_size,
+            seed=job.seed,
+            time_budget=None if job.steps is None else float(job.steps),
+            clock=lambda: float(done),  # seconds are steps: a budget of n seconds ends the training after n steps
+            on_step=count,
+        )
+        given = Inputs(inputs.model, self.kept_state(job), inputs.vectors, self.tied(job))
         try:
-            outcome = train(
-                self.runtime,
-                data,
-                hyper=self.task.hyper if inputs.hyper is None else inputs.hyper,
-                epochs=self.task.epochs,
-                batch_size=self.task.batch_size,
-                seed=job.seed,
-                # A clock that counts steps: then a budget of n seconds ends the training after n steps. The loop reads
-                # the clock twice before the first step, and once after each.
-                time_budget=None if job.steps is None else float(job.steps),
-                clock=partial(next, chain((0.0,), count_up(0.0))),
-                on_step=count,
-            )
+            outcome = run_algorithm(self.task.algorithm, self.runtime, self.bundle, data, given, settings)
         except DivergedError:
             return TrainedDevice(np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True)
+        result, vectors = outcome.result, {**outcome.parts, KEPT_STATE: outcome.result.kept_state}
+        if outcome.tied:
+            vectors[TIED] = np.concatenate([outcome.tied[name] for name in self.algorithm.tied])
         return TrainedDevice(
-            outcome.update,
-            dict(outcome.metrics),
-            outcome.examples,
-            outcome.steps,
-            outcome.seen,
-            outcome.complete,
-            outcome.loss,
-            check_finite(outcome.update),
-            vectors={KEPT_STATE: outcome.kept_state},
+            result.update,
+            dict(result.metrics),
+            result.examples,
+            result.steps,
+            result.seen,
+            result.complete,
+            result.loss,
+            check_finite(result.update),
+            vectors=vectors,
         )
 
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
@@ -181,7 +197,7 @@ class PerDevice:
         return [self._evaluate(inputs.model, job) for job in jobs]
 
     def _evaluate(self, model: Vector, job: Job) -> Evaluation | None:
-        if self.kept_size:
+        if self.manifest.local_size > self.manifest.size:
             load_model(self.runtime, self.bundle, model, self.kept_state(job))
         try:
             return evaluate_data(self.runtime, self.source.arrays(job.device))
@@ -190,6 +206,14 @@ class PerDevice:
 
     def close(self) -> None:
         """Does nothing: only memory is held."""
+
+
+def _row(reader: RowReader | None, row: int) -> Vector | None:
+    """Return a copy of a row. None: there is none."""
+    if row == NO_ROW:
+        return None
+    assert reader is not None
+    return reader.read(row)
 
 
 def means(parts: Sequence[Evaluation]) -> dict[str, float]:
