@@ -303,8 +303,8 @@ class Task(Message, frozen=True, tag="task"):
     kept: Identifier | None = None
     """The device's own task whose tied vectors this task goes on from (section 4). null: from zeros."""
     personal_epochs: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    """Passes over the device's examples in which its personal model or parameters are trained, where the algorithm
-    does that by itself. null: the algorithm has no such passes."""
+    """Passes over the device's examples in which its personal model or parameters are trained by themselves, where the
+    algorithm has such passes. null: as many as `epochs`."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

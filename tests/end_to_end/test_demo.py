@@ -57,12 +57,12 @@ def assert_nothing_runs(output: Path, within: float = 0.0) -> None:
 def start_and_await_rounds(output: Path) -> subprocess.Popen[str]:
     """A demo that trains: its second round is over."""
     demo = subprocess.Popen(
-        command(output, "--rounds", "1000"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(output, *SMALL, "--rounds", "1000"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.split()[:1] == ["2"]:
-            assert len(processes_of(output)) == 1 + 1 + 12  # itself, the coordinator, the devices
+            assert len(processes_of(output)) == 1 + 1 + 6  # itself, the coordinator, the devices
             return demo
     raise AssertionError(demo.communicate()[1])
 

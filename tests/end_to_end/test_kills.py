@@ -277,7 +277,10 @@ def undisturbed_own(
         return train_with_own(run, own_bundle_path, shards, None)
 
 
-@pytest.mark.parametrize("point", CRASH_DEVICE_POINTS)
+@pytest.mark.parametrize(
+    "point",
+    CRASH_DEVICE_POINTS[:2] + [pytest.param(point, marks=pytest.mark.slow) for point in CRASH_DEVICE_POINTS[2:]],
+)
 def test_a_device_killed_keeps_its_own(
     run: Processes, own_bundle_path: Path, shards: list[Path], undisturbed_own: dict[str, bytes], point: str
 ) -> None:

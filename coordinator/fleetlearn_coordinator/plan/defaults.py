@@ -8,6 +8,7 @@ from typing import Any
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
+from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.recipes import RECIPES
@@ -31,11 +32,14 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     local, round_, staleness, aggregation, server, stop, evaluation = (raw[section] for section in RELATED)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
-        local = raw["local"] = {**recipe.local, **local}
+        given = local
+        local = raw["local"] = {**recipe.local, **given}
         chosen = local["algorithm"]
         if chosen not in list(ALGORITHMS):
             hint, allowed = near(str(chosen), ALGORITHMS), ", ".join(ALGORITHMS)
             raise ValueError(f"local.algorithm = {chosen!r} is not known{hint} Algorithms: {allowed}.")
+        if chosen != recipe.local["algorithm"] and "personal_epochs" not in given:
+            local.pop("personal_epochs", None)  # the recipe's is for its own algorithm
     if isinstance(aggregation, dict):
         aggregation = raw["aggregation"] = {**recipe.aggregation, **aggregation}
         _check_aggregation(aggregation)
@@ -49,7 +53,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         if isinstance(devices := evaluation["devices"], int):
             evaluation.setdefault("minimum", max(1, -(-devices // 2)))
     if isinstance(stop, dict):
-        stop.setdefault("direction", "below" if stop.get("metric") == "loss" else "above")
+        stop.setdefault("direction", "below" if stop.get("metric") in ("loss", f"{PERSONAL}loss") else "above")
     if isinstance(server, dict):
         chosen = server.setdefault("optimizer", recipe.server["optimizer"])
         if chosen not in list(optimizers.OPTIMIZERS):

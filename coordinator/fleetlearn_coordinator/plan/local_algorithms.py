@@ -13,6 +13,9 @@ from fleetlearn_protocol.messages import CONTROL
 
 Need = Literal["proximal", "contrastive", "correction"]
 """A switch of the bundle's step."""
+Personal = Literal["some", "normalisation", "in turns", "nothing"]
+"""What of a bundle must stay on the devices: some parameters; those of all normalisation layers, and no others; some,
+with a step that can train them in turns with the others; nothing, since each device has a whole model of its own."""
 
 
 class Algorithm(NamedTuple):
@@ -26,6 +29,12 @@ class Algorithm(NamedTuple):
     """What devices keep from those of their tasks whose updates counted."""
     counts_devices: bool = False
     """Whether the coordinator must know how many devices there are (``server.devices``)."""
+    personal: Personal | None = None
+    """What of the bundle must stay on the devices. None: anything may, or nothing."""
+    personal_passes: bool = False
+    """Whether what is the device's own is trained in passes by itself (``local.personal_epochs``)."""
+    personal_model: bool = False
+    """Whether each device has a whole model of its own, which it measures beside the round's."""
 
 
 _SCAFFOLD = Algorithm(("correction",), True, (CONTROL,), True)
@@ -35,4 +44,6 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "scaffold": _SCAFFOLD,
     "scaffold-gradient": _SCAFFOLD,
     "feddyn": Algorithm(("proximal", "correction"), tied=("dual",), counts_devices=True),
+    "fedrep": Algorithm(personal="in turns", personal_passes=True),
+    "ditto": Algorithm(("proximal",), personal="nothing", personal_passes=True, personal_model=True),
 }

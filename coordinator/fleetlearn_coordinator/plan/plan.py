@@ -24,6 +24,7 @@ from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
+from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
@@ -278,9 +279,13 @@ class Plan(Section, frozen=True, kw_only=True):
         if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
             text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
             raise self._misfit(f"{text} Export it without compute=.", manifest)
-        if (misfit := personal_misfit(self.recipe, manifest)) is not None:
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        of_recipe = f"recipe {self.recipe}", RECIPES[self.recipe].personal
+        for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
+            if (misfit := personal_misfit(name, personal, manifest)) is not None:
+                raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         known = ["loss", *manifest.metrics]
+        if self.algorithm.personal_model and self.stop.measured_by == "round":
+            known += [f"{PERSONAL}{name}" for name in known]
         if self.stop.metric is not None and self.stop.metric not in known:
             raise self._misfit(
                 f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
@@ -416,6 +421,12 @@ def _contradictions(plan: Plan) -> Iterable[str]:
 
 def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
     name, algorithm, server = plan.local.algorithm, plan.algorithm, plan.server
+    if plan.local.personal_epochs is not None and not algorithm.personal_passes:
+        with_passes = " and ".join(f'"{row}"' for row, each in ALGORITHMS.items() if each.personal_passes)
+        yield (
+            f"local.personal_epochs = {plan.local.personal_epochs} is for local.algorithm = {with_passes}; here it is "
+            f'"{name}"'
+        )
     if algorithm.tied and plan.aggregation.aggregator != aggregators.MEAN.name:
         yield (
             f'local.algorithm = "{name}" counts on what all devices that took part keep; the aggregator '

@@ -7,9 +7,9 @@ has no default here, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from fleetlearn_coordinator.plan.local_algorithms import Need
+from fleetlearn_coordinator.plan.local_algorithms import Need, Personal
 
 SYNCHRONOUS: Mapping[str, Any] = {"participation": "synchronous", "weighting": "examples"}
 ASYNCHRONOUS: Mapping[str, Any] = {"participation": "asynchronous", "weighting": "uniform"}
@@ -31,8 +31,8 @@ class Recipe(NamedTuple):
     """The optimizer, and what belongs to it: where a plan names another optimizer, that one's own defaults count."""
     round: Mapping[str, Any] = SYNCHRONOUS
     aggregation: Mapping[str, Any] = MEAN
-    personal: Literal["some", "normalisation"] | None = None
-    """Which of the bundle's parameters must stay on the devices (personal_parameters.py). None: any may, or none."""
+    personal: Personal | None = None
+    """What of the bundle must stay on the devices, beside what the algorithm needs there."""
 
 
 _MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
@@ -91,6 +91,15 @@ RECIPES: Mapping[str, Recipe] = {
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623, "
         "Algorithm 1",
         personal="normalisation",
+    ),
+    "fedrep": Recipe(
+        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, arXiv 2102.07078, "
+        "Algorithm 1",
+        local={**LOCAL, "algorithm": "fedrep", "personal_epochs": 10},
+    ),
+    "ditto": Recipe(
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221, Algorithm 1",
+        local={**LOCAL, "algorithm": "ditto"},
     ),
     **{name: Recipe(source, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
 }

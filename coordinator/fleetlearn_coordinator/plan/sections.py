@@ -38,11 +38,14 @@ class Local(Section, frozen=True, kw_only=True):
     lr: Rate | None = None
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
-    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss. Default: the bundle's
-    for fedprox and moon, else 0."""
+    """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of ditto's personal
+    model alone, its lambda. Default: the bundle's for fedprox, moon and ditto, else 0."""
     algorithm: str
     """What devices do beside plain training: plain, scaffold (option II of its paper), scaffold-gradient (option I),
-    feddyn. Default: the recipe's."""
+    feddyn, fedrep, ditto. Default: the recipe's."""
+    personal_epochs: Positive | None = None
+    """ditto and fedrep: passes over the device's data in which its personal model or parameters are trained by
+    themselves. Default: the recipe's (fedrep 10), else as many as ``epochs``."""
     time_budget: Duration | None = None
     """Seconds that training may take on the device, which then reports what it did. Default: until the deadline."""
     evaluate: bool = True

@@ -205,7 +205,7 @@ class Evaluations:
         for device in devices:
             self.selection.come_back(device)
         if self.pace is not None:
-            self.pace.free(devices)
+            self.pace.measured(devices)
 
     def _close(self) -> list[Command]:
         commands: list[Command] = []

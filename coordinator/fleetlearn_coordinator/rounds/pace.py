@@ -141,6 +141,8 @@ class Pace:
     served: Names = field(default_factory=Names)
     """Those of them that had one, and may have one now, and those that the plan's rules give none. Both leave out who
     must stay: a device with a task, or with an update that it has not reported yet."""
+    with_update: set[str] = field(default_factory=set)
+    """Present devices that may have such an update."""
     needed: int = 0
     """Devices that were needed since the last check-in."""
     draws: int = 0
@@ -167,7 +169,9 @@ class Pace:
         self._forget(device)
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its update.
-        if not has_update and all(owner != device for owner, _ in book.lost.values()):
+        if has_update or any(owner == device for owner, _ in book.lost.values()):
+            self.with_update.add(device)
+        else:
             (self.fresh if may_serve else self.served).add(device)
         self.bookings.need(self.needed, now)
         self.needed = 0
@@ -196,8 +200,14 @@ class Pace:
 
     def free(self, devices: Iterable[str]) -> None:
         """The tasks of these connected devices ended."""
+        devices = list(devices)
+        self.with_update.difference_update(devices)
+        self.measured(devices)
+
+    def measured(self, devices: Iterable[str]) -> None:
+        """The measurements of these connected devices ended."""
         for device in devices:
-            if device in self.present:
+            if device in self.present and device not in self.with_update:
                 self.fresh.discard(device)
                 self.served.add(device)
                 self.needed += 1
@@ -210,5 +220,6 @@ class Pace:
 
     def _forget(self, device: str) -> None:
         self.present.discard(device)
+        self.with_update.discard(device)
         self.fresh.discard(device)
         self.served.discard(device)

@@ -300,6 +300,7 @@ class RunServer:
                 time_budget=local.time_budget,
                 evaluate=local.evaluate,
                 algorithm=local.algorithm,
+                personal_epochs=local.personal_epochs,
                 kept=run.tied_to(lease.device),
             ),
         )

@@ -1,6 +1,8 @@
 """kept/SHA: a device's kept state for each bundle, as raw float32 and the CRC-32 of these bytes.
 
-Personal parameters are the user's: nothing deletes a kept state, not even the end of its bundle in the cache.
+kept/SHA.personal: its personal model, where it was trained by an algorithm that has one beside the round's (Ditto).
+
+Personal parameters and models are the user's: nothing deletes them, not even the end of their bundle in the cache.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ class KeptStates:
         self._path = path
         path.mkdir(exist_ok=True)
 
-    def load(self, bundle: str, size: int) -> Vector | None:
-        """Return the kept state of the last task of this bundle: float32, shape (size,).
+    def load(self, name: str, size: int) -> Vector | None:
+        """Return what the last task of a bundle left: float32, shape (size,). name: the bundle's SHA-256 for its kept
+        state, or ``personal_name`` of it.
 
-        Returns None before the first task, and where ``size`` is 0. A damaged file is renamed to SHA.damaged with a
+        Returns None before the first task, and where ``size`` is 0. A damaged file is renamed to NAME.damaged with a
         warning, and None is returned. Raises StateError.
         """
-        path = self._path / bundle
+        path = self._path / name
         with os_errors_as_state_errors(path):
             if not size or not path.exists():
                 return None
@@ -42,15 +45,20 @@ class KeptStates:
             values = memoryview(content)[: 4 * size]
             if len(content) == file_size(4 * size) and _CRC.unpack(content[4 * size :]) == (checksum(values),):
                 return np.frombuffer(values, "<f4")
-            aside = path.with_name(f"{bundle}.damaged")
+            aside = path.with_name(f"{name}.damaged")
             path.replace(aside)
-            log.warning("%s is damaged; it is put aside as %s, and the bundle's own values take its place", path, aside)
+            log.warning("%s is damaged; it is put aside as %s, and training begins as at first", path, aside)
             return None
 
-    def take(self, source: Path, bundle: str) -> None:
-        """Move a file of ``file_contents`` to its place as the bundle's kept state. Raises OSError."""
-        source.replace(self._path / bundle)
+    def take(self, source: Path, name: str) -> None:
+        """Move a file of ``file_contents`` to its place. name: as in ``load``. Raises OSError."""
+        source.replace(self._path / name)
         sync_folder(self._path)
+
+
+def personal_name(bundle: str) -> str:
+    """Return the name of the personal model of the bundle with this SHA-256."""
+    return f"{bundle}.personal"
 
 
 def file_contents(kept_state: Vector) -> tuple[Buffer, Buffer]:

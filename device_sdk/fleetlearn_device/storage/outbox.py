@@ -6,10 +6,11 @@
     report.json         its report; the update exists from the moment this file appears
     kept-TASK.BUNDLE    the task's kept state, until it is moved to kept/
     tied-TASK.BUNDLE    the task's tied vectors, until they are moved to tied/
+    own-TASK.BUNDLE     the personal model after the task, until it is moved to kept/
     NAME.reserved       room on the disk for one of these files, which a running training holds
 
-The update, the kept state and the tied vectors of a task appear together. The last two are written to pending/ first,
-report.json makes all exist, and only then, or when a process next opens the directory, are they moved to their places.
+The update of a task and what is kept of it appear together. What is kept is written to pending/ first, report.json
+makes all exist, and only then, or when a process next opens the directory, is it moved to its place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fleetlearn_protocol.vector import Vector, checksum
 from fleetlearn_device.storage import kept_states, tied_vectors
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import allocate, write_durably
-from fleetlearn_device.storage.kept_states import KeptStates
+from fleetlearn_device.storage.kept_states import KeptStates, personal_name
 from fleetlearn_device.storage.tied_vectors import TiedVectors
 
 _REPORT_BYTES = 64 * 2**10
@@ -46,20 +47,27 @@ class Outbox:
         path.mkdir(exist_ok=True)
         self._settle()
 
-    def reserve(self, update_bytes: int, state_bytes: int, tied_bytes: int = 0) -> None:
+    def reserve(self, update_bytes: int, state_bytes: int, tied_bytes: int = 0, personal_bytes: int = 0) -> None:
         """Hold room on the disk for an update and what is kept with it, so that a full disk shows before the training.
 
-        state_bytes: of the kept state. tied_bytes: of the file of tied vectors. Raises StateError.
+        state_bytes: of the kept state. tied_bytes: of the file of tied vectors. personal_bytes: of the personal model.
+        Raises StateError.
         """
-        kept_bytes = kept_states.file_size(state_bytes)
-        sizes = {"update": update_bytes, "kept": kept_bytes, "tied": tied_bytes, "report": _REPORT_BYTES}
+        sizes = {
+            "update": update_bytes,
+            "kept": kept_states.file_size(state_bytes),
+            "tied": tied_bytes,
+            "own": kept_states.file_size(personal_bytes),
+            "report": _REPORT_BYTES,
+        }
         try:
             with os_errors_as_state_errors(self._path):
                 for name, size in sizes.items():
                     allocate(self._reserved(name), size)
         except StateError as error:
             self.release()
-            text = f"there is no room for an update of {update_bytes + state_bytes + tied_bytes} bytes: {error}"
+            size = update_bytes + state_bytes + tied_bytes + personal_bytes
+            text = f"there is no room for an update of {size} bytes: {error}"
             raise type(error)(text) from error
 
     def release(self) -> None:
@@ -75,17 +83,20 @@ class Outbox:
         bundle: str = "",
         kept_state: Vector | None = None,
         tied: Mapping[str, Vector] | None = None,
+        personal: Vector | None = None,
     ) -> None:
         """Make an update durable, and with it what the device keeps for the next task of ``bundle``, if anything.
 
-        ``contents`` holds the bytes of each of the report's parts. After a crash the update, the kept state and the
-        tied vectors are all there, or none is. Raises StateError.
+        ``contents`` holds the bytes of each of the report's parts. After a crash the update, the kept state, the tied
+        vectors and the personal model are all there, or none is. Raises StateError.
         """
         kept: dict[str, tuple[Buffer, ...]] = {}
         if kept_state is not None and kept_state.size:
             kept["kept"] = kept_states.file_contents(kept_state)
         if tied:
             kept["tied"] = tied_vectors.file_contents(tied)
+        if personal is not None:
+            kept["own"] = kept_states.file_contents(personal)
         with os_errors_as_state_errors(self._path):
             write_durably(self._update(report), *contents, into=self._reserved("update"))
             for name, pieces in kept.items():
@@ -139,15 +150,18 @@ class Outbox:
         """Move what is kept of the report's task to its place, and delete every file that belongs to no report: the
         files of an update whose report was not written yet, or was deleted already."""
         report = read_report(self._path)
-        names = None if report is None else re.compile(rf"(kept|tied)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
+        names = None if report is None else re.compile(rf"(kept|tied|own)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
         for path in self._path.iterdir():
             found = names and names.fullmatch(path.name)
             if report is not None and found:
                 kind, bundle = found.groups()
-                if kind == "kept":
-                    self._kept_states.take(path, bundle)
-                else:
-                    self._tied_vectors.take(path, bundle, report.task)
+                match kind:
+                    case "kept":
+                        self._kept_states.take(path, bundle)
+                    case "own":
+                        self._kept_states.take(path, personal_name(bundle))
+                    case _:
+                        self._tied_vectors.take(path, bundle, report.task)
             elif path.name != "report.json" and (report is None or path != self._update(report)):
                 path.unlink()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -60,8 +60,9 @@ class Algorithm(NamedTuple):
     """What must be switched on in the bundle's LocalStep."""
     without: tuple[str, ...] = ()
     """What must not be switched on there."""
-    personal: bool | None = None
-    """True: the bundle must have personal parameters. False: devices must keep nothing of it from task to task."""
+    personal: Literal["parameters", "model"] | None = None
+    """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal ones, which it must
+    have. ``model``: a whole model; devices then must keep nothing else of the bundle from task to task."""
 
 
 def run_algorithm(
@@ -113,12 +114,12 @@ def check_step(name: str, manifest: Manifest) -> None:
             f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle {manifest.name} is "
             f"{_described(given)}. Export the model again with step=LocalStep({export})"
         )
-    if algorithm.personal and manifest.local_size == manifest.size:
+    if algorithm.personal == "parameters" and manifest.local_size == manifest.size:
         raise UnsupportedError(
             f"the algorithm {name} needs personal parameters, and bundle {manifest.name} has none. Export the model "
             'again with personal=["head"], where "head" is the name of the last layer'
         )
-    if algorithm.personal is False and kept_state_size(manifest):
+    if algorithm.personal == "model" and kept_state_size(manifest):
         raise UnsupportedError(
             f"the algorithm {name} has a whole model for each device, and of bundle {manifest.name} devices keep parts "
             "from task to task. Export the model again without personal= and kept="
@@ -181,11 +182,11 @@ def feddyn(work: Work) -> Outcome:
 
 ALGORITHMS = {
     PLAIN: Algorithm(plain),
-    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",)),
-    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",)),
+    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",), ("clip",)),
+    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",), ("clip",)),
     "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal")),
-    "ditto": Algorithm(ditto, switches=("proximal",), personal=False),
-    "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal=True),
+    "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
+    "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
 }
 """By the name in ``Task.algorithm``."""
 

@@ -17,6 +17,7 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
+from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
 from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
@@ -46,6 +47,8 @@ class FinishedUpdate(NamedTuple):
     """For the device's next task of this bundle: float32, shape (kept_state_size,)."""
     tied: Mapping[str, Vector]
     """Vectors by name, for a later task that goes on from this one: float32, shape (P,)."""
+    personal: Vector | None
+    """The personal model for the device's next task of this bundle: float32, shape (P,). None: there is none."""
 
 
 class Trainer:
@@ -153,10 +156,12 @@ class Trainer:
             size = bundle.manifest.size
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
             tied = self._tied_vectors.begin(task.bundle, task.kept, size) if algorithm.tied else {}
+            personal_size = size if algorithm.personal == "model" else 0
             self._outbox.reserve(
                 sum(encoding.size(size) for encoding in encodings.values()),
                 4 * kept_state_size(bundle.manifest),
                 file_size(algorithm.tied, size),
+                4 * personal_size,
             )
             settings = Settings(
                 hyper=task.hyper,
@@ -168,8 +173,10 @@ class Trainer:
                 should_stop=self.halt.is_set,
                 on_step=self._count,
                 on_evaluated=self._count_batch,
+                personal_epochs=task.personal_epochs,
             )
-            inputs = Inputs(model, self._kept_state(bundle), vectors, tied)
+            personal = self._kept_states.load(personal_name(task.bundle), personal_size)
+            inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings)
         contents = {name: encoding.encode(outcome.parts[name]) for name, encoding in encodings.items()}
         result = outcome.result
@@ -185,9 +192,11 @@ class Trainer:
             metrics=result.metrics,
             seconds=result.seconds,
             evaluation=result.evaluation,
+            personal=outcome.personal_evaluation,
         )
         encode(report)  # raises here what the coordinator would refuse
-        return FinishedUpdate(report, tuple(contents.values()), task.bundle, result.kept_state, outcome.tied)
+        kept = result.kept_state, outcome.tied, outcome.personal
+        return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept)
 
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""

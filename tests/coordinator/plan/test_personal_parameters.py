@@ -1,17 +1,26 @@
-"""Which bundles the recipes with personal parameters take, and what is said of the others."""
+"""Which bundles the recipes with personal parameters and models take, and what is said of the others."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
+from fleetlearn_coordinator import Plan, PlanError
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
-from fleetlearn_protocol.manifest import LocalStep, Manifest, Parameter
+from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_protocol.manifest import LocalStep, Manifest, Parameter, State
+from plans import SMALL
+from plans import manifest as fitting
 
 ROWS = ("body.weight", "norm.weight", "norm.running_mean", "head.weight")
 NORMS = ROWS[1:3]
 
 
-def bundle(*personal: str, norms: tuple[str, ...] = NORMS) -> Manifest:
+def bundle(*personal: str, norms: tuple[str, ...] = NORMS, **others: Any) -> Manifest:
+    fields = {"step": LocalStep(), **others}
     return Manifest(
         format="fleetlearn.bundle",
         version=1,
@@ -20,11 +29,17 @@ def bundle(*personal: str, norms: tuple[str, ...] = NORMS) -> Manifest:
         batch=(),
         outputs=(),
         hyper=(),
-        step=LocalStep(),
         metrics=(),
         files={},
         normalisation=norms or msgspec.UNSET,
+        **fields,
     )
+
+
+def said_of(recipe: str, manifest: Manifest) -> str | None:
+    found = RECIPES[recipe]
+    personal = found.personal or ALGORITHMS[found.local["algorithm"]].personal
+    return personal_misfit(f"recipe {recipe}", personal, manifest)
 
 
 @pytest.mark.parametrize(
@@ -35,43 +50,121 @@ def bundle(*personal: str, norms: tuple[str, ...] = NORMS) -> Manifest:
         ("fedper", bundle("head.weight")),
         ("fedper", bundle(*NORMS)),
         ("fedbn", bundle(*NORMS)),
+        ("fedrep", bundle("head.weight", step=LocalStep("momentum"))),
+        ("ditto", bundle(step=LocalStep(proximal=True), references=("anchor",), state=(State("t", (), 0),))),
     ],
 )
 def test_bundles_that_fit(recipe: str, manifest: Manifest) -> None:
-    assert personal_misfit(recipe, manifest) is None
+    assert said_of(recipe, manifest) is None
 
 
 NONE = (
-    "recipe fedper needs personal parameters, which stay on the devices, and bundle digits has none. Export it with "
+    "needs personal parameters, which stay on the devices, and bundle digits has none. Export it with "
     'export_bundle(..., personal=["head"]), where "head" is the name of the model\'s last layer'
 )
-EXPORT = 'Export it with export_bundle(..., personal="normalisation") for recipe fedbn'
+NORMALISATION = 'Export it with export_bundle(..., personal="normalisation") for recipe fedbn'
+IN_TURNS = "recipe fedrep freezes the personal parameters and the others in turns, and the step of bundle digits"
+WHOLE = "recipe ditto has a whole model for each device, and of bundle digits devices keep"
+WITHOUT = "besides. Export it without personal= and kept=, and with a step that does not read the previous model"
 
 
 @pytest.mark.parametrize(
     ("recipe", "manifest", "said"),
     [
-        ("fedper", bundle(), NONE),
+        ("fedper", bundle(), f"recipe fedper {NONE}"),
+        ("fedrep", bundle(), f"recipe fedrep {NONE}"),
         (
             "fedbn",
             bundle("head.weight", norms=()),
             "recipe fedbn keeps normalisation layers on the devices, and the manifest of bundle digits names none: the "
-            f"model has none of PyTorch's, or an earlier version exported it. {EXPORT}",
+            f"model has none of PyTorch's, or an earlier version exported it. {NORMALISATION}",
         ),
         (
             "fedbn",
             bundle(*NORMS, "head.weight"),
             "recipe fedbn keeps normalisation layers alone on the devices, and in bundle digits the parameter "
-            f'head.weight, of another layer, is personal too. {EXPORT}, or set recipe = "fedper", which takes any '
-            "personal parameters",
+            f'head.weight, of another layer, is personal too. {NORMALISATION}, or set recipe = "fedper", which takes '
+            "any personal parameters",
         ),
         (
             "fedbn",
             bundle("norm.weight"),
             "recipe fedbn keeps all normalisation layers on the devices, and in bundle digits the parameter "
-            f"norm.running_mean of such a layer travels. {EXPORT}",
+            f"norm.running_mean of such a layer travels. {NORMALISATION}",
         ),
+        (
+            "fedrep",
+            bundle("head.weight", step=LocalStep(clip=True)),
+            f"{IN_TURNS} clips the gradient of all parameters together, so that frozen ones would change how the "
+            "others move. Export it without clip=True",
+        ),
+        (
+            "fedrep",
+            bundle("head.weight", step=LocalStep(contrastive=True)),
+            f"{IN_TURNS} compares with the previous model, which has one phase and not two. Export it without "
+            "contrastive=True",
+        ),
+        ("ditto", bundle("head.weight"), f"{WHOLE} the personal parameter head.weight {WITHOUT}"),
+        ("ditto", bundle(state=(State("t", (), 0, kept=True),)), f"{WHOLE} the state t {WITHOUT}"),
+        ("ditto", bundle(references=("previous",)), f"{WHOLE} the previous model {WITHOUT}"),
     ],
 )
 def test_bundles_that_do_not_fit_are_refused_with_what_to_export(recipe: str, manifest: Manifest, said: str) -> None:
-    assert personal_misfit(recipe, manifest) == said
+    assert said_of(recipe, manifest) == said
+
+
+def parse(text: str) -> Plan:
+    return Plan.parse(text, Path("/base"), file="my.toml")
+
+
+LR = "[local]\nlr = 0.1\n"
+
+
+def test_a_plan_names_the_recipe_or_the_algorithm_that_does_not_fit() -> None:
+    for text, name in (
+        (f'recipe = "fedper"\n{SMALL}{LR}mu = 0', "recipe fedper"),
+        (f'recipe = "fedrep"\n{SMALL}{LR}mu = 0', "recipe fedrep"),
+        (f'{SMALL}{LR}mu = 0\nalgorithm = "fedrep"', 'local.algorithm = "fedrep"'),
+    ):
+        with pytest.raises(PlanError) as refused:
+            parse(text).check_against(fitting())
+        assert refused.value.text.startswith(f"my.toml: {name} needs personal parameters")
+
+
+def test_ditto_s_lambda_is_local_mu() -> None:
+    plan = parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 0.5')
+    plan.check_against(fitting())
+    assert (plan.local.algorithm, plan.local.personal_epochs, plan.parts) == ("ditto", None, {"update": "float32"})
+    assert plan.hyper(fitting()) == {"lr": 0.1, "mu": 0.5}
+    with pytest.raises(PlanError, match=r"local\.mu is missing"):
+        parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting())
+    with pytest.raises(PlanError, match=r"recipe ditto needs a step with a proximal term \(export it with proximal"):
+        parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting(proximal=False))
+
+
+def test_passes_of_its_own() -> None:
+    assert parse(f'recipe = "fedrep"\n{SMALL}').local.personal_epochs == 10
+    assert parse(f'recipe = "fedrep"\n{SMALL}[local]\npersonal_epochs = 3').local.personal_epochs == 3
+    other = parse(f'recipe = "fedrep"\n{SMALL}[local]\nalgorithm = "ditto"')
+    assert other.local.personal_epochs is None, "the recipe's default is its own algorithm's"
+    with pytest.raises(PlanError) as refused:
+        parse(f"{SMALL}[local]\npersonal_epochs = 3")
+    assert refused.value.text == (
+        'my.toml: local.personal_epochs = 3 is for local.algorithm = "fedrep" and "ditto"; here it is "plain"'
+    )
+
+
+def test_a_run_may_stop_by_the_personal_models_metric() -> None:
+    """As the devices of each round measure it, and where they have such models."""
+    stop = '[stop]\nmetric = "personal.{}"\ntarget = 0.5\n'
+    plan = parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("loss")}')
+    plan.check_against(fitting())
+    assert (plan.stop.direction, plan.bounds) == ("below", {"personal.loss": (0.0, float("inf"))})
+    parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("accuracy")}').check_against(fitting())
+    for text in (
+        f"{SMALL}{LR}mu = 1\n{stop.format('loss')}",
+        f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("loss")}measured_by = "evaluation"\n'
+        "[evaluation]\nevery = 1",
+    ):
+        with pytest.raises(PlanError, match=r'stop\.metric = "personal\.loss" is not measured'):
+            parse(text).check_against(fitting())

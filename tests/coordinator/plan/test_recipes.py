@@ -26,7 +26,7 @@ def test_a_recipe_makes_its_optimizer(name: str) -> None:
 
 def test_the_table_has_the_names_that_users_type() -> None:
     local, server = ["fedprox", "moon", "scaffold", "feddyn"], ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    asynchronous, personal = ["fedbuff", "fedasync"], ["fedper", "fedbn"]
+    asynchronous, personal = ["fedbuff", "fedasync"], ["fedper", "fedbn", "fedrep", "ditto"]
     assert list(RECIPES) == ["fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
     assert needs == {"fedprox": ("proximal",), "moon": ("contrastive",)}

@@ -425,7 +425,7 @@ POLICIES = {
     "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
     "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
 }
-USUAL = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+USUAL = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 SLOW = {"carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated"}

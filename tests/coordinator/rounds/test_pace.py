@@ -156,6 +156,15 @@ def test_a_device_that_may_get_its_lost_task_back_is_not_sent_away() -> None:
     assert arrive(pace, "c", book) == ["c"]
 
 
+def test_a_device_with_an_update_that_measured_meanwhile_is_not_sent_away() -> None:
+    pace, book = Pace(RULES._replace(connected=1), seed=1), LeaseBook(grace=1.0)
+    assert arrive(pace, "a", book, has_update=True) == []
+    pace.measured(["a"])
+    assert arrive(pace, "b", book) == ["b"]
+    pace.free(["a"])  # its report counted
+    assert arrive(pace, "c", book) == ["a"]
+
+
 def test_who_leaves_by_itself_is_replaced_and_who_was_sent_away_is_not() -> None:
     pace, book = Pace(RULES._replace(connected=1), seed=1), LeaseBook(grace=1.0)
     arrive(pace, "a", book)

@@ -126,7 +126,8 @@ os.fsync = killing(os.fsync)
 report = msgspec.json.decode(sys.argv[3], type=Report)
 kept = np.array(msgspec.json.decode(sys.argv[4]), np.float32)
 tied = {"control": kept, "residual": -kept} if kept.size else None
-state.outbox.save(report, (bytes(range(256)) * 4,), "b" * 64, kept, tied)
+personal = 2 * kept if kept.size else None
+state.outbox.save(report, (bytes(range(256)) * 4,), "b" * 64, kept, tied, personal)
 print("saved", flush=True)
 """
 
@@ -175,20 +176,23 @@ def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> Non
 
 
 def test_a_process_killed_while_it_saves_leaves_all_of_a_task_or_nothing(tmp_path: Path) -> None:
-    """SIGKILL at each system call that changes the directory: the second task's report, kept state and tied vectors
-    appear together; the first task's tied vectors stay, since a later task may go on from them."""
+    """SIGKILL at each system call that changes the directory: the second task's report, kept state, tied vectors and
+    personal model appear together; the first task's tied vectors stay, since a later task may go on from them."""
     outcomes = []
-    for calls in range(80):
+    for calls in range(90):
         folder = tmp_path / f"state{calls}"
         before = StateDirectory(folder)
-        before.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE, {"control": BEFORE, "residual": -BEFORE})
+        before.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE, {"control": BEFORE, "residual": -BEFORE}, 2 * BEFORE)
         before.close()
         run = killed_in_save(folder, calls, LATER, AFTER)
         state = StateDirectory(folder)
         held, kept = state.outbox.load(), state.kept_states.load(BUNDLE, 2)
         sets = {path.name for path in (folder / "tied").iterdir()}
+        personal = state.kept_states.load(f"{BUNDLE}.personal", 2)
         assert kept is not None
+        assert personal is not None
         assert (held, kept.tolist()) in [(REPORT, BEFORE.tolist()), (LATER, AFTER.tolist())]
+        assert personal.tolist() == (2 * kept).tolist()
         assert sets == ({f"{BUNDLE}.t1", f"{BUNDLE}.t2"} if held == LATER else {f"{BUNDLE}.t1"})
         chosen, values = ("t2", AFTER) if held == LATER and calls % 2 else ("t1", BEFORE)
         tied = state.tied_vectors.begin(BUNDLE, chosen, 2)
@@ -201,9 +205,9 @@ def test_a_process_killed_while_it_saves_leaves_all_of_a_task_or_nothing(tmp_pat
         assert run.returncode == -9, run.stderr
         outcomes.append(held == LATER)
         assert {path.suffix for path in (folder / "pending").iterdir()} == {".json", ".bin"}
-        assert [path.name for path in (folder / "kept").iterdir()] == [BUNDLE]
+        assert {path.name for path in (folder / "kept").iterdir()} == {BUNDLE, f"{BUNDLE}.personal"}
     else:
-        pytest.fail("Outbox.save makes more than 80 calls?")
+        pytest.fail("Outbox.save makes more than 90 calls?")
     assert len(outcomes) >= 16
     assert outcomes == sorted(outcomes), "once it is there it stays"
     assert not outcomes[0]

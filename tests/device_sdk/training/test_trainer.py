@@ -278,7 +278,7 @@ def test_the_room_held_is_what_the_update_is_written_into(
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     assert {name: size for name, (_, size) in held.items()} == {
         "update.reserved": trained.contents[0].nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
-        "tied.reserved": 0, "report.reserved": 2**16,
+        "tied.reserved": 0, "own.reserved": 0, "report.reserved": 2**16,
     }  # fmt: skip
     state.outbox.save(*trained)
     pending = state.path / "pending"
@@ -300,7 +300,8 @@ def test_where_the_file_system_holds_no_room_it_is_written(
     monkeypatch.setattr(os, "posix_fallocate", refused)
     state.outbox.reserve(3 * 2**20 + 5, 0)
     sizes = {path.name: path.stat().st_size for path in (state.path / "pending").iterdir()}
-    assert sizes == {"update.reserved": 3 * 2**20 + 5, "kept.reserved": 0, "tied.reserved": 0, "report.reserved": 2**16}
+    kept = {"kept.reserved": 0, "tied.reserved": 0, "own.reserved": 0}
+    assert sizes == {"update.reserved": 3 * 2**20 + 5, **kept, "report.reserved": 2**16}
     state.outbox.release()
     assert not list((state.path / "pending").iterdir())
 

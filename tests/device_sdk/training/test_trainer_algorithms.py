@@ -42,11 +42,12 @@ def task(
 ) -> Task:
     vectors = (FLOAT32.reference(CONTROL, c), FLOAT32.reference(MODEL, x))
     parts = {CONTROL: "float32", UPDATE: "float32"}
-    if algorithm in ("plain", "feddyn"):
+    if algorithm in ("plain", "feddyn", "ditto"):
         vectors, parts = vectors[1:], {UPDATE: "float32"}
     return Task(
-        name, 1, bundle.sha256, vectors, parts, {"lr": LR, "mu": 0.5 if algorithm == "feddyn" else 0.0}, STEPS, 0, 7,
-        100.0, algorithm=algorithm, kept=kept,
+        name, 1, bundle.sha256, vectors, parts, {"lr": LR, "mu": 0.5 if algorithm in ("feddyn", "ditto") else 0.0},
+        STEPS, 0, 7, 100.0, evaluate=algorithm == "ditto", algorithm=algorithm, kept=kept,
+        personal_epochs=2 if algorithm == "ditto" else None,
     )  # fmt: skip
 
 
@@ -130,7 +131,8 @@ def test_room_is_held_for_parts_and_tied_vectors(state: StateDirectory, bundle: 
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     size = 8 + len(b'["control"]') + 8
     assert {name: row[1] for name, row in held.items()} == {
-        "update.reserved": 16, "kept.reserved": 0, "tied.reserved": size, "report.reserved": 2**16
+        "update.reserved": 16, "kept.reserved": 0, "tied.reserved": size, "own.reserved": 0,
+        "report.reserved": 2**16,
     }  # fmt: skip
     state.outbox.save(*done)
     (file,) = (state.path / "tied").iterdir()
@@ -146,3 +148,40 @@ def test_a_bundle_that_is_not_made_for_the_algorithm_costs_no_set(
     with pytest.raises(UnsupportedError, match="needs a step with correction=True"):
         do(state, other, task(other, "t2"))
     assert (state.path / "tied" / f"{other.sha256}.t1").exists()
+
+
+def ditto_by_hand(own: Vector) -> Vector:
+    """Two steps of v <- v - lr (grad F(v) + mu (v - x)), from the kept v."""
+    for _ in range(2):
+        own = own - LR * (DEVICE.gradient(own) + 0.5 * (own - X))
+    return own
+
+
+def test_ditto_s_personal_model_is_kept_from_task_to_task(state: StateDirectory, bundle: Bundle) -> None:
+    """Also past a task of another algorithm, and whether or not the update was taken; the update is plain SGD's."""
+    own, update = X.astype(np.float64), X.astype(np.float64)
+    for _ in range(STEPS):
+        update = update - LR * DEVICE.gradient(update)
+    for name in ("t1", "t2", "t3"):
+        done = do(state, bundle, task(bundle, name, algorithm="ditto"))
+        before, own = own, ditto_by_hand(own)
+        np.testing.assert_allclose(FLOAT32.decode(done.contents[0]), update - X, rtol=1e-5)
+        assert done.personal is not None
+        np.testing.assert_allclose(done.personal, own, rtol=1e-5)
+        measured, shared = done.report.personal, done.report.evaluation
+        assert measured is not None
+        np.testing.assert_allclose(measured.loss_sum, (DEVICE.gradient(before) * (before - DEVICE.minimum)).sum() / 2)
+        assert (measured == shared) == (name == "t1"), "the first personal model is the round's"
+        state.outbox.drop(name)
+        do(state, bundle, task(bundle, f"{name}-plain", algorithm="plain"))
+    assert [path.name for path in (state.path / "kept").iterdir()] == [f"{bundle.sha256}.personal"]
+
+
+def test_a_personal_model_that_was_not_saved_is_not_gone_on_from(state: StateDirectory, bundle: Bundle) -> None:
+    do(state, bundle, task(bundle, "t1", algorithm="ditto"))
+    lost = do(state, bundle, task(bundle, "t2", algorithm="ditto"), save=False)
+    again = do(state, bundle, task(bundle, "t2", algorithm="ditto"))
+    assert lost.personal is not None
+    assert again.personal is not None
+    assert lost.personal.tobytes() == again.personal.tobytes()
+    assert again.report.personal == lost.report.personal
