@@ -172,16 +172,21 @@ class SimulatedCoordinator:
         The rows are in the order of the reports.
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
-        found: dict[tuple[int, int, int], Evaluation | None] = {}
+        found: dict[tuple[int, int, int], tuple[Evaluation | None, Evaluation | None]] = {}
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
         keys = list(zip(given_in, devices, self.kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
             own = sorted({key for key in keys if key[0] == number})
             jobs = [Job(device, kept=kept) for _, device, kept in own]
-            evaluated = self.backend.evaluate(self.training.given[number].inputs, jobs)
-            found |= zip(own, evaluated, strict=True)
+            inputs = self.training.given[number].inputs
+            evaluated, personal = self.backend.evaluate(inputs, jobs), list[Evaluation | None]([None] * len(jobs))
+            if self.plan.algorithm.personal_model:
+                personal = self.backend.evaluate_personal(inputs, jobs)
+            found |= zip(own, zip(evaluated, personal, strict=True), strict=True)
         rows = [found[key] for key in keys]
-        return evaluation_of(rows, names, self.plan.round.max_weight)
+        return evaluation_of(
+            [own for own, _ in rows], names, self.plan.round.max_weight, [personal for _, personal in rows]
+        )
 
     def resume(
         self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None

@@ -60,7 +60,7 @@ class DeviceEvaluations:
         down = np.full(len(given), tasks.model_bytes)
         down += tasks.bundle_bytes * np.array([device not in tasks.has_bundle for device in numbers])
         tasks.has_bundle.update(numbers)
-        steps = steps_of(local, tasks.source.examples(devices)) // local.epochs
+        steps = steps_of(local, tasks.source.examples(devices)) // local.passes
         seconds, causes = sample_evaluation_fates(self.scenario, devices, given[0].number, steps=steps, down=down)
         kept = self.coordinator.kept
         self.coordinator.training.settle()

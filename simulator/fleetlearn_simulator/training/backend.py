@@ -19,7 +19,7 @@ from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
-from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle
@@ -29,6 +29,7 @@ from fleetlearn_protocol.vector import Vector, check_finite
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.scenario.local_passes import passes_of
 from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, row_sizes
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
@@ -92,6 +93,9 @@ class Backend(Protocol):
         """Return the sums of the model's loss and metrics over the own data of each job's device, with the device's
         personal parameters. None: the loss there is not finite."""
 
+    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        """Return the same of each device's personal model (Ditto's), which before its first task is the round's."""
+
     def close(self) -> None: ...
 
 
@@ -102,19 +106,29 @@ class LocalSettings(NamedTuple):
     epochs: int
     batch_size: int
     algorithm: str = PLAIN
+    personal_epochs: int | None = None
+    """Passes in which what is the device's own is trained by itself. None: as many as ``epochs``."""
+
+    @property
+    def passes(self) -> int:
+        """How often a device passes over its data."""
+        return passes_of(self.algorithm, self.epochs, self.personal_epochs)
 
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     """Raises PlanError if the plan and the bundle do not fit together."""
     plan.check_against(bundle.manifest)
-    return LocalSettings(plan.hyper(bundle.manifest), plan.local.epochs, plan.local.batch_size, plan.local.algorithm)
+    local = plan.local
+    return LocalSettings(
+        plan.hyper(bundle.manifest), local.epochs, local.batch_size, local.algorithm, local.personal_epochs
+    )
 
 
 def steps_of(task: LocalSettings, examples: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of steps that devices with these numbers of examples do."""
     if not task.batch_size:
-        return np.full_like(examples, task.epochs)
-    return task.epochs * -(-examples // task.batch_size)
+        return np.full_like(examples, task.passes)
+    return task.passes * -(-examples // task.batch_size)
 
 
 class PerDevice:
@@ -155,6 +169,13 @@ class PerDevice:
         row, names = _row(self.kept.tied, job.tied), self.algorithm.tied
         return {} if row is None else dict(zip(names, row.reshape(len(names), -1), strict=True))
 
+    def _split(self, row: Vector | None) -> tuple[Vector | None, Vector | None]:
+        """Return the kept state and the personal model of a row, each None if there is none."""
+        if row is None:
+            return None, None
+        size = kept_state_size(self.manifest)
+        return row[:size] if size else None, row[size:] if size < len(row) else None
+
     def _train(self, inputs: RoundInputs, job: Job) -> TrainedDevice:
         data = as_data(self.source.arrays(job.device))
         done = 0
@@ -171,13 +192,18 @@ class PerDevice:
             time_budget=None if job.steps is None else float(job.steps),
             clock=lambda: float(done),  # seconds are steps: a budget of n seconds ends the training after n steps
             on_step=count,
+            personal_epochs=self.task.personal_epochs,
         )
-        given = Inputs(inputs.model, self.kept_state(job), inputs.vectors, self.tied(job))
+        kept_state, personal = self._split(self.kept_state(job))
+        given = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
         try:
             outcome = run_algorithm(self.task.algorithm, self.runtime, self.bundle, data, given, settings)
         except DivergedError:
             return TrainedDevice(np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True)
-        result, vectors = outcome.result, {**outcome.parts, KEPT_STATE: outcome.result.kept_state}
+        result, vectors = outcome.result, dict(outcome.parts)
+        vectors[KEPT_STATE] = result.kept_state
+        if outcome.personal is not None:
+            vectors[KEPT_STATE] = np.concatenate([result.kept_state, outcome.personal])
         if outcome.tied:
             vectors[TIED] = np.concatenate([outcome.tied[name] for name in self.algorithm.tied])
         return TrainedDevice(
@@ -194,11 +220,23 @@ class PerDevice:
 
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
         self.runtime.load(inputs.model)
-        return [self._evaluate(inputs.model, job) for job in jobs]
+        found = []
+        for job in jobs:
+            if self.manifest.local_size > self.manifest.size:
+                load_model(self.runtime, self.bundle, inputs.model, self.kept_state(job))
+            found.append(self._evaluate(job))
+        return found
 
-    def _evaluate(self, model: Vector, job: Job) -> Evaluation | None:
-        if self.manifest.local_size > self.manifest.size:
-            load_model(self.runtime, self.bundle, model, self.kept_state(job))
+    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        found = []
+        for job in jobs:
+            _, personal = self._split(self.kept_state(job))
+            self.runtime.load(inputs.model if personal is None else personal)
+            found.append(self._evaluate(job))
+        return found
+
+    def _evaluate(self, job: Job) -> Evaluation | None:
+        """Evaluate the loaded model on the job's device."""
         try:
             return evaluate_data(self.runtime, self.source.arrays(job.device))
         except DivergedError:

@@ -88,7 +88,8 @@ class KeptRows(NamedTuple, Generic[R_co]):
     """Where the rows of devices are; None where devices have no such rows."""
 
     states: R_co | None = None
-    """Kept states: personal parameters, kept rows of the step's state, the previous model."""
+    """Kept states (personal parameters, kept rows of the step's state, the previous model), each with the device's
+    personal model after it, if the algorithm has one."""
     tied: R_co | None = None
     """The algorithm's tied vectors, such as SCAFFOLD's c_k, one after the other."""
 
@@ -106,7 +107,8 @@ class RowSizes(NamedTuple):
 
 def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
     """Return what a device keeps of such a bundle's tasks by this algorithm."""
-    return RowSizes(kept_state_size(manifest), manifest.size * len(ALGORITHMS[algorithm].tied))
+    personal = manifest.size if ALGORITHMS[algorithm].personal == "model" else 0
+    return RowSizes(kept_state_size(manifest) + personal, manifest.size * len(ALGORITHMS[algorithm].tied))
 
 
 def row_files(folder: Path, manifest: Manifest, algorithm: str) -> KeptRows[RowFile]:

@@ -52,6 +52,12 @@ class Worker:
         backend = self._backend(kept)
         return [answer(partial(backend.evaluate, inputs, jobs)) for jobs in blocks]
 
+    def evaluate_personal(
+        self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]
+    ) -> list[Answer]:
+        backend = self._backend(kept)
+        return [answer(partial(backend.evaluate_personal, inputs, jobs)) for jobs in blocks]
+
     def _backend(self, kept: KeptRows[RowsInMemory]) -> Backend:
         """Return the back end. ``kept``: the rows of its next jobs."""
         assert self.backend is not None

@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import EVENTS, MODEL, ROUNDS, SUMMARY, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from numpy.typing import NDArray
 from quadratics import OPTIMUM, TWO, Quadratic, fedavg_fixed_point, optimum, quadratics_bundle
@@ -16,15 +21,17 @@ from virtual import drive, make_fleet, make_scenario
 
 DEVICES = (*TWO, Quadratic((2.0, 1.0), (4.0, -3.0), 3), Quadratic((0.5, 3.0), (1.0, 8.0), 2))
 MODULE = """
-from quadratics import Quadratic
+import numpy as np
 
 DEVICES = {devices!r}
 
 def examples(device, seed):
-    return DEVICES[device].copies
+    return DEVICES[device][2]
 
 def make(device, seed):
-    return DEVICES[device].data
+    curvature, minimum, copies = DEVICES[device]
+    x, y = (np.tile(np.array(row, np.float32), (copies, 1)) for row in (minimum, curvature))
+    return {{"x": x, "y": y}}
 """
 
 
@@ -44,7 +51,7 @@ def scenario(folder: Path, bundle: Path, recipe: str, count: int = 2, **more: An
             "data": {"kind": "function", "function": "quads:make"},
         } | more,
     )  # fmt: skip
-    (folder / "quads.py").write_text(MODULE.format(devices=DEVICES))
+    (folder / "quads.py").write_text(MODULE.format(devices=[*map(tuple, DEVICES)]))
     return made
 
 
@@ -161,10 +168,111 @@ def test_a_change_that_no_sum_can_hold_is_refused(tmp_path: Path, bundle: Path) 
         plan__local={"epochs": 1, "batch_size": 0, "lr": 1e-9, "evaluate": False},
     )  # fmt: skip
     far = (Quadratic((1.0, 2.0), (1e9, 0.0)), TWO[1])
-    (tmp_path / "quads.py").write_text(MODULE.format(devices=far))
+    (tmp_path / "quads.py").write_text(MODULE.format(devices=[*map(tuple, far)]))
     fleet = make_fleet(made)
     while not fleet.history:
         fleet.advance()
     assert fleet.history[0]["causes"] == {"rejected: out-of-range": 1}
     assert fleet.history[0]["reports"] == 1
     assert not kept(fleet, 0).any()
+
+
+RUNS = {
+    "scaffold": {},
+    "feddyn": {"plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05, "mu": 0.5}},
+    "ditto": {
+        "plan__local": {"epochs": 3, "personal_epochs": 2, "batch_size": 0, "lr": 0.05, "mu": 0.5},
+        "plan__server": {},
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RUNS)
+def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, recipe: str) -> None:
+    """Stragglers do a part of their steps, some devices vanish, and all rounds are evaluated."""
+    made = scenario(
+        tmp_path, bundle, recipe, 4,
+        **{
+            "plan__round": UNIFORM | {"goal": 3, "weighting": "examples" if recipe == "ditto" else "uniform"},
+            "plan__stop__rounds": 6, "failures": {"stragglers": 0.5, "upload": 0.02, "crash": 0.1},
+            "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0}},
+        } | RUNS[recipe],
+    )  # fmt: skip
+    options = Options(backend="bundle", workers=1, checkpoint=1)
+    whole = simulate(made, tmp_path / "whole", options)
+    assert whole is not None
+    two = simulate(made, tmp_path / "two", options._replace(workers=2))
+    assert two is not None
+    stopped, turns = None, 0
+    while stopped is None:
+        seen: list[Fleet] = []
+        stopped = simulate(
+            made, tmp_path / "stopped", options, resume=turns > 0, progress=seen.append,
+            should_stop=lambda seen=seen: len(seen) > 1,  # type: ignore[misc]
+        )  # fmt: skip
+        turns += 1
+    assert turns > 1
+    names = (EVENTS, ROUNDS, MODEL, SUMMARY)
+    expected = [(whole.folder / name).read_bytes() for name in names]
+    for other in (two, stopped):
+        assert [(other.folder / name).read_bytes() for name in names] == expected
+    if recipe == "ditto":
+        assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
+
+
+def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
+    """v_k by gradient steps on f_k(v) + lambda/2 |v - w|^2 from where it was; the round's model by FedAvg's."""
+    run = drive(
+        scenario(
+            tmp_path, bundle, "ditto", plan__round=UNIFORM, plan__server={}, plan__stop__rounds=3,
+            plan__local={"epochs": 4, "personal_epochs": 2, "batch_size": 0, "lr": 0.05, "mu": 0.5},
+        )
+    )  # fmt: skip
+    model, own = np.array([3.0, 4.0]), [np.array([3.0, 4.0])] * 2
+    for row in run.rounds:
+        losses = [float(np.array(each.curvature) @ (own[k] - each.minimum) ** 2 / 2) for k, each in enumerate(TWO)]
+        assert row["evaluation"]["personal.loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+        ends = []
+        for device, each in enumerate(TWO):
+            y = model.copy()
+            for _ in range(4):
+                y -= 0.05 * each.gradient(y)
+            ends.append(y)
+            for _ in range(2):
+                own[device] = own[device] - 0.05 * (each.gradient(own[device]) + 0.5 * (own[device] - model))
+        model = np.mean(ends, axis=0)
+    np.testing.assert_allclose(run.model, model, rtol=1e-5)
+    kept = run.fleet.coordinator.kept
+    assert kept is not None
+    assert kept.states is not None
+    for device, row in enumerate(kept.states.of([0, 1])):
+        np.testing.assert_allclose(kept.states.file.read(row), own[device], rtol=1e-5)
+    seconds = 2 * 10 * (4 + 2 + 1 / 3)  # two devices, a step for each pass, and the evaluation of the round's model
+    assert [row["device_seconds"]["useful"] for row in run.rounds] == pytest.approx([seconds] * 3)
+
+
+def test_the_gradient_of_all_data_takes_a_pass(tmp_path: Path, bundle: Path) -> None:
+    local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False}
+    rounds = [
+        drive(
+            scenario(tmp_path, bundle, "scaffold", plan__round=UNIFORM, plan__local=local | {"algorithm": name})
+        ).rounds
+        for name in ("scaffold", "scaffold-gradient")
+    ]
+    assert [row["device_seconds"]["useful"] for (row,) in rounds] == [2 * 10 * 3, 2 * 10 * 4]
+
+
+def test_a_short_time_is_shared_between_both_models(tmp_path: Path, bundle: Path) -> None:
+    """Of 12 steps in all a device does 5: 2 of them for the round's model, and 3 for its own."""
+    opened = open_bundle(bundle)
+    task = LocalSettings({"lr": 0.05, "mu": 0.5}, 2, 1, "ditto")
+    source = source_of(scenario(tmp_path, bundle, "ditto", 4, plan__server={}), opened)
+    backend = PerDevice(opened, task, source)
+    inputs = RoundInputs(opened.parameters())
+    found, whole = backend.train(inputs, [Job(2, 1, 5)]), backend.train(inputs, [Job(2, 1)])
+    assert (found.steps.tolist(), found.complete.tolist()) == ([2], [False])
+    assert (whole.steps.tolist(), whole.complete.tolist()) == ([6], [True])
+    own = opened.parameters().astype(np.float64)
+    for _ in range(3):
+        own -= 0.05 * (DEVICES[2].gradient(own) + 0.5 * (own - opened.parameters()))
+    np.testing.assert_allclose(found.vectors["kept_state"][0], own, rtol=1e-5)
