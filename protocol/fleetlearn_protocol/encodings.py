@@ -1,36 +1,83 @@
 """How a vector of float32 becomes the bytes that travel, and becomes a vector again.
 
-A task names the encoding of each vector that it sends and of each part that it asks for. To add an encoding, add it to
-ENCODINGS and to section 4 of PROTOCOL.md.
+A task names the encoding of each vector that it sends and of each part that it asks for. An encoding cuts the vector
+into blocks and writes each block by itself (formats/), the last one too if it is shorter. To add an encoding, add it to
+ENCODINGS, or to ``find_encoding`` if its name has parameters, and to section 4 of PROTOCOL.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Collection, Iterator
+from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.formats import floats, quantised
+from fleetlearn_protocol.formats.rows import Bytes, Format
+from fleetlearn_protocol.formats.sparse import top_k
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import Part, VectorReference
+from fleetlearn_protocol.splitmix64 import Fractions
 from fleetlearn_protocol.vector import Vector, check_finite, checksum, digest
+
+SLAB = 32768
+"""Elements that are encoded at a time, so that the temporaries stay in the processor's cache."""
 
 
 class Encoding(NamedTuple):
-    """One way to write a vector as bytes. Any run of whole elements can be encoded, decoded and checked by itself."""
+    """One way to write a vector as bytes. Any run of whole blocks can be decoded and checked by itself, the vector's
+    last block included, whatever its length."""
 
     name: str
     """Its name on the wire."""
-    size: Callable[[int], int]
-    """Number of elements -> number of bytes."""
-    encode: Callable[[Vector], memoryview]
-    """float32 vector, shape (n,) -> its bytes."""
-    decode: Callable[[Buffer], Vector]
-    """Bytes -> float32 vector, shape (n,), which may be a view into them. Raises ProtocolError (wrong-length) if they
-    are not whole elements."""
-    check: Callable[[Buffer], float]
-    """Bytes -> the greatest magnitude of their elements. Raises ProtocolError (wrong-length, not-finite)."""
+    block: int
+    """Elements of a block. Divides 4096."""
+    format: Format
+    """How a block's elements are written: each block is a row."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a whole block."""
+        return self.format.size(self.block)
+
+    def size(self, elements: int) -> int:
+        """Return the bytes of this many elements, from a block's beginning on."""
+        blocks, rest = divmod(elements, self.block)
+        return blocks * self.block_bytes + (self.format.size(rest) if rest else 0)
+
+    def encode(self, vector: Vector, seed: int = 0) -> memoryview:
+        """Return the bytes of a float32 vector, shape (n,). ``seed`` decides how elements are rounded, where the
+        encoding draws that. Raises ProtocolError (not-finite, out-of-range)."""
+        if self.name == FLOAT32.name:  # as it is in memory: nothing is checked, and a contiguous vector is not copied
+            return np.ascontiguousarray(vector, "<f4").data.cast("B")
+        check_finite(vector)
+        content, fractions, place = np.empty(self.size(len(vector)), np.uint8), Fractions(seed), 0
+        for start in range(0, len(vector), SLAB):
+            for rows in self._rows(vector[start : start + SLAB]):
+                written = self.format.encode(rows, fractions).reshape(-1)
+                content[place : place + len(written)] = written
+                place += len(written)
+        return content.data
+
+    def decode(self, content: Buffer, elements: int | None = None) -> Vector:
+        """Return the vector, float32, shape (elements,), whose bytes ``content`` are. It may be a view into them.
+
+        Without ``elements``, the bytes must be whole blocks. They are taken to have passed ``check``; what becomes of
+        others is undefined. Raises ProtocolError (wrong-length).
+        """
+        found = [self.format.decode(rows, length).reshape(-1) for rows, length in self._read(content, elements)]
+        return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.float32), *found])
+
+    def check(self, content: Buffer, elements: int | None = None) -> float:
+        """Return the greatest magnitude of the elements whose bytes ``content`` are (``elements`` as for ``decode``).
+
+        Raises ProtocolError (wrong-length, not-finite; bad-encoding: bytes that no encoder writes).
+        """
+        return max((self.format.check(rows, length) for rows, length in self._read(content, elements)), default=0.0)
 
     def reference(self, name: str, vector: Vector) -> VectorReference:
         """Return what a task says about a vector that it sends in this encoding."""
@@ -41,28 +88,76 @@ class Encoding(NamedTuple):
         """Return what a report says about a part whose bytes, in this encoding, are ``content``."""
         return Part(name, self.name, memoryview(content).nbytes, checksum(content))
 
+    def _rows(self, vector: Vector) -> Iterator[Vector]:
+        """Yield the whole blocks, as rows, and then the rest as one."""
+        whole = len(vector) - len(vector) % self.block
+        if whole:
+            yield vector[:whole].reshape(-1, self.block)
+        if whole < len(vector):
+            yield vector[None, whole:]
 
-def _float32_size(elements: int) -> int:
-    return 4 * elements
+    def _read(self, content: Buffer, elements: int | None) -> Iterator[tuple[Bytes, int]]:
+        """Yield the bytes of the whole blocks, as rows, and then those of the rest as one, each with the number of
+        elements of a row. Raises ProtocolError (wrong-length)."""
+        given = np.frombuffer(content, np.uint8)
+        if elements is None:
+            if given.size % self.block_bytes:
+                text = f"{given.size} bytes of {self.name} were given; expected a multiple of {self.block_bytes}"
+                raise ProtocolError(Code.WRONG_LENGTH, text)
+            elements = given.size // self.block_bytes * self.block
+        elif given.size != self.size(elements):
+            text = f"{given.size} bytes of {self.name} were given; {elements} elements take {self.size(elements)}"
+            raise ProtocolError(Code.WRONG_LENGTH, text)
+        blocks, rest = divmod(elements, self.block)
+        if blocks:
+            yield given[: blocks * self.block_bytes].reshape(blocks, -1), self.block
+        if rest:
+            yield given[None, blocks * self.block_bytes :], rest
 
 
-def _encode_float32(vector: Vector) -> memoryview:
-    return np.ascontiguousarray(vector, "<f4").data.cast("B")
+FLOAT32 = Encoding("float32", 1, floats.FLOAT32)
+FLOAT16 = Encoding("float16", 1, floats.FLOAT16)
+BFLOAT16 = Encoding("bfloat16", 1, floats.BFLOAT16)
+INT8 = Encoding("int8", 256, quantised.INT8)
+INT4 = Encoding("int4", 64, quantised.INT4)
+
+ENCODINGS = {encoding.name: encoding for encoding in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
+"""Name on the wire -> encoding, for those without parameters."""
+FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
+"""The encodings of each element by itself: a vector can be decoded before its length is known."""
+TOP_K = "topk"
+"""The family of the encodings that top-k has: ``topk-SHARE``, ``topk-SHARE-float16`` and ``topk-SHARE-int8``."""
+TOP_K_BLOCK = 4096
+"""Elements of a block of top-k."""
+FAMILIES = (*ENCODINGS, TOP_K)
+"""What a device says that it knows: the encodings, those with parameters by the first word of their names."""
+_TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII)
 
 
-def _decode_float32(content: Buffer) -> Vector:
-    size = memoryview(content).nbytes
-    if size % 4:
-        raise ProtocolError(Code.WRONG_LENGTH, f"{size} bytes of float32 were given; expected a multiple of 4")
-    return np.frombuffer(content, "<f4")
+def family(name: str) -> str:
+    """Return the family of the encoding of this name."""
+    return name.split("-")[0]
 
 
-def _check_float32(content: Buffer) -> float:
-    return check_finite(_decode_float32(content))
+def is_known(name: str, families: Collection[str]) -> bool:
+    """Return whether there is an encoding of this name, and its family is one of ``families``."""
+    try:
+        return family(find_encoding(name).name) in families
+    except ProtocolError:
+        return False
 
 
-FLOAT32 = Encoding("float32", _float32_size, _encode_float32, _decode_float32, _check_float32)
-"""Little-endian IEEE 754 single precision, 4 bytes to an element."""
-
-ENCODINGS = {encoding.name: encoding for encoding in (FLOAT32,)}
-"""Name on the wire -> encoding."""
+@lru_cache(maxsize=64)
+def find_encoding(name: str) -> Encoding:
+    """Return the encoding of this name. Raises ProtocolError (bad-encoding), which says which names there are."""
+    if name in ENCODINGS:
+        return ENCODINGS[name]
+    found = _TOP_K_NAME.fullmatch(name)
+    if found is None:
+        raise ProtocolError(
+            Code.BAD_ENCODING,
+            f"there is no encoding {name}; expected {', '.join(ENCODINGS)}, or top-k with its share: topk-0.01, "
+            "topk-0.01-float16 or topk-0.01-int8 (above 0, below 1, up to six decimals, the last one not 0)",
+        )
+    share, values = found.groups(default="float32")
+    return Encoding(name, TOP_K_BLOCK, top_k(Fraction(share), ENCODINGS[values].format))

@@ -167,6 +167,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Whether the device knows `evaluate`. It is not sent to others."""
     algorithms: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """The algorithms that it knows beside `plain` (section 4). A device is given no task of another."""
+    encodings: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ("float32",)
+    """The families of encodings that the device knows (section 4). It is asked for no others."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

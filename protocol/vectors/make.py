@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.vector import checksum, digest
+from make_encodings import encodings
 from make_manifest import manifest
 from make_messages import messages
 
@@ -102,7 +103,7 @@ def lines(made: dict[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    for make in (messages, frames, vector, manifest):
+    for make in (messages, frames, vector, encodings, manifest):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 
 

@@ -29,6 +29,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         network="unmetered",
         evaluates=True,
         algorithms=("scaffold", "feddyn"),
+        encodings=("float32", "float16", "int8", "topk"),
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),

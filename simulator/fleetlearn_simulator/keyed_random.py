@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from fleetlearn_device.training.shuffling import GAMMA, mix
+from fleetlearn_protocol.splitmix64 import GAMMA, mix
 from numpy.typing import NDArray
 
 Key: TypeAlias = int | NDArray[np.int64]

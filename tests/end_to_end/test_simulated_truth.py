@@ -77,7 +77,10 @@ def times(folder: Path, round: int) -> tuple[float, float]:
     return begins, ends
 
 
-def test_processes_and_simulator_make_the_same_model(run: Processes, bundle_path: Path, fleet_data: list[Path]) -> None:
+@pytest.mark.parametrize("encoding", ["float32", "int8", "topk-0.1-int8"])
+def test_processes_and_simulator_make_the_same_model(
+    run: Processes, bundle_path: Path, fleet_data: list[Path], encoding: str
+) -> None:
     """Three rounds. Device 3 is killed in the second, its training done; device 4 diverges; device 5 is not there."""
     port = free_port()
     data_dir = run.folder / "run"
@@ -86,7 +89,7 @@ def test_processes_and_simulator_make_the_same_model(run: Processes, bundle_path
         plan_text(
             bundle_path, data_dir, "fedprox", local__lr=0.1, local__mu=0.01, local__epochs=2, local__batch_size=16,
             round__goal=4, round__minimum=3, round__grace=1.0, round__gather=30.0, round__deadline=600.0,
-            server__optimizer="adam", server__lr=0.05, stop__rounds=3,
+            server__optimizer="adam", server__lr=0.05, stop__rounds=3, encoding__up=encoding,
         )
     )  # fmt: skip
     service_file(plan, port)

@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 from fleetlearn_protocol import describe, encodings, errors, frames, messages, vector
+from fleetlearn_protocol.splitmix64 import GAMMA, ROUNDING
 from msgspec import inspect as types
 
 DOCUMENT = Path(describe.__file__).parents[1] / "PROTOCOL.md"
@@ -51,7 +52,10 @@ def test_every_code_is_used_outside_its_table(code: errors.Code) -> None:
         f"more than {messages.MAX_REFUSALS} refused",
         f"silent for {messages.SILENT_HEARTBEATS}\nheartbeats",
         "larger than 64 KiB",
-        *(f"| `{name}` | IEEE 754" for name in encodings.ENCODINGS),
+        *(f"| `{name}` | {encoding.block} |" for name, encoding in encodings.ENCODINGS.items()),
+        f"| `topk-S` | {encodings.TOP_K_BLOCK} |",
+        f"mix(mix(`task.seed`) + 2^{ROUNDING.bit_length() - 1})",
+        f"*i* 0x{int(GAMMA):X}",
         f"`123456789` give 0x{vector.checksum(b'123456789'):X}",
     ],
 )

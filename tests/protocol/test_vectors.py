@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
@@ -28,7 +28,7 @@ def load(name: str) -> dict[str, Any]:
     return made
 
 
-MESSAGES, FRAMES, VECTOR, MANIFEST = map(load, ("messages", "frames", "vector", "manifest"))
+MESSAGES, FRAMES, VECTOR, ENCODED, MANIFEST = map(load, ("messages", "frames", "vector", "encodings", "manifest"))
 
 
 def content(case: Case) -> bytes:
@@ -106,12 +106,24 @@ def test_vector() -> None:
 
 @named(VECTOR["invalid"])
 def test_invalid_vector(case: Case) -> None:
-    content = bytes.fromhex(case["hex"])
-    if case["code"] == "wrong-length":  # what is announced is compared, before anything is read
-        assert len(content) != FLOAT32.size(case["elements"])
-        return
     with pytest.raises(ProtocolError) as caught:
-        FLOAT32.check(content)
+        FLOAT32.check(bytes.fromhex(case["hex"]), case["elements"])
+    assert caught.value.code == case["code"]
+
+
+@pytest.mark.parametrize("case", ENCODED["valid"], ids=[case["encoding"] for case in ENCODED["valid"]])
+def test_encoded_vector(case: Case) -> None:
+    vector = FLOAT32.decode(bytes.fromhex(case["vector"]))
+    encoding = find_encoding(case["encoding"])
+    content = encoding.encode(vector, case["seed"])
+    assert content.hex() == case["hex"]
+    assert encoding.check(content, len(vector)) == np.abs(encoding.decode(content, len(vector))).max()
+
+
+@named(ENCODED["invalid"])
+def test_invalid_encoded_vector(case: Case) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        find_encoding(case["encoding"]).check(bytes.fromhex(case["hex"]), case["elements"])
     assert caught.value.code == case["code"]
 
 

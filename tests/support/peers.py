@@ -158,8 +158,8 @@ class Peer:
             await self.connection.wait_closed()
         return self.connection.close_code
 
-    async def check_in(self, held: Held | None = None) -> None:
-        await self.send(CheckIn(1, self.name, 10, held=held))
+    async def check_in(self, held: Held | None = None, **stated: Any) -> None:
+        await self.send(CheckIn(1, self.name, 10, held=held, **stated))
         await self.expect(Welcome)
 
     async def task(self) -> Task:

@@ -298,7 +298,7 @@ class Conversation:
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
-            self.upload = self._uploads.offer(device, message, self.port.spool, self)
+            self.upload = self._uploads.offer(device, message, self.port.spool, self.port.elements, self)
         elif self.upload not in self._uploads.places:  # it was asked to wait, and nothing is on its way now
             self._uploads.queue(self.upload)
         else:

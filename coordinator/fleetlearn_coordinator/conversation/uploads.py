@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import Part, Report
@@ -29,7 +29,7 @@ def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None
         text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(asked.items())}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
-        expected = ENCODINGS[part.encoding].size(elements)
+        expected = find_encoding(part.encoding).size(elements)
         if part.size != expected:
             text = f"part {part.name} has {part.size} bytes; a model of {elements} elements takes {expected}"
             raise ProtocolError(Code.WRONG_LENGTH, text)
@@ -59,6 +59,8 @@ class Upload(Turn):
     report: Report
     spool: Spool
     """Where its bytes are written: its run's."""
+    elements: int
+    """Elements of each part."""
     sender: Sender | None = None
     """None after the connection broke."""
     spool_file: int | None = None
@@ -89,7 +91,7 @@ class Upload(Turn):
 
     def receive(self, chunk: Chunk) -> None:
         """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset, wrong-length,
-        not-finite) and changes nothing."""
+        not-finite, bad-encoding) and changes nothing."""
         assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
@@ -101,7 +103,9 @@ class Upload(Turn):
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}"
             )
-        largest = ENCODINGS[part.encoding].check(chunk.payload)
+        encoding, is_last = find_encoding(part.encoding), self.offset + size == end
+        before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
+        largest = encoding.check(chunk.payload, self.elements - before if is_last else None)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)
@@ -155,10 +159,10 @@ class Uploads:
         """Task -> its upload, for uploads with a place."""
         return {upload.report.task: upload for upload in self.places.held}
 
-    def offer(self, device: str, report: Report, spool: Spool, sender: Sender | None = None) -> Upload:
+    def offer(self, device: str, report: Report, spool: Spool, elements: int, sender: Sender | None = None) -> Upload:
         """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
         self.forget(report.task, unless=report)
-        upload = self._broken.pop(report.task, None) or Upload(device, report, spool)
+        upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements)
         upload.report, upload.sender = report, sender
         self.queue(upload)
         return upload

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, family
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
@@ -63,13 +63,15 @@ class RunServer:
 
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.engine, self.host = run, run.engine, host
-        self.spool = run.store.blobs
+        self.spool, self.elements = run.store.blobs, run.model.size
+        self._knows_encoding: set[str] = set()
+        """Connected devices that know the plan's encoding of updates. The others are asked for float32."""
         self._served = host.serve_run(self, run.bundle, self.fail)
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
-        self._published: str | None = None
-        """The SHA-256 of the newest model that is served."""
+        self._published: set[str] = set()
+        """The SHA-256 of the newest model and of what belongs to it, which are served."""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
@@ -130,6 +132,10 @@ class RunServer:
             self._idle.add(device)
             return
         self._idle.discard(device)
+        if family(self.run.plan.encoding.up) in check_in.encodings:
+            self._knows_encoding.add(device)
+        else:
+            self._knows_encoding.discard(device)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
         if check_in.evaluates:
@@ -139,6 +145,7 @@ class RunServer:
 
     def leave(self, device: str, now: float) -> None:
         self.run.evaluations.tiers.pop(device, None)
+        self._knows_encoding.discard(device)
         if device in self._idle:
             self._idle.remove(device)
             return
@@ -151,7 +158,8 @@ class RunServer:
         if self.has_counted(device, report.task):
             return False
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
-        check_parts(report, self.run.plan.parts, self.run.model.size)
+        exact = all(part.encoding == FLOAT32.name for part in report.parts)
+        check_parts(report, self.run.plan.exact_parts if exact else self.run.plan.parts, self.elements)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
@@ -291,8 +299,8 @@ class RunServer:
                 round=lease.round,
                 bundle=run.bundle.sha256,
                 vectors=self._serve_model(lease.version, run.plan.vectors),
-                parts=run.plan.parts,
-                hyper=run.hyper,
+                parts=run.plan.parts if lease.device in self._knows_encoding else run.plan.exact_parts,
+                hyper=run.hyper_of(lease.version),
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,
@@ -334,14 +342,15 @@ class RunServer:
 
     def _publish(self) -> None:
         run = self.run
-        if run.model_digest == self._published:
+        # A vector may change where the model stays as it is, bit for bit.
+        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
+        if newest.keys() == self._published:
             return
-        self._published = run.model_digest
+        self._published = {*newest}
         versions = {terms.version for terms in self.engine.book.terms.values()}
         if self.engine.evaluations.is_open:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
-        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
         self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
     def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:

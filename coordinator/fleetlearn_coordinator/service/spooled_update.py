@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import Blobs
+
+PART = 32768
+"""Elements that are decoded at a time: whole blocks of every encoding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,22 +26,26 @@ class SpooledUpdate:
     part: Part
     begin: int
     """The byte of the file at which the part begins."""
+    elements: int
 
     def __iter__(self) -> Iterator[Vector]:
-        blocks = self.blobs.read_spool_file(self.spool_file, self.part.size, self.begin)
-        return map(ENCODINGS[self.part.encoding].decode, blocks)
+        encoding, left = find_encoding(self.part.encoding), self.elements
+        step = encoding.size(PART)
+        for content in self.blobs.read_spool_file(self.spool_file, self.part.size, self.begin, part_bytes=step):
+            yield encoding.decode(content, min(PART, left))
+            left -= PART
 
     def read(self, start: int, stop: int) -> Vector:
-        encoding = ENCODINGS[self.part.encoding]
+        encoding = find_encoding(self.part.encoding)
         begin, end = encoding.size(start), encoding.size(stop)
         blocks = self.blobs.read_spool_file(self.spool_file, end - begin, self.begin + begin)
-        return encoding.decode(b"".join(blocks))
+        return encoding.decode(b"".join(blocks), stop - start)
 
 
-def spooled_parts(blobs: Blobs, spool_file: int, report: Report) -> dict[str, SpooledUpdate]:
-    """Return the report's parts by name. They lie in the spool file one after the other."""
+def spooled_parts(blobs: Blobs, spool_file: int, report: Report, elements: int) -> dict[str, SpooledUpdate]:
+    """Return the report's parts, of ``elements`` each, by name. They lie in the spool file one after the other."""
     begins = accumulate((part.size for part in report.parts), initial=0)
     return {
-        part.name: SpooledUpdate(blobs, spool_file, part, begin)
+        part.name: SpooledUpdate(blobs, spool_file, part, begin, elements)
         for part, begin in zip(report.parts, begins, strict=False)
     }

@@ -17,6 +17,9 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 PARAMETERS = "parameters"
 """The tensor of a model that is its parameter vector; the others are the state beside it."""
 
+PART_BYTES = 2**17
+"""Bytes of a spool file that are read at a time, by default: they stay in the processor's cache."""
+
 
 class Blobs(Protocol):
     """The bytes of one run."""
@@ -36,9 +39,11 @@ class Blobs(Protocol):
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write at an offset in bytes. Raises OSError."""
 
-    def read_spool_file(self, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
-        """Yield ``size`` bytes from ``begin`` on, in parts that share one buffer. Safe to call from any thread. Raises
-        StoreError (a short file)."""
+    def read_spool_file(
+        self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
+    ) -> Iterator[memoryview]:
+        """Yield ``size`` bytes from ``begin`` on, in parts of ``part_bytes`` that share one buffer; the last may be
+        shorter. Safe to call from any thread. Raises StoreError (a short file)."""
 
     def settle_spool_file(self, number: int) -> None:
         """Make what was written survive as much as the plan asks for (``durable``)."""

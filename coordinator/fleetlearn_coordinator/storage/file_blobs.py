@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from fleetlearn_coordinator.storage.blobs import PARAMETERS, Tensors
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
-PART_BYTES = 2**17
-"""Bytes of a spool file that are read at a time: they stay in the processor's cache."""
 
 
 class FileBlobs:
@@ -67,8 +65,10 @@ class FileBlobs:
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         write_all(self._spool[number], content, offset)
 
-    def read_spool_file(self, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
-        buffer = np.empty(min(size, PART_BYTES), np.uint8).data
+    def read_spool_file(
+        self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
+    ) -> Iterator[memoryview]:
+        buffer = np.empty(min(size, part_bytes), np.uint8).data
         for place in range(0, size, len(buffer)):
             part = buffer[: size - place]
             if os.preadv(self._spool[number], [part], begin + place) != len(part):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -158,11 +158,16 @@ class Session:
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
         known = self.device, self.examples, self.runtime, self.software
-        return [
-            Send(
-                CheckIn(PROTOCOL_VERSION, *known, held, **stated._asdict(), evaluates=True, algorithms=self.algorithms)
-            )
-        ]
+        check_in = CheckIn(
+            PROTOCOL_VERSION,
+            *known,
+            held,
+            **stated._asdict(),
+            evaluates=True,
+            algorithms=self.algorithms,
+            encodings=FAMILIES,
+        )
+        return [Send(check_in)]
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -406,13 +411,15 @@ class Session:
         if algorithm not in known:
             return f"the task asks for the algorithm {algorithm}; this device knows {', '.join(known)}"
         exchange = EXCHANGES[algorithm]
-        asked = [("sends the vectors", [(vector.name, vector.encoding) for vector in task.vectors], exchange.vectors)]
+        sent = [(vector.name, vector.encoding) for vector in task.vectors]
+        asked = [("sends the vectors", sent, exchange.vectors, FLOATS)]
         if isinstance(task, Task):
-            asked.append(("asks for the parts", [*task.parts.items()], exchange.parts))
-        for what, given, names in asked:
-            if sorted(name for name, _ in given) != sorted(names) or not {row[1] for row in given} <= ENCODINGS.keys():
+            asked.append(("asks for the parts", [*task.parts.items()], exchange.parts, FAMILIES))
+        for what, given, names, families in asked:
+            same = sorted(name for name, _ in given) == sorted(names)
+            if not same or not all(is_known(encoding, families) for _, encoding in given):
                 listed = ", ".join(f"{name} ({encoding})" for name, encoding in given)
-                return f"the task {what} {listed}; this device knows {', '.join(names)} ({', '.join(ENCODINGS)})"
+                return f"the task {what} {listed}; this device knows {', '.join(names)} ({', '.join(families)})"
         return None
 
     def _receive(self, content: Content) -> Commands:

@@ -22,6 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import msgspec
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.stored_report import read_report as decode_report
@@ -125,7 +126,7 @@ class Outbox:
                 self._settle()
 
     def chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the update's bytes from ``offset`` on, as binary frames, each with bytes of one part.
+        """Yield the update's bytes from ``offset`` on, as binary frames, each with whole blocks of one part.
 
         Raises StateError.
         """
@@ -135,8 +136,11 @@ class Outbox:
                 raise StateError(f"{self._path} holds no finished update")
             with self._update(report).open("rb") as file:
                 file.seek(offset)
-                for end in accumulate(part.size for part in report.parts):
-                    while offset < end and (payload := file.read(min(chunk_bytes, end - offset))):
+                ends = accumulate(part.size for part in report.parts)
+                for part, end in zip(report.parts, ends, strict=True):
+                    block = find_encoding(part.encoding).block_bytes
+                    most = max(1, chunk_bytes // block) * block
+                    while offset < end and (payload := file.read(min(most, end - offset))):
                         yield pack_chunk(transfer, offset, payload)
                         offset += len(payload)
 

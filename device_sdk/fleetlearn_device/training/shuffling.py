@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from fleetlearn_protocol.splitmix64 import GAMMA, mix
 from numpy.typing import NDArray
 
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
-"""What SplitMix64 adds to its state for each number."""
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _PLACE = np.uint64(2**32 - 1)
 
 
@@ -44,13 +42,3 @@ def permutations(
         numbers[~there] = 0
     numbers &= _PLACE
     return numbers.view(np.int64)
-
-
-def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's output for each state. Each bit depends on all bits of the state; no two are equal."""
-    mixed = numbers ^ (numbers >> np.uint64(30))
-    mixed *= _FIRST
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= _SECOND
-    mixed ^= mixed >> np.uint64(31)
-    return mixed

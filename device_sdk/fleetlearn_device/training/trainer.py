@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import ENCODINGS
-from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.encodings import Encoding, find_encoding
+from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
@@ -24,7 +25,14 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_al
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError, TrainingError, evaluate_data
+from fleetlearn_device.training.own_model import write_own_model
+from fleetlearn_device.training.train import (
+    DivergedError,
+    OutOfTimeError,
+    StoppedError,
+    TrainingError,
+    evaluate_data,
+)
 from fleetlearn_device.training.work import Inputs, Settings
 
 MAX_STARTS = 3
@@ -62,9 +70,12 @@ class Trainer:
         threads: int,
         provider: ProviderName = "cpu",
         feature_cache: int = 0,
+        own_model: Path | None = None,
     ) -> None:
-        """feature_cache: most bytes of features that are kept; 0: whole models are trained."""
+        """feature_cache: most bytes of features that are kept; 0: whole models are trained. own_model: the file that
+        each training replaces by the device's own model."""
         self.kind: Kind = kind
+        self.own_model = own_model
         self.from_features = feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
         """Whether training is from features if the bundle has any. Batches that the user makes may be others each time:
         their features are not kept."""
@@ -91,8 +102,8 @@ class Trainer:
         task's update was accepted, and the tied vectors that the task names. Room for the result is held on the disk
         from before the first step until the result is saved.
 
-        Raises what ``open_runtime`` and ``run_algorithm`` raise, ProtocolError on a vector that is not finite,
-        KilledError, MemoryError, StateError.
+        Raises what ``open_runtime`` and ``run_algorithm`` raise, DivergedError also on a part that its encoding cannot
+        hold, ProtocolError on a vector that is not finite, KilledError, MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         with self._counted_start(task.task):
@@ -147,7 +158,7 @@ class Trainer:
             self._starts.clear()
 
     def _train(self, task: Task, end: float) -> FinishedUpdate:
-        encodings = {name: ENCODINGS[encoding] for name, encoding in task.parts.items()}
+        encodings = {name: find_encoding(encoding) for name, encoding in task.parts.items()}
         algorithm = ALGORITHMS[task.algorithm]
         with self._bundle_rechecked(task.bundle):
             vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
@@ -178,7 +189,10 @@ class Trainer:
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings)
-        contents = {name: encoding.encode(outcome.parts[name]) for name, encoding in encodings.items()}
+            if self.own_model is not None:
+                own = runtime.local if outcome.personal is None else outcome.personal
+                write_own_model(self.own_model, bundle, own)
+        contents = {name: _encode(encoding, outcome.parts[name], task.seed) for name, encoding in encodings.items()}
         result = outcome.result
         report = Report(
             task=task.task,
@@ -201,7 +215,7 @@ class Trainer:
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""
         content = self._contents.vector_path(reference.sha256).read_bytes()
-        encoding = ENCODINGS[reference.encoding]
+        encoding = find_encoding(reference.encoding)
         encoding.check(content)
         return encoding.decode(content)
 
@@ -257,3 +271,11 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+
+
+def _encode(encoding: Encoding, part: Vector, seed: int) -> memoryview:
+    """Return the part's bytes. Raises DivergedError: the encoding cannot hold it."""
+    try:
+        return encoding.encode(part, seed)
+    except ProtocolError as error:
+        raise DivergedError(error.text) from error

@@ -9,9 +9,10 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import ENCODINGS
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from numpy.typing import NDArray
 
@@ -71,7 +72,7 @@ class DeviceTasks:
         self.model_bytes = coordinator.model.nbytes
         self.down_bytes = self.model_bytes * (1 + len(plan.vectors))
         """Bytes of the model and the vectors that a task has beside it."""
-        self.up_bytes = sum(ENCODINGS[encoding].size(size) for encoding in plan.parts.values())
+        self.up_bytes = sum(find_encoding(encoding).size(size) for encoding in plan.parts.values())
         """Bytes of a report's parts."""
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
@@ -225,13 +226,15 @@ class DeviceTasks:
             found = training.results_for(tasks.task[row:end])
             last = row + len(found)
             weights = coordinator.weights(tasks.name[row:last], found.examples)
-            refused = coordinator.refuse(found, weights)
+            reported = totals.measure(found, weights)
+            refused = coordinator.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
                 coordinator.kept_before += rows_of(coordinator.kept.states, tasks.device[row : row + good])
                 coordinator.kept.finished(tasks.device[made], tasks.task[made], found)
-            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)), weights[:good])
+            rows, accepted = slice(row, row + good), found.select(range(good))
+            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
@@ -249,7 +252,12 @@ class DeviceTasks:
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
     def _accept(
-        self, tasks: RunningTasks, rows: slice, found: TrainedDevices, weights: NDArray[np.int64]
+        self,
+        tasks: RunningTasks,
+        rows: slice,
+        found: TrainedDevices,
+        weights: NDArray[np.int64],
+        reported: list[Reported],
     ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
@@ -263,9 +271,9 @@ class DeviceTasks:
         coordinator, staleness = self.coordinator, list[int]()
         if coordinator.outlive:
             staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
-        totals.add_reports(
-            tasks, rows, found, weights, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
-        )
+        factors = list(map(coordinator.plan.staleness_factor, staleness))
+        reported = coordinator.with_losses(tasks.round[rows], devices, reported)
+        totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
         coordinator.count_updates(tasks.name[rows])
         if coordinator.kept is not None:
             coordinator.kept.accepted(devices, found)

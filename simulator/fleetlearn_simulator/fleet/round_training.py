@@ -12,6 +12,8 @@ from itertools import count, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.encodings import FLOAT32, Encoding
+from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator import keyed_random
@@ -47,9 +49,10 @@ class GivenInRound(NamedTuple):
 class RoundTraining:
     """Devices that are trained in batches, each from its round's model."""
 
-    def __init__(self, backend: Backend, seed: int, kept: KeptByDevices | None = None) -> None:
-        """``kept``: what devices keep from task to task, if they keep something."""
-        self.backend, self.seed, self.kept = backend, seed, kept
+    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptByDevices | None = None) -> None:
+        """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
+        something."""
+        self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
         self.given: dict[int, GivenInRound] = {}
         """Round -> what its tasks train from, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
@@ -129,6 +132,8 @@ class RoundTraining:
                 reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, reader, chosen)
+            if self.encoding != FLOAT32:
+                reader = partial(_read_as_sent, self.encoding, reader, chosen)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
@@ -217,6 +222,23 @@ def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indice
             with np.errstate(over="ignore"):  # the coordinator refuses what overflows
                 found.updates[row] = update = spoilt(seed, tasks.row(index), found.updates[row])
             found.largest[row] = np.abs(update).max()
+    return found
+
+
+def _read_as_sent(
+    encoding: Encoding, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]
+) -> TrainedDevices:
+    """Read results, and make of the updates what the coordinator gets: encoded by the device, decoded there."""
+    found = reader(indices)
+    for row, index in enumerate(indices[: len(found)]):
+        if not found.diverged[row]:
+            try:
+                content = encoding.encode(found.updates[row], tasks.seed[index])
+            except ProtocolError:  # the encoding cannot hold it
+                found.diverged[row] = True
+            else:
+                found.updates[row] = encoding.decode(content, found.updates.shape[1])
+                found.largest[row] = encoding.check(content, found.updates.shape[1])
     return found
 
 

@@ -91,7 +91,7 @@ class Room:
     def __init__(self, *, uploads: int = 16, **settings: Any) -> None:
         values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
         self.engine = Engine(Settings(**(values | settings)))
-        self.spool = Spool()
+        self.spool, self.elements = Spool(), SIZE
         self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}

@@ -8,13 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
-from fleetlearn_coordinator.conversation.uploads import (
-    Upload,
-    Uploads,
-)
+from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
+from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
@@ -40,7 +38,7 @@ def make(limit: int) -> Uploads:
 
 
 def granted(uploads: Uploads, blobs: FileBlobs, task: str, update: Vector = UPDATE) -> Upload:
-    upload = uploads.offer("device", report_of(task, update), blobs)
+    upload = uploads.offer("device", report_of(task, update), blobs, len(update))
     assert list(uploads.grants(0.0)) == [upload]
     return upload
 
@@ -82,10 +80,10 @@ def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, p
 
 
 def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
-    first, second = UPDATE[:3].tobytes(), UPDATE[3:5].tobytes()
+    first, second = UPDATE[:3].tobytes(), UPDATE[3:6].tobytes()
     parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
     uploads = make(1)
-    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts), blobs)
+    upload = uploads.offer("device", msgspec.structs.replace(report_of("t1"), parts=parts), blobs, 3)
     assert list(uploads.grants(0.0)) == [upload]
     with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
         upload.receive(Chunk(1, 0, memoryview(first + second[:4])))
@@ -99,6 +97,37 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
     ) as caught:
         upload.check_complete()
     assert caught.value.code is Code.WRONG_HASH
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk-0.01-int8"])
+def test_chunks_hold_whole_blocks(blobs: FileBlobs, name: str) -> None:
+    """The last block may be shorter, at the part's end alone; there its elements are known."""
+    encoding, seed = find_encoding(name), 3
+    vector = UPDATE[: 2 * 4096 + 77]
+    content = encoding.encode(vector, seed)
+    uploads, whole = make(1), encoding.size(4096)
+    report = msgspec.structs.replace(report_of("t1"), parts=(encoding.part("update", content),))
+    upload = uploads.offer("device", report, blobs, len(vector))
+    assert list(uploads.grants(0.0)) == [upload]
+    for size in (whole - 1, whole + 1):
+        with pytest.raises(ProtocolError, match=f"expected a multiple of {encoding.block_bytes}") as caught:
+            upload.receive(Chunk(1, 0, content[:size]))
+        assert caught.value.code is Code.WRONG_LENGTH
+    for start in (0, whole):
+        upload.receive(Chunk(1, start, content[start : start + whole]))
+    bad = bytearray(content[2 * whole :])
+    bad[: 2 if encoding.block == 4096 else 4] = b"\xff\xff\xff\xff"[: 2 if encoding.block == 4096 else 4]
+    with pytest.raises(ProtocolError) as caught:
+        upload.receive(Chunk(1, 2 * whole, memoryview(bad)))
+    assert caught.value.code is (Code.BAD_ENCODING if encoding.block == 4096 else Code.NOT_FINITE)
+    upload.receive(Chunk(1, 2 * whole, content[2 * whole :]))
+    upload.check_complete()
+    assert upload.largest == {"update": np.abs(encoding.decode(content, len(vector))).max()}
+    update = SpooledUpdate(blobs, uploads.complete(upload, 0.0), report.parts[0], 0, len(vector))
+    decoded = encoding.decode(content, len(vector))
+    assert np.concatenate(list(update)).tobytes() == decoded.tobytes()
+    assert update.read(4096, len(vector)).tobytes() == decoded[4096:].tobytes()
+    assert update.read(0, 4096).tobytes() == decoded[:4096].tobytes()
 
 
 def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> None:
@@ -144,7 +173,7 @@ def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(blobs: FileBlob
 
 def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
     uploads = make(1)
-    first, second, third = (uploads.offer("device", report_of(f"t{number}"), blobs) for number in range(3))
+    first, second, third = (uploads.offer("device", report_of(f"t{number}"), blobs, len(UPDATE)) for number in range(3))
     assert list(uploads.grants(0.0)) == [first]
     uploads.pause(second)
     uploads.drop(first)
@@ -156,12 +185,12 @@ def test_an_upload_waits_for_a_spool_file_and_one_that_has_its_file_goes_on(tmp_
     uploads = make(2)
     first = granted(uploads, blobs, "t1")
     sent(first, blobs)
-    second = uploads.offer("device", report_of("t2"), blobs)
+    second = uploads.offer("device", report_of("t2"), blobs, len(UPDATE))
     assert list(uploads.grants(0.0)) == []
     uploads.pause(first)
     uploads.drop(second)
     assert granted(uploads, blobs, "t1") is first
-    uploads.offer("device", report_of("t3"), blobs)
+    uploads.offer("device", report_of("t3"), blobs, len(UPDATE))
     assert list(uploads.grants(0.0)) == []
     uploads.drop(first)
     assert [upload.report.task for upload in uploads.grants(0.0)] == ["t3"]
@@ -177,7 +206,7 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(b
     uploads = make(1)
     slow = granted(uploads, blobs, "slow")
     sent(slow, blobs)
-    next_ = uploads.offer("next", report_of("next"), blobs)
+    next_ = uploads.offer("next", report_of("next"), blobs, len(UPDATE))
     uploads.places.measure(WINDOW)  # what came counts in the first window, and in the second nothing came
     assert list(uploads.grants(WINDOW)) == []
     uploads.places.measure(2 * WINDOW)
@@ -201,7 +230,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     slow.slow = True
     crawlers = []
     for number in range(20):
-        crawler = uploads.offer(f"c{number}", report_of(f"c{number}"), blobs)
+        crawler = uploads.offer(f"c{number}", report_of(f"c{number}"), blobs, len(UPDATE))
         list(uploads.grants(number))
         (message,) = pack_chunks(crawler.transfer, bytes(4))
         crawler.receive(unpack_chunk(message))
@@ -235,7 +264,7 @@ def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: Fil
     upload = granted(uploads, blobs, "t1")
     sent(upload, blobs)
     uploads.pause(upload)
-    again = uploads.offer("device", report_of("t1"), blobs)
+    again = uploads.offer("device", report_of("t1"), blobs, len(UPDATE))
     list(uploads.grants(500.0))
     sent(again, blobs)
     uploads.complete(again, 500.1)

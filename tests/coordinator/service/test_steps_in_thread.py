@@ -54,9 +54,9 @@ def additions_held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is added to the sum before the event, which is set at the end at the latest."""
     go_on, read = threading.Event(), FileBlobs.read_spool_file
 
-    def read_later(blobs: FileBlobs, number: int, size: int, begin: int = 0) -> Iterator[memoryview]:
+    def read_later(blobs: FileBlobs, number: int, size: int, begin: int = 0, **part: int) -> Iterator[memoryview]:
         assert go_on.wait(20), "nobody let the addition go on"
-        yield from read(blobs, number, size, begin)
+        yield from read(blobs, number, size, begin, **part)
 
     with patch.context() as within:
         within.setattr(FileBlobs, "read_spool_file", read_later)

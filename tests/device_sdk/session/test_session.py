@@ -31,6 +31,7 @@ from fleetlearn_device.session.commands import (
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Fetching, Holding, Idle, Link, Locating, Online, Work
+from fleetlearn_protocol.encodings import FAMILIES
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
 from fleetlearn_protocol.messages import (
@@ -321,7 +322,16 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
     (sent,) = session.connected(0.0, stated)
     assert isinstance(sent, Send)
     assert sent.message == CheckIn(
-        1, "dev", 7, memory=2**30, tags=("eu", "roof"), tier="pi-5", charging=False, network="metered", evaluates=True
+        1,
+        "dev",
+        7,
+        memory=2**30,
+        tags=("eu", "roof"),
+        tier="pi-5",
+        charging=False,
+        network="metered",
+        evaluates=True,
+        encodings=FAMILIES,
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
     (note,) = [row for row in notes if isinstance(row, Note) and row.warning]
@@ -331,7 +341,9 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
     session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
-    assert session.connected(0.0) == [Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, evaluates=True))]
+    assert session.connected(0.0) == [
+        Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, evaluates=True, encodings=FAMILIES))
+    ]
     assert acts(tell(session, WELCOME)) == []
     assert acts(tell(session, task())) == [Locate(task())]
     assert acts(session.located("A", [WANTED], 1.0)) == [Send(Fetch(SHA, 0))]
@@ -361,7 +373,7 @@ def test_the_update_is_saved_before_it_is_reported() -> None:
 def test_a_held_update_is_checked_in_and_reported_again() -> None:
     session = Session("dev", 7, held=report())
     check_in = session.connected(0.0)
-    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True))]
+    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True, encodings=FAMILIES))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
     assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
@@ -372,7 +384,9 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     session = brought_to(state)
     session.disconnected()
     assert session.update_sent(9, 1.0) == []
-    assert session.connected(1.0) == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True))]
+    assert session.connected(1.0) == [
+        Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True, encodings=FAMILIES))
+    ]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
 
@@ -563,33 +577,51 @@ def test_a_failed_training_gives_the_task_back_and_backs_off(code: session_modul
 KNOWN = VectorReference("model", SHA, len(MODEL), "float32")
 
 
+@pytest.mark.parametrize("name", ["float32", "float16", "int8", "int4", "topk-0.01-int8"])
+def test_a_task_that_asks_for_an_encoding_that_the_device_knows_is_done(name: str) -> None:
+    session = brought_to("idle")
+    model = msgspec.structs.replace(KNOWN, encoding="float16")
+    given = msgspec.structs.replace(task(), vectors=(model,), parts={"update": name})
+    assert acts(tell(session, given)) == [Locate(given)]
+
+
 @pytest.mark.parametrize(
     ("vectors", "parts", "text"),
     [
         (
             (KNOWN, VectorReference("control", SHA, 8, "float32")),
             {"update": "float32"},
-            "the task sends the vectors model (float32), control (float32); this device knows model (float32)",
+            "the task sends the vectors model (float32), control (float32); this device knows "
+            "model (float32, float16, bfloat16)",
         ),
         (
             (KNOWN, KNOWN),
             {"update": "float32"},
-            "the task sends the vectors model (float32), model (float32); this device knows model (float32)",
+            "the task sends the vectors model (float32), model (float32); this device knows "
+            "model (float32, float16, bfloat16)",
         ),
         (
             (VectorReference("model", SHA, 8, "int8"),),
             {"update": "float32"},
-            "the task sends the vectors model (int8); this device knows model (float32)",
+            "the task sends the vectors model (int8); this device knows model (float32, float16, bfloat16)",
         ),
         (
             (KNOWN,),
-            {"update": "float16"},
-            "the task asks for the parts update (float16); this device knows update (float32)",
+            {"update": "int16"},
+            "the task asks for the parts update (int16); this device knows update (float32, float16, bfloat16, int8, "
+            "int4, topk)",
+        ),
+        (
+            (KNOWN,),
+            {"update": "topk-2"},
+            "the task asks for the parts update (topk-2); this device knows update (float32, float16, bfloat16, int8, "
+            "int4, topk)",
         ),
         (
             (KNOWN,),
             {"update": "float32", "control": "float32"},
-            "the task asks for the parts update (float32), control (float32); this device knows update (float32)",
+            "the task asks for the parts update (float32), control (float32); this device knows update (float32, "
+            "float16, bfloat16, int8, int4, topk)",
         ),
     ],
 )
@@ -869,7 +901,7 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
     session = evaluating()
     session.disconnected()
     assert session.measured(EVALUATED) == []
-    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, evaluates=True))]
+    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, evaluates=True, encodings=FAMILIES))]
     assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
     assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []
     assert isinstance(session.work, Idle)
@@ -931,16 +963,17 @@ def test_a_task_of_an_algorithm_that_the_device_knows_is_begun() -> None:
         ({"algorithm": "gossip"}, "the task asks for the algorithm gossip; this device knows plain, scaffold"),
         (
             {"vectors": (KNOWN,)},
-            "the task sends the vectors model (float32); this device knows model, control (float32)",
+            "the task sends the vectors model (float32); this device knows model, control (float32, float16, bfloat16)",
         ),
         (
             {"parts": {"update": "float32"}},
-            "the task asks for the parts update (float32); this device knows update, control (float32)",
+            "the task asks for the parts update (float32); this device knows update, control (float32, "
+            "float16, bfloat16, int8, int4, topk)",
         ),
         (
             {"parts": {"update": "float32", "control": "base64"}},
             "the task asks for the parts update (float32), control (base64); this device knows update, control "
-            "(float32)",
+            "(float32, float16, bfloat16, int8, int4, topk)",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_device.storage.state_directory import StateDirectory
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
@@ -104,6 +104,25 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
     assert second.outbox.load() is None
     assert "damaged" in caplog.text
     second.close()
+
+
+@pytest.mark.parametrize(("name", "chunk_bytes"), [("int8", 1000), ("int8", 100), ("topk-0.01-int8", 131072)])
+def test_chunks_hold_whole_blocks(tmp_path: Path, name: str, chunk_bytes: int) -> None:
+    """And one block where ``chunk_bytes`` is less."""
+    vector, encoding = np.linspace(-1, 1, 1_000_001, dtype=np.float32), find_encoding(name)
+    parts = [encoding.encode(vector, seed) for seed in (1, 2)]
+    report = Report("t1", 4, tuple(encoding.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
+    state = StateDirectory(tmp_path)
+    state.outbox.save(report, parts)
+    for offset in (0, parts[0].nbytes - encoding.size(1_000_001 % encoding.block), parts[0].nbytes):
+        chunks = [unpack_chunk(frame) for frame in state.outbox.chunks(9, offset, chunk_bytes)]
+        assert b"".join(chunk.payload for chunk in chunks) == b"".join(parts)[offset:]
+        ends = {parts[0].nbytes, report.size}
+        for chunk in chunks:
+            assert len(chunk.payload) <= max(chunk_bytes, encoding.block_bytes)
+            size, end = len(chunk.payload), chunk.offset + len(chunk.payload)
+            assert end in ends or size == max(1, chunk_bytes // encoding.block_bytes) * encoding.block_bytes
+    state.close()
 
 
 KILLED_IN_SAVE = """

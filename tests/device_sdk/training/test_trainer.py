@@ -10,19 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from features import examples, features_bundle
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import as_data
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError
+from fleetlearn_device.training.train import DivergedError, OutOfTimeError, StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Evaluate, Task
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.vector import checksum, digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
 
 DATA = as_data(line_data(12))
@@ -88,6 +89,38 @@ def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], d
     for number_of_step, batch in enumerate(batches):
         now, steps, _ = line_step(now, steps, batch, 0.05, 0.3, 100 + number_of_step, **references)
     return now, {"h": now["h"], "t": steps["t"], "previous": now}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"])
+def test_the_update_is_sent_as_the_task_asks(state: StateDirectory, full: Bundle, name: str) -> None:
+    """With the task's own draws: the same task gives the same bytes."""
+    exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
+    given = task(full, 0, parts={"update": name})
+    contents = [Trainer(state, DATA, "onnx", 1).train(given, 100.0) for _ in range(2)]
+    assert contents[0].contents == contents[1].contents
+    (part,), encoding = contents[0].report.parts, find_encoding(name)
+    assert (part.encoding, part.size, part.crc32) == (name, encoding.size(4), checksum(contents[0].contents[0]))
+    assert contents[0].contents[0] == encoding.encode(exact, given.seed)
+
+
+def test_an_update_that_its_encoding_cannot_hold_has_diverged(state: StateDirectory, full: Bundle) -> None:
+    given = task(full, 0, parts={"update": "float16"}, hyper={"lr": 3000.0, "mu": 0.0}, epochs=1)
+    bring(state, full, given)
+    with pytest.raises(DivergedError, match="float16 holds up to 65504"):
+        Trainer(state, DATA, "onnx", 1).train(given, 100.0)
+
+
+def test_a_model_that_came_as_float16_is_what_the_update_is_relative_to(state: StateDirectory, full: Bundle) -> None:
+    exact = np.array([0.1, 0.2, 0.3, 0.7], np.float32)
+    rounded, found = FLOAT16.decode(FLOAT16.encode(exact)), []
+    assert not np.equal(rounded, exact).any()
+    bring(state, full, task(full, 0))
+    for encoding, model in ((FLOAT16, exact), (FLOAT32, rounded), (FLOAT32, exact)):
+        reference = encoding.reference("model", model)
+        state.contents.vector_path(reference.sha256).write_bytes(encoding.encode(model))
+        given = msgspec.structs.replace(task(full, 0), vectors=(reference,))
+        found.append(Trainer(state, DATA, "onnx", 1).train(given, 100.0).contents[0])
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_a_task_needs_on_disk(state: StateDirectory, full: Bundle) -> None:

@@ -9,6 +9,7 @@ from weakref import ref
 
 import numpy as np
 import pytest
+from fleetlearn_protocol.encodings import FLOAT32, Encoding, find_encoding
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.fleet import round_training
 from fleetlearn_simulator.fleet.round_training import RoundTraining
@@ -58,11 +59,30 @@ class Doubles:
     def close(self) -> None: ...
 
 
-def opened(backend: Any) -> RoundTraining:
+def opened(backend: Any, encoding: Encoding = FLOAT32) -> RoundTraining:
     """The training of the round that ``running_task`` is of."""
-    training = RoundTraining(backend, seed=1)
+    training = RoundTraining(backend, 1, encoding)
     training.begin_round(3, RoundInputs(MODEL), EARLIER)
     return training
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk-0.5", "float16"])
+def test_updates_are_what_the_coordinator_decodes(name: str) -> None:
+    """Encoded with each task's own seed, after a corruption; what cannot be encoded has diverged."""
+    encoding = find_encoding(name)
+    training = opened(Doubles(wild=3), encoding)
+    out = [running_task(1, 10.0), running_task(2, 20.0, corrupt="scaled", factor=50_000.0), running_task(3, 30.0)]
+    training.expect(RunningTasks.from_rows(out), room=3)
+    (found,) = taken(training, *out)
+    expected = [MODEL, np.float32(50_000) * MODEL]
+    for row, update in enumerate(expected):
+        if name == "float16" and row == 1:
+            assert found.diverged.tolist() == [False, True, True], "100000 is beyond its range"
+            continue
+        decoded = encoding.decode(encoding.encode(update, out[row].seed), 2)
+        assert found.updates[row].tobytes() == decoded.tobytes()
+        assert found.largest[row] == np.abs(decoded).max()
+    assert found.diverged[2]
 
 
 def test_the_first_who_report_are_begun_together() -> None:

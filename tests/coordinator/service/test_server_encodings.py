@@ -1,0 +1,148 @@
+"""Updates in other encodings than float32, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fleetlearn_protocol import Code
+from fleetlearn_protocol.encodings import FAMILIES, FLOAT32, Encoding, find_encoding
+from fleetlearn_protocol.frames import pack_chunk
+from fleetlearn_protocol.messages import Accepted, Grant, Held, Refused, Task, Uploaded
+from peers import SIZE, Connect, Peer, PlanMaker, fleet, report_of
+
+
+def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test, with pytest's arguments."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+VECTOR = np.linspace(-1, 3, SIZE, dtype=np.float32)
+
+
+async def upload(peer: Peer, task: Task, content: memoryview, encoding: Encoding) -> object:
+    """Report the bytes, send them, and return the coordinator's answer."""
+    await peer.send(msgspec.structs.replace(report_of(task, VECTOR), parts=(encoding.part("update", content),)))
+    grant = await peer.expect(Grant)
+    most = 131072 // encoding.block_bytes * encoding.block_bytes
+    for offset in range(grant.offset, len(content), most):
+        await peer.send(pack_chunk(grant.transfer, offset, content[offset : offset + most]))
+    await peer.send(Uploaded(task.task))
+    return await peer.receive()
+
+
+async def joined(join: Connect, name: str, held: Held | None = None) -> Peer:
+    """Return a device that knows all encodings, checked in."""
+    peer = await join(name, check_in=False)
+    await peer.check_in(held, encodings=FAMILIES)
+    return peer
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"])
+@run_async
+async def test_a_round_in_the_plan_s_encoding(make_plan: PlanMaker, name: str) -> None:
+    """A device that does not know it is asked for float32. The mean is that of what the bytes mean."""
+    encoding = find_encoding(name)
+    async with fleet(make_plan(encoding__up=name)) as (coordinator, join):
+        before = coordinator.run.model.copy()
+        new, old = await joined(join, "new"), await join("old")
+        asked, exact = await new.task(), await old.task()
+        assert (asked.parts, exact.parts) == ({"update": name}, {"update": "float32"})
+        content = encoding.encode(VECTOR, asked.seed)
+        assert isinstance(await upload(new, asked, content, encoding), Accepted)
+        assert isinstance(await upload(old, exact, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
+        await until(lambda: coordinator.engine.version == 1)
+        decoded = encoding.decode(content, SIZE).astype(np.float64)
+        np.testing.assert_array_equal(
+            coordinator.run.model, (before + (decoded + VECTOR.astype(np.float64)) / 2).astype(np.float32)
+        )
+
+
+@run_async
+async def test_a_device_that_comes_back_with_less_is_asked_for_less(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(encoding__up="int8", round__goal=1)) as (_, join):
+        peer = await joined(join, "a")
+        assert (await peer.task()).parts == {"update": "int8"}
+        older = await join("a")  # an older SDK, with the same state directory
+        task = await older.task()
+        assert task.parts == {"update": "float32"}
+        assert isinstance(await upload(older, task, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
+
+
+@run_async
+async def test_float32_is_taken_and_other_encodings_are_not(make_plan: PlanMaker) -> None:
+    """A device may have been asked for float32 before it was updated, while it held the update."""
+    async with fleet(make_plan(encoding__up="int8")) as (_, join):
+        a, b = await joined(join, "a"), await joined(join, "b")
+        first, second = await a.task(), await b.task()
+        assert isinstance(await upload(a, first, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
+        int4 = find_encoding("int4").part("update", find_encoding("int4").encode(VECTOR))
+        await b.send(msgspec.structs.replace(report_of(second, VECTOR), parts=(int4,)))
+        refused = await b.expect(Refused)
+        assert refused.text == "a report of the parts update (int4) came; the task asked for update (int8)"
+
+
+@run_async
+async def test_an_update_outlives_the_coordinator_in_its_encoding(make_plan: PlanMaker) -> None:
+    """Accepted, and added to the sum by the next process."""
+    encoding, plan = find_encoding("topk-0.3-int8"), make_plan(encoding__up="topk-0.3-int8")
+    contents = []
+    async with fleet(plan) as (coordinator, join):
+        a, b = await joined(join, "a"), await joined(join, "b")
+        task, _ = await a.task(), await b.task()
+        contents.append(encoding.encode(VECTOR, task.seed))
+        assert isinstance(await upload(a, task, contents[0], encoding), Accepted)
+    async with fleet(plan) as (coordinator, join):
+        before = coordinator.run.model.copy()
+        b = await joined(join, "b")
+        task = await b.task()
+        contents.append(encoding.encode(VECTOR, task.seed))
+        assert isinstance(await upload(b, task, contents[1], encoding), Accepted)
+        await until(lambda: coordinator.engine.version == 1)
+        total = sum(encoding.decode(content, SIZE).astype(np.float64) for content in contents)
+        np.testing.assert_array_equal(coordinator.run.model, (before + total / 2).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code"),
+    [
+        ("int8", {0: b"\x00\x00\xc0\x7f"}, Code.NOT_FINITE),
+        ("int4", {0: b"\x00\x00\x80\xff"}, Code.NOT_FINITE),
+        ("topk-0.3", {0: b"\xff\xff"}, Code.BAD_ENCODING),
+        ("float16", {0: b"\x00\x7c"}, Code.NOT_FINITE),
+    ],
+)
+@run_async
+async def test_bytes_that_no_encoder_writes_end_the_task(
+    make_plan: PlanMaker, name: str, change: dict[int, bytes], code: Code
+) -> None:
+    encoding = find_encoding(name)
+    async with fleet(make_plan(encoding__up=name, round__goal=1)) as (coordinator, join):
+        hostile = await joined(join, "a")
+        task = await hostile.task()
+        content = bytearray(encoding.encode(VECTOR))
+        for place, these in change.items():
+            content[place : place + len(these)] = these
+        refused = await upload(hostile, task, memoryview(content), encoding)
+        assert isinstance(refused, Refused)
+        assert refused.code is code
+        assert coordinator.engine.causes() == {f"rejected: {code}": 1}
+        other = await joined(join, "b")
+        second = await other.task()
+        assert isinstance(await upload(other, second, encoding.encode(VECTOR), encoding), Accepted)
