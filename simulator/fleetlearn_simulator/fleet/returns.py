@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.events import EventQueue
@@ -65,6 +67,22 @@ class Returns:
         self._ends = dict(zip(ids.tolist(), leave.tolist(), strict=True))
         for device in ids[order].tolist():
             self.events.expect(float(self.due[device]), "return", device)
+
+    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return who comes when, as tensors and plain values: for ``take_up``."""
+        tensors = {
+            "due": self.due,
+            "devices": np.array([*self._ends], np.int64),
+            "ends": np.array([*self._ends.values()], np.float64),
+            "luck": np.array(self._luck, np.float64),
+        }
+        return tensors, {"window_end": self._window_end, "draws": self._draws}
+
+    def take_up(self, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
+        """Go on from what another object's ``snapshot`` returned."""
+        self.due, self._luck = tensors["due"], tensors["luck"].tolist()
+        self._ends = dict(zip(tensors["devices"].tolist(), tensors["ends"].tolist(), strict=True))
+        self._window_end, self._draws = state["window_end"], state["draws"]
 
     def is_due(self, device: int, time: float) -> bool:
         """Return whether the device checks in at this time, as it was expected."""
