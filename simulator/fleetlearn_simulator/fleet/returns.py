@@ -57,11 +57,14 @@ class Returns:
             if leaves < end:
                 self.events.expect(leaves, "leave", device)
         ids: Ids = np.flatnonzero(self.due < end)
-        leave = until(scenario, ids, now)
-        come = online(scenario, ids, now) & (leave > np.maximum(self.due[ids], now))
         self.due[ids] = np.maximum(self.due[ids], now)
-        absent = ids[~come]
-        self.due[absent] = np.maximum(end, next_online(scenario, absent, end) + BACK_OFF * self._random(len(absent)))
+        here, leave = online(scenario, ids, now), until(scenario, ids, now)
+        come = here & (leave > self.due[ids])
+        leaving, offline = ids[here & ~come], ids[~here]
+        self.due[leaving] = np.maximum(end, next_online(scenario, leaving, end) + BACK_OFF * self._random(len(leaving)))
+        due = np.maximum(self.due[offline], next_online(scenario, offline, now) + BACK_OFF * self._random(len(offline)))
+        # A window late rather than at its end: else all that come online in a window come in half of the next one.
+        self.due[offline] = np.where(due < end, due + WINDOW, due)
         ids, leave = ids[come], leave[come]
         order = np.argsort(self.due[ids], kind="stable")
         self._ends = dict(zip(ids.tolist(), leave.tolist(), strict=True))
