@@ -396,6 +396,8 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
             'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
         )
+    if plan.server.mix and plan.encoding.down == "float16":
+        yield 'encoding.down = "float16": server.mix = true moves the model towards what devices were sent exactly'
     try:
         find_encoding(plan.encoding.up)
     except ProtocolError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from numpy.typing import NDArray
 
@@ -65,7 +66,9 @@ class DeviceTasks:
         limited, service = scenario.coordinator.limits, scenario.service
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
-        self.model_bytes = coordinator.model.nbytes
+        # A model that travels as a difference counts as all of it.
+        down = FLOAT16 if coordinator.plan.encoding.down == FLOAT16.name else FLOAT32
+        self.model_bytes = down.size(coordinator.model.size)
         self.update_bytes = coordinator.training.encoding.size(coordinator.model.size)
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
