@@ -23,7 +23,7 @@ def main(name: str, updates: int, elements: int) -> None:
         aggregator = make(name)
         state = aggregator.init(elements)
         for row in rows:
-            aggregator.add(state, row, 1, 10.0, 1.0)
+            aggregator.add(state, row, 1, 10.0, 1.0, 1.0)
         total = float(aggregator.result(state).sum())
     found = {
         "clock": time.perf_counter() - clock,

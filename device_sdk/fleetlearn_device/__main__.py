@@ -53,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--feature-cache", type=_mebibytes, metavar="MIB", help="memory for a frozen model's features; default: 128"
     )
+    run.add_argument(
+        "--own-model", metavar="FILE", help="ONNX file of this device's own model, written after each task"
+    )
     run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
     run.add_argument("--tag", action="append", default=[], metavar="TAG", help="to be chosen by; may be given again")
     run.add_argument("--tier", metavar="TIER", help="the kind of device that this is")
@@ -108,6 +111,7 @@ def _run(options: argparse.Namespace) -> int:
             threads=options.threads,
             provider=options.provider,
             name=options.name,
+            own_model=options.own_model,
             feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
             tags=options.tag,
             tier=options.tier,

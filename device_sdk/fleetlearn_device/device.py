@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 from fleetlearn_device.driver.connection import check_url
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
@@ -49,6 +50,9 @@ class Device:
         tier: The kind of device that this is.
         charging: Whether the device is charging, or a function that says so at each check-in. None: as Linux says.
         network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None: not stated.
+        own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own model, for any ONNX
+            Runtime: the model as training left it, with its personal parameters, or Ditto's personal model. None: none
+            is written.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
@@ -72,6 +76,7 @@ class Device:
         tier: str | None = None,
         charging: Charging = None,
         network: NetworkNow = None,
+        own_model: str | os.PathLike[str] | None = None,
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
@@ -84,6 +89,7 @@ class Device:
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
         self.feature_cache = feature_cache
+        self.own_model = None if own_model is None else Path(own_model).expanduser()
         self.description = Description(tags, tier, charging, network)
         self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
         self.stopped_by: signal.Signals | None = None
@@ -129,7 +135,8 @@ class Device:
                 until_finished=self.until_finished,
             )
             features = self.feature_cache * 2**20
-            trainer = Trainer(directory, self.data, self.runtime, self.threads, self.provider, features)
+            kind, threads, provider = self.runtime, self.threads, self.provider
+            trainer = Trainer(directory, self.data, kind, threads, provider, features, self.own_model)
             driver = Driver(self.url, self.timing, directory, trainer, session, self.description)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)

@@ -49,6 +49,8 @@ class Code(StrEnum):
     """NaN or infinity in a number or a vector."""
     OUT_OF_RANGE = "out-of-range"
     """A finite value so large that the exact sum cannot hold it."""
+    NORM_TOO_LARGE = "norm-too-large"
+    """The update's L2 norm is above the plan's bound."""
     # the other side's condition
     BUSY = "busy"
     """The other side is at a limit; try again later."""

@@ -31,6 +31,7 @@ from fleetlearn_device.storage.outbox import Outbox
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_device.training.train import StoppedError, train
 from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
+from fleetlearn_protocol.bundle import write_inference_model
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
@@ -354,6 +355,24 @@ def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None
             assert first != second
             (path,) = (state / "kept").iterdir()
             assert (path.name, path.read_bytes()[:-4]) == (served.bundle.sha256, outcome.kept_state.tobytes())
+
+    asyncio.run(test())
+
+
+def test_the_owner_has_the_device_s_own_model_as_a_file(tmp_path: Path) -> None:
+    """infer.onnx is fetched for it, and has the personal parameter with which the kept state begins."""
+    served = Served(write_line_bundle(tmp_path / "line.bundle", personal=True).path)
+    own = tmp_path / "mine.onnx"
+
+    async def test() -> None:
+        async with pair(served, line_data(20), tmp_path / "state", own_model=own) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(served.task("t1"))
+            update = await line.accept(await line.answer_fetches(Report))
+            personal = (tmp_path / "state" / "kept" / served.bundle.sha256).read_bytes()[:4]
+            whole = np.frombuffer((served.model + np.frombuffer(update, "<f4")).tobytes() + personal, "<f4")
+            assert own.read_bytes() == write_inference_model(served.bundle, whole)
 
     asyncio.run(test())
 

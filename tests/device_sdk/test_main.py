@@ -86,7 +86,7 @@ def test_help_shows_the_options_and_the_exit_statuses() -> None:
     shown = run("run", "--help")
     assert shown.returncode == 0
     options = ("--coordinator", "--data", "--state", "--runtime", "--threads", "--provider", "--feature-cache")
-    for option in (*options, "--name", "--until-finished"):
+    for option in (*options, "--own-model", "--name", "--until-finished"):
         assert option in shown.stdout
     assert "exit status" in shown.stdout
 

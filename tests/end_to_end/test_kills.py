@@ -245,13 +245,18 @@ def test_a_device_killed_changes_nothing(
     assert trained == (4 if point == "the work is done but not on disk" else 3)
 
 
-MOON = {**THREE_ROUNDS, "local__lr": 0.01, "local__mu": 1.0, "local__epochs": 2}
+OWN = {
+    "moon": {**THREE_ROUNDS, "local__lr": 0.01, "local__mu": 1.0, "local__epochs": 2},
+    "ditto": {**THREE_ROUNDS, "local__lr": 0.1, "local__mu": 0.5, "local__personal_epochs": 2},
+}
 
 
-def train_with_own(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None) -> dict[str, bytes]:
-    """Three rounds of a bundle of which each device keeps something. Returns the final model's bytes, and what each
+def train_with_own(
+    run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None, recipe: str = "moon"
+) -> dict[str, bytes]:
+    """Three rounds in which each device keeps something of its own. Returns the final model's bytes, and what each
     device keeps at the end."""
-    plan, data_dir, url = write_plan(run.folder, bundle, "moon", **MOON)
+    plan, data_dir, url = write_plan(run.folder, bundle, recipe, **OWN[recipe])
     run.coordinator(plan)
     for number in range(1, 4):
         run.device(f"device-{number}", url, shards[number])
@@ -291,3 +296,28 @@ def test_a_device_killed_keeps_its_own(
     parts = [undisturbed_own[f"device-{number}"] for number in range(4)]
     assert len(set(parts)) == 4
     assert {len(part) for part in parts} == {4 * (16 * 10 + 10 + 64 * 16 + 16) + 4}
+
+
+@pytest.fixture(scope="session")
+def undisturbed_ditto(
+    tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]
+) -> dict[str, bytes]:
+    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+        found = train_with_own(run, bundle_path, shards, None, "ditto")
+        rows = [row.summary for row in read_status(run.folder / "run").rounds]
+    assert [row["behind"]["personal.loss"] for row in rows] == [4, 4, 4]
+    assert rows[0]["metrics"]["personal.accuracy"] == rows[0]["metrics"]["accuracy"], "at first it is the round's model"
+    assert rows[2]["metrics"]["personal.loss"] < rows[2]["metrics"]["loss"]
+    return found
+
+
+@pytest.mark.parametrize("point", CRASH_DEVICE_POINTS[:2])
+def test_a_device_killed_keeps_its_personal_model(
+    run: Processes, bundle_path: Path, shards: list[Path], undisturbed_ditto: dict[str, bytes], point: str
+) -> None:
+    """Ditto: v_k goes on from the second round's, or from the first round's where the second is trained again."""
+    turn = 4 if "not in its place" in point else 2
+    assert train_with_own(run, bundle_path, shards, (point, turn), "ditto") == undisturbed_ditto
+    models = {undisturbed_ditto[f"device-{number}"] for number in range(4)}
+    assert len(models) == 4
+    assert {len(model) for model in models} == {4 * 650 + 4}

@@ -1,150 +1,127 @@
-"""The coordinator of an asynchronous run is killed at 200 random instants: what was acknowledged counts, once.
-
-Real processes and sockets; the devices are connections of the test, which send an update that follows from the task's
-name. So the model can be worked out from what the ledger says was accepted.
-"""
+"""The coordinator is killed at 200 random instants of asynchronous runs, and of runs whose plan has rules on selection:
+what was acknowledged counts, once, and the memory of devices goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import sqlite3
-from contextlib import suppress
+from collections import Counter
+from math import floor
 from pathlib import Path
-from zlib import crc32
+from typing import Any
 
-import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, ROUNDS_KEPT
-from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Grant, Held, Refused, Task
-from fleetlearn_protocol.vector import Vector
-from peers import BUFFERED, Peer, plan_text, report_of, update_of, write_test_bundle
+from peers import BUFFERED, plan_text, write_test_bundle
 from processes import Processes, free_port, service_file
-from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
-from websockets.typing import Subprotocol
+from random_kills import KILLS, Devices, by_hand, kill_at_random, luck_of
 
-RUNS, KILLS = 20, 10
-"""Runs, and kills in each of them. Most of the time goes into starting the coordinator eleven times a run."""
-LONGEST = 0.25
-"""Seconds from the first sign of life of a coordinator until it is killed, at most."""
+RUNS = 20
+"""Asynchronous runs, with 200 kills together."""
 DEVICES = 4
 GOAL = 100
 """Updates that make a model: so many that a run of ROUNDS_KEPT models, whose reports the ledger keeps, outlasts its
 kills."""
 
 
-def update_for(task: str) -> Vector:
-    return update_of(crc32(task.encode()) % 1000 / 1000)
-
-
-class Devices:
-    """Devices that take part until they are told to stop, through whatever deaths of their coordinator."""
-
-    def __init__(self, url: str) -> None:
-        self.url, self.over = url, False
-        self.acknowledged: list[str] = []
-        self.alive = asyncio.Event()
-        """Set by whatever comes from the coordinator."""
-
-    async def take_part(self, name: str) -> None:
-        held: Task | None = None
-        while not self.over:
-            with suppress(OSError, WebSocketException, TimeoutError, AssertionError):
-                async with connect(
-                    self.url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
-                ) as connection:
-                    peer = Peer(name, connection)
-                    await peer.check_in(None if held is None else Held(held.task, held.round))
-                    if held is not None:
-                        await peer.send(report_of(held, update_for(held.task)))
-                    while not self.over:
-                        held = await self.go_on(peer, held)
-            await asyncio.sleep(0.02)
-
-    async def go_on(self, peer: Peer, held: Task | None) -> Task | None:
-        """Answer the next message. Returns the task whose update is not acknowledged."""
-        message = await peer.receive()
-        self.alive.set()
-        match message:
-            case Task():
-                await peer.send(report_of(message, update_for(message.task)))
-                return message
-            case Grant(task):
-                await peer.send_update(message, update_for(task))
-            case Accepted(task):
-                self.acknowledged.append(task)
-                return None
-            case Refused() | Cancel():
-                return None
-        return held
-
-
-def by_hand(plan: Plan, rows: list[tuple[str, int, int]], rounds: int) -> Vector:
-    """Return the model that these accepted updates make: (task, round, staleness)."""
-    bundle = open_bundle(plan.bundle)
-    aggregator, optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
-    model = bundle.parameters()[: bundle.manifest.size].copy()
-    state = optimizer.init(model)
-    for number in range(1, rounds + 1):
-        total = aggregator.init(len(model))
-        for task, _, staleness in sorted(row for row in rows if row[1] == number):
-            update = update_for(task)
-            aggregator.add(total, (update,), 1, float(np.abs(update).max()), plan.staleness_factor(staleness))
-        model, state, _ = next_model(aggregator, total, optimizer, state, model)
-    return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(RUNS))
-def test_the_coordinator_killed_at_random_instants(run: Processes, tmp_path: Path, seed: int) -> None:
-    luck, port = random.Random(seed), free_port()
-    bundle = write_test_bundle(tmp_path / "test.bundle")
-    settings = {"round__goal": GOAL, "round__concurrency": DEVICES, "round__grace": 30.0, "stop__rounds": ROUNDS_KEPT}
-    optimizer = {"server__optimizer": "adam", "server__lr": 0.05}
-    file = tmp_path / "plan.toml"
-    file.write_text(plan_text(bundle, tmp_path / "run", **(BUFFERED | settings | optimizer)))
+def write_plan(folder: Path, recipe: str, **settings: Any) -> tuple[Path, str]:
+    """Write a plan that ends after ROUNDS_KEPT models. Returns its file, and the coordinator's address."""
+    port, file, bundle = free_port(), folder / "plan.toml", write_test_bundle(folder / "test.bundle")
+    usual = {"round__grace": 30.0, "stop__rounds": ROUNDS_KEPT, "server__optimizer": "adam", "server__lr": 0.05}
+    file.write_text(plan_text(bundle, folder / "run", recipe, **(usual | settings)))
     service_file(file, port)
-    killed = 0
+    return file, f"ws://127.0.0.1:{port}"
 
-    async def play() -> list[str]:
-        nonlocal killed
-        devices = Devices(f"ws://127.0.0.1:{port}")
-        async with asyncio.timeout(600), asyncio.TaskGroup() as group:
-            for number in range(DEVICES):
-                group.create_task(devices.take_part(f"device-{number}"))
-            for kill in range(KILLS + 1):
-                process = run.coordinator(file)
-                devices.alive.clear()
-                if kill == KILLS or luck.random() < 0.8:  # the others are killed before they have said anything
-                    while not devices.alive.is_set() and process.poll() is None:
-                        await asyncio.sleep(0.01)
-                await asyncio.sleep(luck.uniform(0, LONGEST))
-                if process.poll() is None:
-                    killed += kill < KILLS
-                    process.send_signal(signal.SIGKILL if kill < KILLS else signal.SIGTERM)
-                await asyncio.to_thread(process.wait)
-                assert process.returncode in (0, -signal.SIGKILL), run.log("coordinator")
-                if process.returncode == 0:
-                    break
-            devices.over = True
-        return devices.acknowledged
 
-    acknowledged = asyncio.run(play())
-    version, model = read_model(tmp_path / "run")
-    rounds = [row.summary for row in read_status(tmp_path / "run").rounds if row.summary]
-    with sqlite3.connect(tmp_path / "run" / DATABASE) as ledger:
+def check_updates(folder: Path, file: Path, acknowledged: list[str], killed: int, goal: int, weight: int) -> None:
+    """Check that what was acknowledged counts, once, and that the model is made of it."""
+    version, model = read_model(folder / "run")
+    rounds = [row.summary for row in read_status(folder / "run").rounds if row.summary]
+    with sqlite3.connect(folder / "run" / DATABASE) as ledger:
         found = ledger.execute("SELECT task, round, staleness FROM tasks WHERE state='accepted'").fetchall()
-    print(f"seed {seed}: {killed} kills, {version} models, {len(acknowledged)} updates acknowledged")
+    print(f"{killed} kills, {version} models, {len(acknowledged)} updates acknowledged")
     assert killed == KILLS or version == ROUNDS_KEPT
     assert version >= 1
     assert {*acknowledged} <= {task for task, _, _ in found}, "an acknowledged update was lost"
     assert len(acknowledged) == len({*acknowledged}), "an update was acknowledged twice"
-    assert [row["reports"] for row in rounds] == [GOAL] * version
-    counted = [number for _, number, _ in found if number <= version]
-    assert [counted.count(number) for number in range(1, version + 1)] == [GOAL] * version, "or counted twice"
-    assert by_hand(Plan.load(file), found, version).tobytes() == model.tobytes()
+    assert [row["reports"] for row in rounds] == [goal] * version
+    counted = Counter(number for _, number, _ in found)
+    assert [counted[number] for number in range(1, version + 1)] == [goal] * version, "or counted twice"
+    assert by_hand(Plan.load(file), found, version, weight).tobytes() == model.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_asynchronous_rounds(run: Processes, tmp_path: Path, seed: int) -> None:
+    settings = BUFFERED | {"round__goal": GOAL, "round__concurrency": DEVICES}
+    file, url = write_plan(tmp_path, settings.pop("recipe"), **settings)
+    devices = Devices(url, [f"device-{number}" for number in range(DEVICES)])
+    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed)))
+    check_updates(tmp_path, file, devices.acknowledged, killed, GOAL, weight=1)
+
+
+SELECTED = {
+    "round__goal": 20, "round__minimum": 20, "round__over_selection": 1.2, "round__gather": 5.0,
+    "selection__strategy": "oort", "selection__once_in": 2, "selection.tag_quotas__eu": 0.5,
+    "selection.oort__window": 2, "selection.oort__preferred_seconds": 0.5, "selection.oort__preferred_step": 0.25,
+    "selection.oort__exploration": 0.5, "selection.oort__most_tasks": 1000,
+}  # fmt: skip
+"""Oort, with a quota for one tag, and at most every second round for each device."""
+COHORT = 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_rules_on_selection(run: Processes, tmp_path: Path, seed: int) -> None:
+    file, url = write_plan(tmp_path, "fedavg", **SELECTED)
+    devices = Devices(
+        url,
+        [f"device-{number}" for number in range(60)],
+        stated=lambda name: {"tags": ("eu",) if int(name.rpartition("-")[2]) % 2 else ()},
+        reported=lambda task: {"loss": luck_of(task)},
+    )
+    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed)))
+    check_updates(tmp_path, file, devices.acknowledged, killed, 20, weight=10)
+    with sqlite3.connect(tmp_path / "run" / DATABASE) as ledger:
+        rows = ledger.execute("SELECT task, round, device, state FROM tasks").fetchall()
+        memory = {row[0]: row[1:] for row in ledger.execute("SELECT * FROM devices").fetchall()}
+    given = [(int(task.split("-")[1]), device) for task, _, device, _ in rows]
+    check_rules(given)
+
+    # What is remembered of devices is what the rounds say of them.
+    accepted = {(number, device): luck_of(task) for task, number, device, state in rows if state == "accepted"}
+    assert memory.keys() == {device for _, device in given}
+    for device, (last, tasks, _, reported, loss, examples, seconds) in memory.items():
+        own = [number for number, name in given if name == device]
+        assert (last, tasks) == (max(own), len(own))
+        last_report = max((number for number, name in accepted if name == device), default=None)
+        assert reported == last_report
+        if reported is not None:
+            assert (loss, examples) == (accepted[reported, device], 10)
+            assert seconds is None or seconds > 0
+
+    # The pacer's T goes on from round to round, whoever died in between.
+    settings = Plan.load(file).engine_settings(15.0)
+    by_rounds = RuledSelection(settings)
+    for number, row in enumerate((row.summary for row in read_status(tmp_path / "run").rounds if row.summary), 1):
+        for (at, device), loss in accepted.items():
+            if at == number:
+                by_rounds.memory.records[device] = DeviceRecord(at, 1, (), at, loss, 10, None)
+        found = by_rounds.utility_of(device for at, device in accepted if at == number)
+        assert row["selection"] == pytest.approx(found)
+        by_rounds.committed(number, row["selection"])
+
+
+def check_rules(given: list[tuple[int, str]]) -> None:
+    """Check the quota of each round, and that no device has tasks in two rounds one after the other."""
+    rounds: dict[int, set[str]] = {}
+    for number, device in given:
+        rounds.setdefault(number, set()).add(device)
+    for number, names in rounds.items():
+        of_tag = sum(int(name.rpartition("-")[2]) % 2 for name in names)
+        assert of_tag <= floor(0.5 * max(COHORT, len(names)))
+        assert not names & rounds.get(number + 1, set())

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.aggregation.robust.rules import RULES as ROBUST
+from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.rounds import participation
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle
@@ -35,7 +36,21 @@ RULES: dict[str, dict[str, Any]] = {
     "fedavg": CARRY,
     **dict.fromkeys(ROBUST, CARRY),
     "fedbuff-inverse": {"goal": 3, "concurrency": 5, "deadline": 1000.0, "weighting": "inverse-participation"},
+    "fedprox-adaptive": CARRY,
+    "fednova": CARRY,
+    "q-fedavg": CARRY,
+    "fedbuff-weighed": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
+    "fedasync-clipped": {"goal": 1, "concurrency": 5, "deadline": 1000.0},
+    "median-clipped": CARRY,
 }
+CLIP: dict[str, Any] = {"max_norm": 25.0, "norm_quantile": 0.5}
+WEIGHED: dict[str, dict[str, Any]] = {
+    "fedbuff-weighed": {**CLIP, "q": 2.0},
+    "fedasync-clipped": CLIP,
+    "median-clipped": CLIP,
+    "fednova": {**CLIP, "norm_quantile": 0.8},
+}
+"""Their [aggregation]."""
 
 
 @pytest.mark.parametrize(("recipe", "together"), [*((recipe, 100) for recipe in RULES), ("fedbuff", 2)])
@@ -44,12 +59,13 @@ def test_server_and_simulator_make_the_same_model(
 ) -> None:
     """``together``: with 2, two free slots are given together, as in a fleet of hundreds."""
     monkeypatch.setattr(participation, "TOGETHER", together)
-    write_line_bundle(tmp_path / "line.bundle")
+    write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", 5,
-        plan__recipe=recipe.removesuffix("-inverse"), plan__round=RULES[recipe],
+        plan__recipe=recipe if recipe in RECIPES else recipe.partition("-")[0], plan__round=RULES[recipe],
+        plan__aggregation=WEIGHED.get(recipe, {}), plan__local__evaluate=True,
         plan__stop__rounds=18 // RULES[recipe]["goal"],
-        plan__server={} if recipe == "fedasync" else {"optimizer": "adam", "lr": 0.05},
+        plan__server={} if recipe.startswith("fedasync") else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
     )  # fmt: skip
     simulated = drive(scenario)
@@ -65,10 +81,11 @@ def test_server_and_simulator_make_the_same_model(
             tasks[device] = await peer.task()
         task = tasks.pop(device)
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
-        trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
+        trained = trainer.train(RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)])
         more = {
             "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
-            "metrics": {name: float(column[0]) for name, column in trained.metrics.items()}, "evaluation": None,
+            "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},
+            "steps": int(trained.steps[0]), "evaluation": trainer.evaluate(RoundInputs(model), [Job(device)])[0],
         }  # fmt: skip
         assert isinstance(await peer.upload(task, trained.updates[0], **more), Accepted)
 
@@ -88,5 +105,11 @@ def test_server_and_simulator_make_the_same_model(
     real = [row.summary for row in read_status(plan.data_dir).rounds]
     assert [row["staleness"] for row in real] == [row["staleness"] for row in simulated.rounds]
     assert max(row["staleness"]["max"] for row in real) >= 1
+    for key in ("norm", "weighing", "mu"):
+        assert [row.get(key) for row in real] == [row.get(key) for row in simulated.rounds]
+    if recipe == "fedprox-adaptive":
+        assert len({row["mu"]["used"] for row in real}) > 1
+    if recipe in WEIGHED:
+        assert sum(row["norm"]["clipped"] for row in real) >= 1
     assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]
     assert model.tobytes() == simulated.model.tobytes()

@@ -198,7 +198,8 @@ def test_codes_are_words_that_never_change() -> None:
     assert [code.value for code in Code] == [
         "bad-message", "unknown-type", "too-large", "bad-version", "bad-frame", "out-of-turn", "duplicate",
         "unknown-task", "stale-round", "not-wanted", "unknown-content", "wrong-offset", "wrong-length", "wrong-hash",
-        "wrong-parts", "bad-encoding", "not-finite", "out-of-range", "busy", "replaced", "round-over",
+        "wrong-parts", "bad-encoding", "not-finite", "out-of-range", "norm-too-large", "busy", "replaced",
+        "round-over",
     ]  # fmt: skip
 
 

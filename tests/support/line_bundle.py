@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx.parser
@@ -51,11 +51,13 @@ def write_line_bundle(
     references: Sequence[Reference] = (),
     random: bool = False,
     needs: tuple[int, int] = (0, 0),
+    optimizer: Literal["custom", "sgd"] = "custom",
 ) -> Bundle:
     """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that outlives the task.
-    ``needs``: float32 zeros that the step makes for each example, and zeros that are a constant of its graph."""
+    ``needs``: float32 zeros that the step makes for each example, and zeros that are a constant of its graph.
+    ``optimizer``: what the manifest says of the step; without state it is SGD's."""
     step = LocalStep(
-        "custom",
+        optimizer,
         proximal="anchor" in references,
         correction="correction" in references,
         contrastive={"anchor", "previous"} <= set(references),

@@ -56,6 +56,7 @@ def next_model(
     model: Vector,
     began: Began | None = None,
     share: float = 1.0,
+    scale: float = 1.0,
 ) -> NextModel:
     """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay as they are.
 
@@ -65,8 +66,15 @@ def next_model(
     With ``began`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
     alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
     arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
+
+    The mean of the trained parameters is multiplied by ``scale`` (``Weighing.scale``), that of the buffers is not.
     """
     delta = aggregator.result(aggregate)
+    if scale != 1.0:
+        plain = [(place, delta[place].copy()) for place in optimizer.buffers]
+        delta *= scale
+        for place, values in plain:
+            delta[place] = values
     if began is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, began.factor) * np.subtract(began.model, model, dtype=np.float64)
     optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)

@@ -44,10 +44,13 @@ def add(
     weight: int,
     largest: Mapping[str, float],
     factor: float,
+    trained_factor: float = 1.0,
 ) -> None:
-    """Add a report that has passed ``check`` to the states, in place. ``factor``: of the update beside its weight."""
+    """Add a report that has passed ``check`` to the states, in place. ``factor``, ``trained_factor``: of the update
+    beside its weight, as in ``Aggregator.add``."""
     for part, aggregator in aggregators.items():
-        counts = (weight, largest[part], factor) if part == UPDATE else (1, largest[part], 1.0)
+        update = part == UPDATE
+        counts = (weight, largest[part], factor, trained_factor) if update else (1, largest[part], 1.0, 1.0)
         aggregator.add(states[part], parts[part], *counts)
 
 

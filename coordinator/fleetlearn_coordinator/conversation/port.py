@@ -60,7 +60,7 @@ class Port(Protocol):
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         """Make the complete update in this spool file durable. From then on the file belongs to the coordinator.
         ``largest``: name of each part -> the greatest magnitude of its elements. Raises ProtocolError: stale-round,
-        out-of-range."""
+        out-of-range, norm-too-large."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""

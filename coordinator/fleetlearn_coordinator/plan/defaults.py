@@ -114,6 +114,10 @@ def _check_aggregation(aggregation: dict[str, Any]) -> None:
     takes = RULES[name].takes if name in RULES else None
     for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
         raise ValueError(f"aggregation.{key} = {aggregation[key]!r}: {name} takes {takes or 'neither'}")
+    for key in ("norm_action", "norm_quantile", "norm_rate"):
+        needs = "norm_quantile" if key == "norm_rate" else "max_norm"
+        if key in aggregation and needs not in aggregation:
+            raise ValueError(f"aggregation.{key} = {aggregation[key]!r} needs aggregation.{needs}")
 
 
 def _least_updates(aggregation: object, goal: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,9 +22,9 @@ from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
-from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
-from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
+from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
+from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation, weighing_rule
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
@@ -192,8 +192,10 @@ class Plan(Section, frozen=True, kw_only=True):
         hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
-    def aggregator(self) -> aggregators.Aggregator[Any]:
-        """Return the aggregator."""
+    def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
+        """Return the aggregator of updates. ``buffers``: the model's elements that are no trained parameters."""
+        if self.aggregation.has_rule:
+            return aggregators.mean_with_plain_buffers(buffers)
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
 
     @property
@@ -216,9 +218,18 @@ class Plan(Section, frozen=True, kw_only=True):
         """The vectors that each task has beside the model."""
         return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
-    def aggregators(self) -> dict[str, aggregators.Aggregator[Any]]:
-        """Return the aggregator of each part of a report."""
-        return {part: self.aggregator() if part == UPDATE else aggregators.MEAN for part in self.parts}
+    def weighing(self, manifest: Manifest) -> Weighing:
+        """Return how updates are weighed, beside their examples and their staleness. Raises PlanError where the
+        bundle's step does not fit."""
+        try:
+            rule = weighing_rule(self.aggregation, manifest.step, self.hyper(manifest))
+        except ValueError as error:
+            raise self._misfit(str(error), manifest) from None
+        return Weighing(rule, self.aggregation.norm_bound)
+
+    def aggregators(self, buffers: Sequence[slice] = ()) -> dict[str, aggregators.Aggregator[Any]]:
+        """Return the aggregator of each part of a report. ``buffers``: as for ``aggregator``."""
+        return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in self.parts}
 
     def share(self, updates: int) -> float:
         """Return the share of all devices that took part in a round with this many updates. 1 where the number of
@@ -251,6 +262,8 @@ class Plan(Section, frozen=True, kw_only=True):
                 raise self._misfit(
                     f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
                 )
+        if self.local.adaptive_mu and not manifest.step.proximal:
+            raise self._misfit(f"local.adaptive_mu = true needs a step with {SWITCHES['proximal']}.", manifest)
         if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
@@ -279,7 +292,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
-        self.hyper(manifest)
+        self.weighing(manifest)
         if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
             text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
             raise self._misfit(text, manifest)
@@ -372,7 +385,9 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             "server.mix = true mixes the model with one device's at a time: it needs round.participation = "
             f'"asynchronous", round.goal = 1 (it is {round_.goal}) and server.optimizer = "sgd"'
         )
-    yield from _contradictions_of_aggregation(plan)
+    yield from contradictions_of_aggregation(
+        plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate
+    )
     yield from _contradictions_of_algorithm(plan)
     if round_.weighting == "inverse-participation" and (not round_.asynchronous or round_.goal == 1):
         yield (
@@ -445,6 +460,18 @@ def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
             f'local.algorithm = "{name}" counts on what all devices that took part keep; the aggregator '
             f'{plan.aggregation.aggregator} leaves some of them out. It needs aggregation.aggregator = "mean"'
         )
+    if plan.local.adaptive_mu and name != "plain":
+        yield f'local.adaptive_mu = true is for local.algorithm = "plain"; mu of "{name}" is another number'
+    if plan.local.adaptive_mu and plan.aggregation.normalise:
+        yield "local.adaptive_mu = true changes mu from round to round; aggregation.normalise = true needs it to stay"
+    bound = plan.aggregation.norm_bound
+    if algorithm.tied and bound is not None and bound.action == "clip":
+        yield (
+            f'local.algorithm = "{name}": devices keep what their whole updates made, so these must count whole. It '
+            'takes aggregation.norm_action = "refuse"'
+        )
+    if algorithm.tied and plan.aggregation.has_rule:
+        yield f'local.algorithm = "{name}" works with the mean of whole updates, without normalise or q'
     if algorithm.tied and server.mix:
         yield f'local.algorithm = "{name}" works with the mean of several updates; server.mix = true has one at a time'
     if (server.optimizer == "feddyn") != (name == "feddyn"):
@@ -459,23 +486,3 @@ def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
         )
     if not algorithm.counts_devices and server.devices is not None:
         yield f'server.devices = {server.devices} is for local.algorithm = "scaffold" and "feddyn"; here it is "{name}"'
-
-
-def _contradictions_of_aggregation(plan: Plan) -> Iterable[str]:
-    name, round_ = plan.aggregation.aggregator, plan.round
-    rule = RULES.get(name)
-    if rule is None:
-        return
-    if plan.server.mix:
-        yield f"aggregation.aggregator = {name!r} combines several updates; server.mix = true has one at a time"
-    if round_.goal > MAX_KEPT:
-        yield f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most {MAX_KEPT}"
-    bounds = plan.aggregation.bounds
-    least = least_updates(name, bounds, round_.goal)
-    if round_.minimum < least:
-        share = f"aggregation.hostile = {bounds.hostile:g}"
-        what = f"round.minimum = {round_.minimum} and round.goal = {round_.goal}"
-        if least > round_.goal:
-            hostile = bounds.count(round_.goal)
-            yield f"{what}: with {hostile} hostile devices ({share}) {name} needs {rule.least(hostile)} updates"
-        yield f"{what}: with {share} {name} needs a minimum of {least}"

@@ -56,6 +56,11 @@ RECIPES: Mapping[str, Recipe] = {
     "fedprox": Recipe(
         "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2", ("proximal",)
     ),
+    "fedprox-adaptive": Recipe(
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section 5.3.2",
+        ("proximal",),
+        local={**LOCAL, "adaptive_mu": True},
+    ),
     "moon": Recipe(
         "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1", ("contrastive",)
     ),
@@ -82,6 +87,15 @@ RECIPES: Mapping[str, Recipe] = {
         "Xie, Koyejo and Gupta, Asynchronous Federated Optimization, arXiv 1903.03934, Algorithm 1",
         server={"optimizer": "sgd", "lr": 0.6, "mix": True},
         round={**ASYNCHRONOUS, "goal": 1},
+    ),
+    "fednova": Recipe(
+        "Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481, section 5",
+        aggregation={**MEAN, "normalise": True},
+    ),
+    "q-fedavg": Recipe(
+        "Li et al., Fair Resource Allocation in Federated Learning, arXiv 1905.10497, Algorithm 2",
+        round=UNIFORM,
+        aggregation={**MEAN, "q": 1.0},
     ),
     "fedper": Recipe(
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",

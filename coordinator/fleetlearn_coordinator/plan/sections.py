@@ -14,6 +14,8 @@ from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
 from fleetlearn_coordinator.aggregation.robust.rules import Bounds
+from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.plan.selection_section import Selection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 
@@ -40,6 +42,8 @@ class Local(Section, frozen=True, kw_only=True):
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of ditto's personal
     model alone, its lambda. Default: the bundle's for fedprox, moon and ditto, else 0."""
+    adaptive_mu: bool = False
+    """Whether mu follows the loss from round to round, beginning at ``mu``. Default: the recipe's."""
     algorithm: str
     """What devices do beside plain training: plain, scaffold (option II of its paper), scaffold-gradient (option I),
     feddyn, fedrep, ditto. Default: the recipe's."""
@@ -131,6 +135,30 @@ class Aggregation(Section, frozen=True, kw_only=True):
     0.2."""
     radius: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Of centred-clipping: the longest difference of an update from the centre that counts whole (L2 norm)."""
+    max_norm: Annotated[float, Meta(gt=0, le=1e30)] | None = None
+    """The longest update that counts whole (L2 norm of all of its elements), with any aggregator. Default: any."""
+    norm_action: Literal["clip", "refuse"] | None = None
+    """Whether a longer one is multiplied by max_norm / its norm, or its report is refused. Default: clip."""
+    norm_quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """The bound follows the updates, so that this share of them is within it; max_norm is where it begins. Default: it
+    stays where it is."""
+    norm_rate: Annotated[float, Meta(gt=0, le=10)] | None = None
+    """How fast it follows them. Default: 0.2."""
+    normalise: bool = False
+    """FedNova: whether updates are divided by the local work that made them. For the mean. Default: the recipe's."""
+    q: Annotated[float, Meta(ge=0, le=MOST_Q)] | None = None
+    """q-FedAvg: the power of a device's loss with which its update counts. For the mean. Default: the recipe's."""
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether updates are weighed by a rule, FedNova's or q-FedAvg's."""
+        return self.normalise or self.q is not None
+
+    @property
+    def norm_bound(self) -> NormBound | None:
+        if self.max_norm is None:
+            return None
+        return NormBound(self.max_norm, self.norm_action or "clip", self.norm_quantile, self.norm_rate or 0.2)
 
     @property
     def bounds(self) -> Bounds:

@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import UPDATE, Report
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import round_sums
+from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
@@ -23,8 +26,8 @@ class AcceptedReport(NamedTuple):
 
     device: str
     report: Report
-    weight: int
-    """Of its update."""
+    reported: Reported
+    """What its update's weighing depends on."""
     staleness: int
     spool_file: int
     largest: Mapping[str, float]
@@ -34,19 +37,24 @@ class AcceptedReport(NamedTuple):
 class OpenRound:
     """What the coordinator has of a round so far. Between rounds it has the last one's."""
 
-    def __init__(self, plan: Plan, size: int, store: Store) -> None:
-        """``size``: elements of the model."""
-        self.aggregators = plan.aggregators()
+    def __init__(self, plan: Plan, manifest: Manifest, store: Store) -> None:
+        self.weighing = plan.weighing(manifest)
+        self.state = self.weighing.state_after(store.ledger.last_committed())
+        """What the rounds before decide of the weighing."""
+        self._buffers = plan.optimizer(manifest).buffers
+        self.aggregators = plan.aggregators(self._buffers)
         """Part -> the aggregator of this part of all reports."""
         self.reports: dict[str, Report] = {}
         """Task -> accepted report."""
         self.staleness: dict[str, int] = {}
         """Task -> staleness of that report's update."""
+        self.reported: dict[str, Reported] = {}
+        """Task -> what the weighing of that update depends on."""
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
-        self.sums = round_sums.init(self.aggregators, size)
+        self.sums = round_sums.init(self.aggregators, manifest.size)
         """The aggregators' states, with all accepted reports except those that are still to be added."""
-        self._plan, self._size, self._store = plan, size, store
+        self._plan, self._size, self._store = plan, manifest.size, store
         self._to_add: deque[AcceptedReport] = deque()
         self._early: deque[tuple[int, AcceptedReport]] = deque()
         """The rounds that they count for and the reports, in the order in which they count."""
@@ -60,25 +68,45 @@ class OpenRound:
         """Raise ProtocolError (not-finite, out-of-range) if a report must be refused."""
         round_sums.check(self.aggregators, largest, weight)
 
+    def weigh(self, report: Report, weight: int, spool_file: int) -> Reported:
+        """Return what the weighing of an update depends on. Raises ProtocolError (norm-too-large) if it must be
+        refused."""
+        norms = NOT_MEASURED
+        if self.weighing.needs_norms:
+            update = spooled_parts(self._store.blobs, spool_file, report, self._size)[UPDATE]
+            norms = measure(update, self._size, self._buffers)
+        reported = reported_of(report, weight, norms)
+        self.weighing.check(reported, self.state)
+        return reported
+
+    def scale(self) -> float:
+        """Return what the mean of the round's updates is multiplied by."""
+        return self.weighing.scale(self.reported.values(), self.state)
+
+    def weighing_summary(self, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Return what the round's summary says of the weighing."""
+        return self.weighing.summary(self.reported.values(), dropped, self.state)
+
     def begin(self, number: int) -> None:
         """The round of this number opens, with the reports that came before it."""
         self.sums = round_sums.init(self.aggregators, self._size)
-        self.reports, self.staleness, self.tied = {}, {}, {}
+        self.reports, self.staleness, self.reported, self.tied = {}, {}, {}, {}
         while self._early and self._early[0][0] == number:
             self.accept(self._early.popleft()[1])
 
     def accept(self, accepted: AcceptedReport) -> None:
         """The report counts. ``next_work`` adds its parts."""
         self._to_add.append(accepted)
-        self._count(accepted.device, accepted.report, accepted.staleness)
+        self._count(accepted.device, accepted.report, accepted.staleness, accepted.reported)
 
     def accept_early(self, number: int, accepted: AcceptedReport) -> None:
         """The report counts for the round of this number, which is not open yet."""
         self._early.append((number, accepted))
 
-    def _count(self, device: str, report: Report, staleness: int) -> None:
-        self.reports[report.task], self.staleness[report.task] = report, staleness
-        self.tied[device] = report.task
+    def _count(self, device: str, report: Report, staleness: int, reported: Reported) -> None:
+        task = report.task
+        self.reports[task], self.staleness[task], self.reported[task] = report, staleness, reported
+        self.tied[device] = task
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the work of adding the next report, which may be done in any thread; None if all are added. If the
@@ -93,8 +121,10 @@ class OpenRound:
 
     def _add(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
         parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._size)
-        factor = self._plan.staleness_factor(accepted.staleness)
-        round_sums.add(self.aggregators, sums, parts, accepted.weight, accepted.largest, factor)
+        factor, reported = self._plan.staleness_factor(accepted.staleness), accepted.reported
+        own = self.weighing.factors(reported, self.state)
+        counts = reported.weight, accepted.largest, factor * own.whole, own.trained
+        round_sums.add(self.aggregators, sums, parts, *counts)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return the sums as they are saved."""
@@ -121,7 +151,7 @@ class OpenRound:
     def count_again(self, reports: Iterable[SavedReport]) -> None:
         """These reports count for the open round; their parts are in the sums."""
         for row in sorted(reports, key=lambda row: given_in_order(row.task)):
-            self._count(row.device, row.report, row.staleness)
+            self._count(row.device, row.report, row.staleness, _reported_before(row))
 
     def _take_back(self, row: SavedReport, early: int | None = None) -> AcceptedReport:
         """Return a report that an earlier process accepted. ``early``: the later round that it counts for. Raises
@@ -132,7 +162,12 @@ class OpenRound:
             encoding = find_encoding(part.encoding)
             largest[part.name] = encoding.check(content[begin : begin + part.size], self._size)
             begin += part.size
-        return AcceptedReport(row.device, row.report, row.weight, row.staleness, row.spool_file, largest)
+        return AcceptedReport(row.device, row.report, _reported_before(row), row.staleness, row.spool_file, largest)
+
+
+def _reported_before(row: SavedReport) -> Reported:
+    """Return what an earlier process knew. Its plan may have had no use for norms."""
+    return reported_of(row.report, row.weight, NOT_MEASURED if row.norms is None else Norms(*row.norms))
 
 
 def given_in_order(task: str) -> tuple[int, int]:

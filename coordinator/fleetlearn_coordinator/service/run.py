@@ -23,7 +23,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_coordinator.aggregation import round_sums
+from fleetlearn_coordinator.aggregation import adaptive_mu, round_sums
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -139,7 +139,7 @@ class Run:
         for remark in plan.remarks(bundle.manifest):
             logger.warning("%s", remark)
         self.optimizer = plan.optimizer(bundle.manifest)
-        self.open_round = OpenRound(plan, bundle.manifest.size, store)
+        self.open_round = OpenRound(plan, bundle.manifest, store)
         self._rates = plan.participation_rates()
         self._to_commit: Callable[[], WrittenModel] | None = None
         """The work of the commit that was decided and has not begun."""
@@ -147,6 +147,8 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         version = self._load_model(now)
+        self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
+        """Where the plan lets mu follow the loss."""
         self.engine = Engine(
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
@@ -300,6 +302,15 @@ class Run:
         """Return the SHA-256 of a version's model."""
         return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
 
+    def hyper_of(self, version: int) -> dict[str, float]:
+        """Return the hyper-parameters of the tasks that begin from this version of the model."""
+        if not self.plan.local.adaptive_mu:
+            return self.hyper
+        if version == self.engine.version:
+            return self.hyper | {"mu": self._mu.mu}
+        made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
+        return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
+
     def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
         such vector, because the algorithm was another one then, the newest vector's. Raises StoreError (an older
@@ -333,14 +344,24 @@ class Run:
             else self._rates.weight(number, device)
         )
         self.open_round.check(largest, weight)
+        reported = self.open_round.weigh(report, weight, spool_file)
         moved = None if number == engine.round_of(task) else number
         also = [] if self.selection is None else self.selection.reported(device, report, number, now)
         self.store.record_report(
-            ReportAccepted(report, weight, spool_file, staleness, moved), number if early else None, also
+            ReportAccepted(
+                report,
+                weight,
+                spool_file,
+                staleness,
+                moved,
+                reported.norms if self.open_round.weighing.needs_norms else None,
+            ),
+            number if early else None,
+            also,
         )
         if self._rates is not None:
             self._rates.add(number, device)
-        accepted = AcceptedReport(device, report, weight, staleness, spool_file, largest)
+        accepted = AcceptedReport(device, report, reported, staleness, spool_file, largest)
         if early:
             self.open_round.accept_early(number, accepted)
         else:
@@ -450,6 +471,7 @@ class Run:
             self.model,
             began,
             self.plan.share(len(open_round.reports)),
+            open_round.scale(),
         )
         vectors = {}
         if CONTROL in self.plan.vectors:
@@ -474,6 +496,8 @@ class Run:
         self.store.write(new.rows)
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests, self.forms = new.vector_digests, new.forms
+        self.open_round.state = self.open_round.weighing.state_after(new.summary)
+        self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
@@ -526,6 +550,9 @@ class Run:
             logger.warning(text, devices, name, low, high)
         if self.engine.settings.outlive:
             summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
+        summary |= self.open_round.weighing_summary(dropped)
+        if plan.local.adaptive_mu:
+            summary |= adaptive_mu.summary_of(self._mu, summary["metrics"].get("loss"))
         summary |= {
             "dropped": dropped,
             "change": 0.0,

@@ -79,8 +79,8 @@ class RunServer:
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
         self.loop = asyncio.get_running_loop()
-        self._published: str | None = None
-        """The SHA-256 of the newest model that is served."""
+        self._published: set[str] = set()
+        """The SHA-256 of the newest model and of what belongs to it, which are served."""
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
@@ -324,7 +324,7 @@ class RunServer:
                 bundle=run.bundle.sha256,
                 vectors=self._serve_model(lease.device, lease.version, run.plan.vectors),
                 parts=run.plan.parts if lease.device in self._knows_encoding else run.plan.exact_parts,
-                hyper=run.hyper,
+                hyper=run.hyper_of(lease.version),
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,
@@ -375,14 +375,15 @@ class RunServer:
 
     def _publish(self) -> None:
         run = self.run
-        if run.model_digest == self._published:
+        # A vector may change where the model stays as it is, bit for bit.
+        vectors = {run.model_digest: run.model} | {run.vector_digests[name]: each for name, each in run.vectors.items()}
+        if vectors.keys() == self._published:
             return
-        self._published = run.model_digest
+        self._published = {*vectors}
         versions = {terms.version for terms in self.engine.book.terms.values()}
         if self.engine.evaluations.is_open:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
-        vectors = {run.model_digest: run.model} | {run.vector_digests[name]: each for name, each in run.vectors.items()}
         newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(run.forms.contents)
         self._half_digests = {number: self._half_digest(number) for number in (*versions, run.engine.version)}
         self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))

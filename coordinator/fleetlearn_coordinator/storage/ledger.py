@@ -63,6 +63,8 @@ class ReportAccepted(NamedTuple):
     """How many versions the model of its round is newer than the one that its task began from."""
     round: int | None = None
     """The round that it counts for, if that is another than the one in which its task was given."""
+    norms: tuple[float, float] | None = None
+    """The L2 norms of its update and of the update's trained parameters. None: the plan has no use for them."""
 
 
 class AggregatorSaved(NamedTuple):
@@ -217,6 +219,8 @@ class SavedReport(NamedTuple):
     staleness: int
     round: int
     """The round that it counts for."""
+    norms: tuple[float, float] | None
+    """As in ``ReportAccepted``."""
 
 
 class Unfinished(NamedTuple):

@@ -61,7 +61,8 @@ CREATE TABLE tasks(
     state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
     report BLOB, weight INTEGER,
     slot INTEGER,                           -- the spool file, while the update is in it alone
-    version INTEGER, staleness INTEGER
+    version INTEGER, staleness INTEGER,
+    norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};
 """
@@ -69,7 +70,11 @@ CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};
 MIGRATIONS = {
     1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
     2: (DEVICES, *sqlite_evaluations.TABLES),
-    3: (TIED,),
+    3: (
+        TIED,
+        "ALTER TABLE tasks ADD COLUMN norm REAL",
+        "ALTER TABLE tasks ADD COLUMN trained_norm REAL",
+    ),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -145,10 +150,11 @@ class SqliteLedger:
                 self._move(task, counts_for)
             case TaskRevived():
                 execute("UPDATE tasks SET state='assigned' WHERE task=?", row)
-            case ReportAccepted(report, weight, spool_file, staleness, counts_for):
+            case ReportAccepted(report, weight, spool_file, staleness, counts_for, norms):
                 execute(
-                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, staleness=? WHERE task=?",
-                    (msgspec.json.encode(report), weight, spool_file, staleness, report.task),
+                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, staleness=?, norm=?, "
+                    "trained_norm=? WHERE task=?",
+                    (msgspec.json.encode(report), weight, spool_file, staleness, *(norms or (None, None)), report.task),
                 )
                 self._move(report.task, counts_for)
             case AggregatorSaved(turn, crc32, tasks):
@@ -237,21 +243,24 @@ class SqliteLedger:
         return sqlite_evaluations.last_valid(self._db, self.path)
 
     def unfinished(self, lost_since: int | None) -> Unfinished:
-        row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
-        found = Unfinished(None if row is None else int(row[0]), [], [], [], [])
+        opened = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
+        found = Unfinished(None if opened is None else int(opened[0]), [], [], [], [])
         first = self.last_round() + 1 if found.round is None else found.round
         which = "round>=?" if lost_since is None else "round>=? OR state='assigned' OR (state='lost' AND version>=?)"
         tasks = self._db.execute(
-            f"SELECT task, device, version, round, state, report, weight, slot, staleness FROM tasks WHERE {which} "
-            "ORDER BY version, task",
+            "SELECT task, device, version, round, state, report, weight, slot, staleness, norm, trained_norm "
+            f"FROM tasks WHERE {which} ORDER BY version, task",
             (first,) if lost_since is None else (first, lost_since),
         )
-        for task, device, version, round, state, content, weight, spool_file, staleness in tasks:
+        for task, device, version, round, state, content, weight, spool_file, staleness, norm, trained in tasks:
             if state == "assigned":
                 found.leases.append(SavedTask(task, device, version))
             elif state == "accepted":
                 report = read_json(read_report, content, f"{self.path}: the report of {task}")
-                found.reports.append(SavedReport(task, device, report, weight, spool_file, staleness or 0, round))
+                norms = None if norm is None else (norm, trained)
+                found.reports.append(
+                    SavedReport(task, device, report, weight, spool_file, staleness or 0, round, norms)
+                )
             elif round >= first:
                 found.dropped.append((task, device, state))
             if state == "lost" and lost_since is not None:

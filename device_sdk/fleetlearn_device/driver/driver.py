@@ -196,7 +196,8 @@ class Driver:
         try:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
-                lacking = await asyncio.to_thread(look, task, trainer.kind, trainer.from_features)
+                infer = trainer.own_model is not None
+                lacking = await asyncio.to_thread(look, task, trainer.kind, trainer.from_features, infer)
         except StateError as error:
             self._abandon(error)
         except (BundleError, MemoryError) as error:

@@ -26,6 +26,7 @@ from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     EVAL,
     FROZEN,
+    INFER,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     OF_FEATURES,
@@ -66,10 +67,13 @@ class ContentCache:
         """Return the file of a task's vector, which may be absent."""
         return self._path / "models" / sha256
 
-    def lacking(self, task: Task | Evaluate, kind: str, from_features: bool = False) -> list[Wanted]:
+    def lacking(
+        self, task: Task | Evaluate, kind: str, from_features: bool = False, infer: bool = False
+    ) -> list[Wanted]:
         """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
 
-        from_features: whether the device trains from features if the bundle has any.
+        from_features: whether the device trains from features if the bundle has any. infer: whether it needs infer.onnx
+        as well.
 
         Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other vectors, and downloads that
         the task does not need. Raises BundleError on a manifest that this version cannot read or that lacks the files
@@ -81,7 +85,7 @@ class ContentCache:
             wanted = [Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)]
             if self._has(wanted[0]):
                 manifest = read_manifest((self._path / wanted[0].place).read_bytes())
-                for file in needed_files(manifest, kind, from_features):
+                for file in needed_files(manifest, kind, from_features, infer):
                     entry = manifest.file(file)
                     wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
             for vector in task.vectors:
@@ -214,18 +218,19 @@ class ContentCache:
         return self._path / "partial" / wanted.sha256
 
 
-def needed_files(manifest: Manifest, kind: str, from_features: bool = False) -> list[str]:
+def needed_files(manifest: Manifest, kind: str, from_features: bool = False, infer: bool = False) -> list[str]:
     """Return the files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) reads in a round.
 
-    from_features: whether it trains from features if the bundle has any.
+    from_features: whether it trains from features if the bundle has any. infer: whether infer.onnx is needed as well.
     The bundle's initial parameters are needed only where some are personal: the round's model has all others.
     """
     frozen = [FROZEN] if FROZEN in manifest.files else []
+    inference = [INFER] if infer else []
     if kind == "ort-training":
-        return [EVAL, *frozen, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+        return [EVAL, *frozen, *inference, *(f"ort_training/{file}" for file in ORT_TRAINING)]
     initial = [PARAMETERS] if manifest.local_size > manifest.size else []
     graphs = OF_FEATURES if from_features and manifest.computed_features else (TRAIN, EVAL)
-    return [*graphs, *frozen, *initial, *([STATE] if STATE in manifest.files else [])]
+    return [*graphs, *frozen, *inference, *initial, *([STATE] if STATE in manifest.files else [])]
 
 
 def _files_with_hash(folder: Path, sha256: str) -> list[Path]:

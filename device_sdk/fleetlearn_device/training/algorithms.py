@@ -182,8 +182,8 @@ def feddyn(work: Work) -> Outcome:
 
 ALGORITHMS = {
     PLAIN: Algorithm(plain),
-    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",), ("clip",)),
-    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",), ("clip",)),
+    "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",)),
+    "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",)),
     "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal")),
     "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
@@ -24,6 +25,7 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_al
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
+from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.train import (
     DivergedError,
     OutOfTimeError,
@@ -68,9 +70,12 @@ class Trainer:
         threads: int,
         provider: ProviderName = "cpu",
         feature_cache: int = 0,
+        own_model: Path | None = None,
     ) -> None:
-        """feature_cache: most bytes of features that are kept; 0: whole models are trained."""
+        """feature_cache: most bytes of features that are kept; 0: whole models are trained. own_model: the file that
+        each training replaces by the device's own model."""
         self.kind: Kind = kind
+        self.own_model = own_model
         self.from_features = feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
         """Whether training is from features if the bundle has any. Batches that the user makes may be others each time:
         their features are not kept."""
@@ -184,6 +189,9 @@ class Trainer:
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings)
+            if self.own_model is not None:
+                own = runtime.local if outcome.personal is None else outcome.personal
+                write_own_model(self.own_model, bundle, own)
         contents = {name: _encode(encoding, outcome.parts[name], task.seed) for name, encoding in encodings.items()}
         result = outcome.result
         report = Report(

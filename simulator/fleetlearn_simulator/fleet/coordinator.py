@@ -7,9 +7,11 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
 from fleetlearn_coordinator.aggregation.sent_models import half_of
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
@@ -40,7 +42,9 @@ class SimulatedCoordinator:
         self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
-        self.aggregator, self.optimizer = self.plan.aggregator(), self.plan.optimizer(bundle.manifest)
+        self.optimizer, self.weighing = self.plan.optimizer(bundle.manifest), self.plan.weighing(bundle.manifest)
+        self.aggregator = self.plan.aggregator(self.optimizer.buffers)
+        self._hyper, self._adapts_mu = self.plan.hyper(bundle.manifest), self.plan.local.adaptive_mu
         self._rates = self.plan.participation_rates()
         self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
         self.optimizer_state = self.optimizer.init(self.model)
@@ -59,7 +63,25 @@ class SimulatedCoordinator:
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:
-        return RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight)
+        state, buffers = self.weighing.state_after(self._last_committed()), self.optimizer.buffers
+        return RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight, self.weighing, state, buffers)
+
+    def _last_committed(self) -> dict[str, Any] | None:
+        """Return the summary of the last committed round."""
+        return next((row for row in reversed(self.history) if row["how"] == "committed"), None)
+
+    def _mu(self) -> adaptive_mu.MuState:
+        """Return the open round's mu, where the plan lets mu follow the loss."""
+        return adaptive_mu.state_after(self._last_committed(), self._hyper["mu"])
+
+    def with_losses(self, rounds: Sequence[int], devices: Sequence[int], reported: list[Reported]) -> list[Reported]:
+        """Return what the weighing of accepted updates depends on. Where these are losses, evaluate the models that the
+        tasks began from. ``rounds``: those in which they were given."""
+        if not reported or not self.weighing.needs_losses:
+            return reported
+        found = self._evaluated(rounds, devices, self.kept_before[-len(devices) :])
+        self.totals.evaluations += found
+        return [each.measured(evaluation) for each, evaluation in zip(reported, found, strict=True)]
 
     def weights(self, names: Sequence[str], examples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the weights of the updates of devices with tasks, which have these numbers of examples."""
@@ -78,7 +100,8 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        inputs, earlier = RoundInputs(self.sent(self.model)), self.sent(self.earlier)
+        hyper = self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None
+        inputs, earlier = RoundInputs(self.sent(self.model), hyper=hyper), self.sent(self.earlier)
         if self.outlive:
             self.training.add_round(number, inputs, earlier, lambda: running().union(self.totals.given_in))
         else:
@@ -103,7 +126,13 @@ class SimulatedCoordinator:
         self.totals.add_up()
         self.earlier, self.abandoned_in_a_row = self.model, 0
         self.model, self.optimizer_state, change = next_model(
-            self.aggregator, self.totals.aggregate, self.optimizer, self.optimizer_state, self.model, self._began()
+            self.aggregator,
+            self.totals.aggregate,
+            self.optimizer,
+            self.optimizer_state,
+            self.model,
+            self._began(),
+            scale=self.weighing.scale(self.totals.reported, self.totals.state),
         )
         return self._close("committed", number, dropped, change, now, connected)
 
@@ -138,6 +167,7 @@ class SimulatedCoordinator:
             "dropped": dropped,
             **self.totals.summary(),
             "change": change,
+            **(adaptive_mu.summary_of(self._mu(), summary["metrics"].get("loss")) if self._adapts_mu else {}),
             **(selection.committed(self.engine, self.totals.devices) if how == "committed" else {}),
         }
         self.history.append(summary)
@@ -156,16 +186,23 @@ class SimulatedCoordinator:
         The rows are in the order of the reports.
         """
         devices, names = self.totals.devices, ("loss", *self.metrics)
-        found: dict[tuple[int, int, int], Evaluation | None] = {}
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
-        keys = list(zip(given_in, devices, self.kept_before or [NO_ROW] * len(devices), strict=True))
+        rows = self.totals.evaluations or self._evaluated(given_in, devices, self.kept_before)
+        return evaluation_of(rows, names, self.plan.round.max_weight)
+
+    def _evaluated(
+        self, given_in: Sequence[int], devices: Sequence[int], kept_before: Sequence[int]
+    ) -> list[Evaluation | None]:
+        """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
+        something. Returns a row for each."""
+        found: dict[tuple[int, int, int], Evaluation | None] = {}
+        keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
             own = sorted({key for key in keys if key[0] == number})
             jobs = [Job(device, kept=kept) for _, device, kept in own]
             evaluated = self.backend.evaluate(self.training.given[number].inputs, jobs)
             found |= zip(own, evaluated, strict=True)
-        rows = [found[key] for key in keys]
-        return evaluation_of(rows, names, self.plan.round.max_weight)
+        return [found[key] for key in keys]
 
     def resume(
         self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None
@@ -173,6 +210,7 @@ class SimulatedCoordinator:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
         ``evaluated``: the number of the last evaluation, and the version that it measured. ``remembered``: by its
         selection (``selection.to_json``)."""
+        self.totals = self._no_totals()
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
         self.engine.restore_evaluation(SavedEvaluation(*evaluated, False, [], [], []), 0.0)
         self.engine.evaluations.able.update(connected)

@@ -9,6 +9,7 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32
@@ -222,13 +223,15 @@ class DeviceTasks:
             found = training.results_for(tasks.task[row:end])
             last = row + len(found)
             weights = coordinator.weights(tasks.name[row:last], found.examples)
-            refused = totals.refuse(found, weights)
+            reported = totals.measure(found, weights)
+            refused = totals.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
                 coordinator.kept_before += coordinator.kept.rows.of(tasks.device[row : row + good])
                 coordinator.kept.keep(tasks.device[made], tasks.task[made], found)
-            commands = self._accept(tasks, slice(row, row + good), found.select(range(good)), weights[:good])
+            rows, accepted = slice(row, row + good), found.select(range(good))
+            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
@@ -246,7 +249,12 @@ class DeviceTasks:
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
     def _accept(
-        self, tasks: RunningTasks, rows: slice, found: TrainedDevices, weights: NDArray[np.int64]
+        self,
+        tasks: RunningTasks,
+        rows: slice,
+        found: TrainedDevices,
+        weights: NDArray[np.int64],
+        reported: list[Reported],
     ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
@@ -260,9 +268,9 @@ class DeviceTasks:
         coordinator, staleness = self.coordinator, list[int]()
         if coordinator.outlive:
             staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
-        totals.add_reports(
-            tasks, rows, found, weights, times, staleness, list(map(coordinator.plan.staleness_factor, staleness))
-        )
+        factors = list(map(coordinator.plan.staleness_factor, staleness))
+        reported = coordinator.with_losses(tasks.round[rows], devices, reported)
+        totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
         coordinator.count_updates(tasks.name[rows])
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:

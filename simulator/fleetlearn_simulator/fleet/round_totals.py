@@ -8,14 +8,17 @@ from dataclasses import replace
 from functools import reduce
 from itertools import chain
 from operator import add, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.commit import weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, summarise_staleness
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
+from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, measure
+from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN, Reported, RoundState, Weighing
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.messages import Evaluation
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -26,13 +29,35 @@ MAX_BYTES_WAITING = 2**28
 """Bytes of updates that may wait to be added together."""
 
 
+class Waiting(NamedTuple):
+    """Updates of n reports that are to be added."""
+
+    weights: NDArray[np.int64]
+    largest: NDArray[np.float64]
+    factors: Sequence[float]
+    """For all elements; empty: all are 1."""
+    trained_factors: Sequence[float]
+    """For trained parameters besides; empty: all are 1."""
+    updates: NDArray[np.float32]
+
+
 class RoundTotals:
     """The accepted reports of a round, their aggregate, and the costs of all of its tasks."""
 
-    def __init__(self, aggregator: Aggregator[Any], size: int, max_weight: int) -> None:
+    def __init__(
+        self,
+        aggregator: Aggregator[Any],
+        size: int,
+        max_weight: int,
+        weighing: Weighing = PLAIN,
+        state: RoundState | None = None,
+        buffers: Sequence[slice] = (),
+    ) -> None:
         """``size``: elements of an update. ``max_weight``: the most examples for which a device counts in the
-        metrics."""
+        metrics. ``state``: of the weighing; None: of a run's first round. ``buffers``: the elements that are no trained
+        parameters."""
         self.aggregator, self.max_weight = aggregator, max_weight
+        self.weighing, self.state, self.buffers = weighing, state or weighing.state_after(None), buffers
         self.opened = 0.0
         """When the round opened."""
         self.devices: list[int] = []
@@ -43,9 +68,12 @@ class RoundTotals:
         """The accepted reports without their updates, and their weights in the metrics."""
         self.aggregate = aggregator.init(size)
         """The aggregator's state, with all accepted updates except the waiting ones."""
-        self.waiting: list[tuple[NDArray[np.int64], NDArray[np.float64], Sequence[float], NDArray[np.float32]]] = []
-        """Weights, largest magnitudes, factors (or nothing: all are 1) and updates of the last reports, which are added
-        together later."""
+        self.waiting: list[Waiting] = []
+        """The last reports' updates, which are added together later."""
+        self.reported: list[Reported] = []
+        """What the weighing of the accepted updates depends on, unless it is plain."""
+        self.evaluations: list[Evaluation | None] = []
+        """What the devices measured before training, in the order of their reports, where the weighing needs it."""
         self.given_in: list[int] = []
         """Where updates may be stale: the rounds in which the tasks of the accepted reports were given."""
         self.staleness: list[int] = []
@@ -61,10 +89,25 @@ class RoundTotals:
         self.down = self.up = 0
         """Bytes that devices fetched and sent."""
 
-    def refuse(self, found: TrainedDevices, weights: NDArray[np.int64]) -> tuple[int, str] | None:
+    def measure(self, found: TrainedDevices, weights: NDArray[np.int64]) -> list[Reported]:
+        """Return what the weighing of these updates depends on; nothing if it is plain. Losses are training's."""
+        if self.weighing.is_plain:
+            return []
+        norms, size = [NOT_MEASURED] * len(found), found.updates.shape[1]
+        if self.weighing.needs_norms:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+                norms = [measure(ArrayUpdate(update), size, self.buffers) for update in found.updates]
+        rows = zip(weights.tolist(), found.steps.tolist(), found.loss.tolist(), norms, strict=True)
+        return list(map(Reported._make, rows))
+
+    def refuse(
+        self, found: TrainedDevices, weights: NDArray[np.int64], reported: Sequence[Reported] = ()
+    ) -> tuple[int, str] | None:
         """Return the first row that the coordinator does not accept, and why. None: it accepts all rows. ``weights``:
-        of the updates in the mean, shape (n,)."""
+        of the updates in the mean, shape (n,). ``reported``: what ``measure`` returned."""
         passes = ~found.diverged & self.aggregator.passes_check(found.largest, weights)
+        if reported:
+            passes &= [self.weighing.passes_check(each, self.state) for each in reported]
         if passes.all():
             return None
         row = int(passes.argmin())
@@ -72,6 +115,8 @@ class RoundTotals:
             return row, "failed: diverged"
         try:
             self.aggregator.check(float(found.largest[row]), int(weights[row]))
+            if reported:
+                self.weighing.check(reported[row], self.state)
         except ProtocolError as error:
             return row, f"rejected: {error.code.value}"
         raise AssertionError(f"the aggregator {self.aggregator.name} refuses row {row} only together with others")
@@ -85,9 +130,10 @@ class RoundTotals:
         times: Sequence[float],
         staleness: Sequence[int] = (),
         factors: Sequence[float] = (),
+        reported: Sequence[Reported] = (),
     ) -> None:
         """Count the reports of these tasks, which arrived at these times and are not refused. ``staleness``,
-        ``factors``: theirs, or nothing where no update is stale."""
+        ``factors``: theirs, or nothing where no update is stale. ``reported``: what ``measure`` returned."""
         self.devices += tasks.device[rows]
         self.accepted.update(tasks.tier[rows])
         counted = weights_of(found.examples, self.max_weight)
@@ -97,14 +143,20 @@ class RoundTotals:
         if staleness:
             self.given_in += tasks.round[rows]
             self.staleness += staleness
+        trained_factors: Sequence[float] = ()
+        if reported:
+            self.reported += reported
+            own = [self.weighing.factors(each, self.state) for each in reported]
+            trained_factors = [each.trained for each in own]
+            factors = [a * b.whole for a, b in zip(factors or [1.0] * len(own), own, strict=True)]
         if found.updates.shape[1] >= LARGE_UPDATE:  # at once: to collect them would only cost memory
-            factors = factors or [1.0] * len(found)
-            each = zip(found.updates, weights.tolist(), found.largest.tolist(), factors, strict=True)
-            for update, weight, largest, factor in each:
+            ones = [1.0] * len(found)
+            columns = weights.tolist(), found.largest.tolist(), factors or ones, trained_factors or ones
+            for update, *numbers in zip(found.updates, *columns, strict=True):
                 row = self.kept.keep(update) if self.kept else ArrayUpdate(update)
-                self.aggregator.add(self.aggregate, row, weight, largest, factor)
+                self.aggregator.add(self.aggregate, row, *numbers)
             return
-        self.waiting.append((weights, found.largest, factors, found.updates))
+        self.waiting.append(Waiting(weights, found.largest, factors, trained_factors, found.updates))
         self.bytes_waiting += found.updates.nbytes
         if self.bytes_waiting > MAX_BYTES_WAITING:
             self.add_up()
@@ -112,9 +164,8 @@ class RoundTotals:
     def add_up(self) -> None:
         """Add the waiting updates to the aggregate."""
         if self.waiting:
-            weights, largest, factors, updates = zip(*self.waiting, strict=True)
-            together = np.array([*chain.from_iterable(factors)]) if factors[0] else None
-            columns = np.concatenate(weights), np.concatenate(largest), together
+            weights, largest, factors, trained, updates = zip(*self.waiting, strict=True)
+            columns = np.concatenate(weights), np.concatenate(largest), _column(factors), _column(trained)
             self.aggregator.add_many(self.aggregate, updates, *columns)
         self.waiting, self.bytes_waiting = [], 0
 
@@ -135,9 +186,15 @@ class RoundTotals:
         """Return what goes into the round's line of rounds.jsonl."""
         return {
             **({"staleness": summarise_staleness(self.staleness)} if self.staleness else {}),
+            **self.weighing.summary(self.reported, self.causes, self.state),
             "causes": dict(sorted(self.causes.items())),
             "assigned": dict(sorted(self.assigned.items())),
             "accepted": dict(sorted(self.accepted.items())),
             "device_seconds": {"useful": self.useful, "wasted": self.wasted},
             "bytes": {"down": self.down, "up": self.up},
         }
+
+
+def _column(factors: Sequence[Sequence[float]]) -> NDArray[np.float64] | None:
+    """Return the factors of several reports in one column. None: there are none."""
+    return np.array([*chain.from_iterable(factors)]) if factors[0] else None

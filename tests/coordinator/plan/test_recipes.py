@@ -25,11 +25,14 @@ def test_a_recipe_makes_its_optimizer(name: str) -> None:
 
 
 def test_the_table_has_the_names_that_users_type() -> None:
-    local, server = ["fedprox", "moon", "scaffold", "feddyn"], ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
-    asynchronous, personal = ["fedbuff", "fedasync"], ["fedper", "fedbn", "fedrep", "ditto"]
+    local, server = (
+        ["fedprox", "fedprox-adaptive", "moon", "scaffold", "feddyn"],
+        ["fedavgm", "fedadagrad", "fedadam", "fedyogi"],
+    )
+    asynchronous, personal = ["fedbuff", "fedasync", "fednova", "q-fedavg"], ["fedper", "fedbn", "fedrep", "ditto"]
     assert list(RECIPES) == ["fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
-    assert needs == {"fedprox": ("proximal",), "moon": ("contrastive",)}
+    assert needs == {"fedprox": ("proximal",), "fedprox-adaptive": ("proximal",), "moon": ("contrastive",)}
 
 
 def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]) -> NDArray[np.float64]:

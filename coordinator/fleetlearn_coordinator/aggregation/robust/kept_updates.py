@@ -29,7 +29,7 @@ class KeptUpdate(NamedTuple):
     update: Update
     weight: int
     factor: float
-    """What staleness leaves of the update, above 0 and at most 1."""
+    """What staleness and clipping leave of the update, above 0 and at most 1."""
 
 
 @dataclass(slots=True)
@@ -77,13 +77,17 @@ def init(size: int) -> KeptUpdates:
     return KeptUpdates(size)
 
 
-def add(kept: KeptUpdates, update: Update, weight: int, largest: float, factor: float = 1.0) -> None:
-    """Keep one more update. Raises ProtocolError (not-finite, out-of-range) as ``exact_mean.check`` does, and if there
-    are MAX_KEPT already; nothing is kept then."""
+def add(
+    kept: KeptUpdates, update: Update, weight: int, largest: float, factor: float = 1.0, trained_factor: float = 1.0
+) -> None:
+    """Keep one more update. ``trained_factor`` is 1: no plan has a robust aggregator and a rule of weighing.
+
+    Raises ProtocolError (not-finite, out-of-range) as ``exact_mean.check`` does, and if there are MAX_KEPT already;
+    nothing is kept then."""
     if len(kept) >= MAX_KEPT:
         raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {len(kept)} updates, and can keep no more")
     exact_mean.check(largest, weight)
-    kept.updates.append(KeptUpdate(update, weight, factor))
+    kept.updates.append(KeptUpdate(update, weight, factor * trained_factor))
 
 
 def add_many(
@@ -92,6 +96,7 @@ def add_many(
     weights: NDArray[np.int64],
     largest: NDArray[np.float64],
     factors: NDArray[np.float64] | None = None,
+    trained_factors: NDArray[np.float64] | None = None,
 ) -> None:
     """Keep copies of n updates: arrays of shape (rows, P), n rows together, and weights, largest magnitudes and factors
     of shape (n,); factors None: all are 1. Raises ProtocolError as ``add`` does."""

@@ -1,0 +1,70 @@
+"""q-FedAvg by hand: the paper's lines, in NumPy, beside the factor and the scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
+from fleetlearn_coordinator.aggregation.weighing.fair import MOST_FACTOR, fair
+from fleetlearn_coordinator.aggregation.weighing.norms import measure
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, Weighing
+
+LR, SIZE = 0.1, 6
+RANDOM = np.random.default_rng(8)
+MODEL = RANDOM.standard_normal(SIZE).astype(np.float32)
+UPDATES = 0.1 * RANDOM.standard_normal((5, SIZE)).astype(np.float32)
+LOSSES, WEIGHTS = np.array([0.3, 2.5, 1.0, 0.05, 4.0]), np.array([1, 1, 2, 1, 7])
+
+
+def reports(losses: np.ndarray = LOSSES) -> list[Reported]:
+    return [
+        Reported(int(weight), 1, float(loss), measure(ArrayUpdate(update), SIZE))
+        for update, loss, weight in zip(UPDATES, losses, WEIGHTS, strict=True)
+    ]
+
+
+def moved(weighing: Weighing, rows: list[Reported], level: float = 1.0) -> np.ndarray:
+    mean, total = aggregators.make("mean"), aggregators.make("mean").init(SIZE)
+    state = weighing.state_after({"weighing": {"next_level": level}})
+    for update, row in zip(UPDATES, rows, strict=True):
+        factors = weighing.factors(row, state)
+        assert 0 < factors.trained <= 1
+        mean.add(total, ArrayUpdate(update), row.weight, float(np.abs(update).max()), factors.whole, factors.trained)
+    sgd = optimizers.make("sgd", lr=1.0)
+    return next_model(mean, total, sgd, {}, MODEL, scale=weighing.scale(rows, state)).model
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])
+def test_a_round_is_algorithm_2(q: float, size: float) -> None:
+    """Whatever the size of the losses, as long as the level is near them."""
+    losses, big_l = size * LOSSES, 1 / LR
+    delta = losses[:, None] ** q * big_l * -UPDATES.astype(np.float64)  # w - w_k
+    squares = ((big_l * UPDATES.astype(np.float64)) ** 2).sum(axis=1)
+    h = q * losses ** (q - 1) * squares + big_l * losses**q
+    expected = MODEL - (WEIGHTS[:, None] * delta).sum(axis=0) / (WEIGHTS * h).sum()
+    level = 2.0 ** round(np.log2(size))
+    np.testing.assert_allclose(moved(Weighing(fair(q, LR)), reports(losses), level), expected, rtol=0, atol=1e-6)
+
+
+def test_without_q_it_is_the_mean() -> None:
+    expected = MODEL + np.average(UPDATES.astype(np.float64), axis=0, weights=WEIGHTS)
+    np.testing.assert_allclose(moved(Weighing(fair(0.0, LR)), reports()), expected, rtol=0, atol=1e-6)
+
+
+def test_the_level_is_a_power_of_two_near_the_median_loss() -> None:
+    rule = fair(1.0, LR)
+    assert rule.next_level(reports(), 1.0) == 1.0
+    assert rule.next_level(reports(100 * LOSSES), 1.0) == 128.0
+    assert rule.next_level(reports(np.array([1e-3, 1e300, 1e-3, 1e-3, 1e300])), 1.0) == 2.0**-10
+    assert rule.next_level(reports(0 * LOSSES), 8.0) == 8.0
+
+
+def test_a_claimed_loss_counts_up_to_a_limit() -> None:
+    """A device that claims 10^30 has 4096 times the say of one at the level, not all of it for ever."""
+    rule = fair(2.0, LR)
+    factors = [rule.factor(Reported(1, 1, loss), 1.0) for loss in (1e30, 64.0, 1.0, 0.0, -1.0)]
+    assert factors[:3] == [1.0, 1.0, 1 / MOST_FACTOR]
+    assert 0 < factors[3] == factors[4] < 1e-20

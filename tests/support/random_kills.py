@@ -1,0 +1,134 @@
+"""For tests: a coordinator that is killed at random instants, and devices that live through it.
+
+Real processes and sockets; the devices are connections of the test, which send an update that follows from the task's
+name. So the model can be worked out from what the ledger says was accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Grant, Held, Refused, Task
+from fleetlearn_protocol.vector import Vector
+from peers import Peer, report_of, update_of
+from processes import Processes
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+from websockets.typing import Subprotocol
+
+KILLS = 10
+"""In each run. Most of the time goes into starting the coordinator once more than that."""
+LONGEST = 0.25
+"""Seconds from the first sign of life of a coordinator until it is killed, at most."""
+
+
+def luck_of(task: str) -> float:
+    """Return a number from 0 to 1 that follows from the task's name."""
+    return crc32(task.encode()) % 1000 / 1000
+
+
+def update_for(task: str) -> Vector:
+    return update_of(luck_of(task))
+
+
+class Devices:
+    """Devices that take part until they are told to stop, through whatever deaths of their coordinator."""
+
+    def __init__(
+        self,
+        url: str,
+        names: Iterable[str],
+        stated: Callable[[str], dict[str, Any]] = lambda name: {},
+        reported: Callable[[str], dict[str, Any]] = lambda task: {},
+    ) -> None:
+        """``stated``: returns what a device says of itself. ``reported``: what the report of a task has, besides."""
+        self.url, self.names, self.stated, self.reported, self.over = url, list(names), stated, reported, False
+        self.acknowledged: list[str] = []
+        self.alive = asyncio.Event()
+        """Set by whatever comes from the coordinator."""
+
+    async def take_part(self, name: str) -> None:
+        held: Task | None = None
+        while not self.over:
+            with suppress(OSError, WebSocketException, TimeoutError, AssertionError):
+                async with connect(
+                    self.url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                ) as connection:
+                    peer = Peer(name, connection)
+                    await peer.check_in(None if held is None else Held(held.task, held.round), **self.stated(name))
+                    if held is not None:
+                        await self._report(peer, held)
+                    while not self.over:
+                        held = await self._go_on(peer, held)
+            await asyncio.sleep(0.02)
+
+    async def _report(self, peer: Peer, task: Task) -> None:
+        await peer.send(report_of(task, update_for(task.task), **self.reported(task.task)))
+
+    async def _go_on(self, peer: Peer, held: Task | None) -> Task | None:
+        """Answer the next message. Returns the task whose update is not acknowledged."""
+        message = await peer.receive()
+        self.alive.set()
+        match message:
+            case Task():
+                await self._report(peer, message)
+                return message
+            case Grant(task):
+                await peer.send_update(message, update_for(task))
+            case Accepted(task):
+                self.acknowledged.append(task)
+                return None
+            case Refused() | Cancel():
+                return None
+        return held
+
+
+async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: random.Random) -> int:
+    """Serve a plan to these devices, and kill its coordinator KILLS times; then stop it by SIGTERM. Returns how many
+    times it was killed: fewer if the run finished before."""
+    killed = 0
+    async with asyncio.timeout(600), asyncio.TaskGroup() as group:
+        for name in devices.names:
+            group.create_task(devices.take_part(name))
+        for kill in range(KILLS + 1):
+            process = run.coordinator(plan)
+            devices.alive.clear()
+            if kill == KILLS or luck.random() < 0.8:  # the others are killed before they have said anything
+                while not devices.alive.is_set() and process.poll() is None:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(luck.uniform(0, LONGEST))
+            if process.poll() is None:
+                killed += kill < KILLS
+                process.send_signal(signal.SIGKILL if kill < KILLS else signal.SIGTERM)
+            await asyncio.to_thread(process.wait)
+            assert process.returncode in (0, -signal.SIGKILL), run.log("coordinator")
+            if process.returncode == 0:
+                break
+        devices.over = True
+    return killed
+
+
+def by_hand(plan: Plan, rows: Sequence[tuple[str, int, int]], rounds: int, weight: int = 1) -> Vector:
+    """Return the model that these accepted updates make: (task, round, staleness). Each has this weight."""
+    bundle = open_bundle(plan.bundle)
+    aggregator, optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
+    model = bundle.parameters()[: bundle.manifest.size].copy()
+    state = optimizer.init(model)
+    for number in range(1, rounds + 1):
+        total = aggregator.init(len(model))
+        for task, _, staleness in sorted(row for row in rows if row[1] == number):
+            update = update_for(task)
+            aggregator.add(total, (update,), weight, float(np.abs(update).max()), plan.staleness_factor(staleness))
+        model, state, _ = next_model(aggregator, total, optimizer, state, model)
+    return model
