@@ -267,7 +267,7 @@ class Run:
     def _begin_algorithm(self) -> list[Row]:
         """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
         with the same tied vectors so far: what is here and what devices keep must belong together."""
-        tied, before = " ".join(self.plan.algorithm.tied), self.store.ledger.get("tied") or ""
+        tied, before = " ".join(self.plan.tied), self.store.ledger.get("tied") or ""
         if tied == before and self.vectors.keys() == {*self.plan.vectors}:
             return []
         self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
@@ -275,7 +275,7 @@ class Run:
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
-        if not self.plan.algorithm.tied:
+        if not self.plan.tied:
             return None
         return self.open_round.tied.get(device) or self.store.ledger.tied_to(device)
 
@@ -462,7 +462,7 @@ class Run:
         self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
     ) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
-        open_round, algorithm = self.open_round, self.plan.algorithm
+        open_round = self.open_round
         model, state, summary["change"] = next_model(
             open_round.aggregators[UPDATE],
             open_round.sums[UPDATE],
@@ -486,7 +486,7 @@ class Run:
         rows = [
             *self._write_model(row, model, state | vectors, needed),
             RoundClosed(round, "committed", summary, at),
-            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if algorithm.tied),
+            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if self.plan.tied),
         ]
         return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary)
 

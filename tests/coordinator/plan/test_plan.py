@@ -491,6 +491,10 @@ def test_what_an_update_weighs() -> None:
             BUFFERED.replace("fedbuff", "fedasync") + '[encoding]\ndown = "float16"',
             ['encoding.down = "float16"', "server.mix = true"],
         ),
+        (
+            f'recipe = "median"\n{SMALL}[encoding]\nup = "topk-0.1"',
+            ['encoding.up = "topk-0.1" leaves most elements', "the aggregator median"],
+        ),
         (f'{SMALL}[encoding]\ndown = "int8"', ["encoding.down = 'int8'"]),
         (f"{SMALL}[encoding]\nup = 8", ["encoding.up = 8"]),
         (f"{SMALL}[pace]\nlongest = 60.0", ["pace.longest and pace.check_ins need pace.connected"]),

@@ -249,3 +249,22 @@ async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device
         assert reference.delta is not None
         content = await a.fetch(reference.delta.sha256)
         assert apply_delta(models[2].tobytes(), content) == coordinator.run.model.tobytes()
+
+
+@run_async
+async def test_a_top_k_task_names_the_task_whose_residual_it_goes_on_from(make_plan: PlanMaker) -> None:
+    """The last one that counted, over a restart too; with another kind of encoding none, and none after it."""
+    encoding = find_encoding("topk-0.3")
+    plan = make_plan(encoding__up=encoding.name, round__goal=1)
+    async with fleet(plan) as (_, join):
+        a = await joined(join, "a")
+        first = await a.task()
+        assert first.kept is None
+        assert isinstance(await upload(a, first, encoding.encode(VECTOR), encoding), Accepted)
+        assert (await a.task()).kept == first.task
+    async with fleet(plan) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept == first.task
+    async with fleet(make_plan(encoding__up="int8", round__goal=1)) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept is None
+    async with fleet(plan) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept is None
