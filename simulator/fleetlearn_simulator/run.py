@@ -48,7 +48,7 @@ from fleetlearn_simulator.training.choice import (
     start_backend,
     with_measured_step,
 )
-from fleetlearn_simulator.training.kept_rows import row_files
+from fleetlearn_simulator.training.kept_rows import residual_file, row_files
 
 GC_THRESHOLD = 20_000
 """New objects after which Python looks for reference cycles."""
@@ -146,6 +146,7 @@ def simulate(
         )
         scenario = with_measured_step(scenario, bundle)
         files = row_files(folder, bundle.manifest, local.algorithm)
+        residuals = residual_file(folder, bundle.manifest, scenario.plan.encoding.up)
         backend = start_backend(
             scenario,
             bundle,
@@ -161,7 +162,7 @@ def simulate(
         prepare(scenario, folder, options)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
-        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files)
+        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         written, not_before = 0, 0.0
 
         def round_ended(summary: dict[str, Any]) -> None:

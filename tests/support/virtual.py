@@ -24,7 +24,7 @@ from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
-from fleetlearn_simulator.training.kept_rows import row_files
+from fleetlearn_simulator.training.kept_rows import residual_file, row_files
 from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
@@ -113,7 +113,8 @@ def make_fleet(
     source = source_of(scenario, bundle)
     folder = TemporaryDirectory(prefix="fleetlearn-")
     files = row_files(Path(folder.name), bundle.manifest, task.algorithm)
-    fleet = Fleet(scenario, bundle, source, backend(bundle, task, source, kept=files), task, note, files)
+    residuals = residual_file(Path(folder.name), bundle.manifest, scenario.plan.encoding.up)
+    fleet = Fleet(scenario, bundle, source, backend(bundle, task, source, kept=files), task, note, files, residuals)
     finalize(fleet, folder.cleanup)
     return fleet
 

@@ -26,8 +26,8 @@ LASTING_EVENTS = ("leave", "crash", "fill", "back", "window", "return")
 """Events that are expected across rounds. The others belong to tasks, and follow from them."""
 OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
-KEPT, TIED = "kept.", "tied."
-"""Prefixes of the tensors that say which row is whose kept state, and whose tied vectors."""
+KEPT, TIED, RESIDUALS = "kept.", "tied.", "residual."
+"""Prefixes of the tensors that say which row is whose kept state, whose tied vectors and whose residual."""
 TASKS = "tasks."
 """Prefix of the tensors of the tasks that run."""
 RETURNS = "returns."
@@ -106,7 +106,7 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
 
 def _kept_rows(fleet: Fleet) -> list[tuple[str, DeviceRows]]:
     kept = fleet.coordinator.kept
-    rows = [] if kept is None else [(KEPT, kept.states), (TIED, kept.tied)]
+    rows = [] if kept is None else [(KEPT, kept.states), (TIED, kept.tied), (RESIDUALS, kept.residuals)]
     return [(prefix, row) for prefix, row in rows if row is not None]
 
 

@@ -12,14 +12,14 @@ from itertools import count, islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.encodings import FLOAT32, Encoding
-from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.encodings import Encoding
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
+from fleetlearn_simulator.fleet.sent_updates import as_sent
 from fleetlearn_simulator.training.backend import NO_VECTORS, Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
@@ -133,8 +133,7 @@ class RoundTraining:
                 reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, reader, chosen)
-            if self.encoding != FLOAT32:
-                reader = partial(_read_as_sent, self.encoding, reader, chosen)
+            reader = as_sent(self.encoding, None if self.kept is None else self.kept.residuals, reader, chosen)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
@@ -250,23 +249,6 @@ def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indice
             with np.errstate(over="ignore"):  # the coordinator refuses what overflows
                 found.updates[row] = update = spoilt(seed, tasks.row(index), found.updates[row])
             found.largest[row] = np.abs(update).max()
-    return found
-
-
-def _read_as_sent(
-    encoding: Encoding, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]
-) -> TrainedDevices:
-    """Read results, and make of the updates what the coordinator gets: encoded by the device, decoded there."""
-    found = reader(indices)
-    for row, index in enumerate(indices[: len(found)]):
-        if not found.diverged[row]:
-            try:
-                content = encoding.encode(found.updates[row], tasks.seed[index])
-            except ProtocolError:  # the encoding cannot hold it
-                found.diverged[row] = True
-            else:
-                found.updates[row] = encoding.decode(content, found.updates.shape[1])
-                found.largest[row] = encoding.check(content, found.updates.shape[1])
     return found
 
 
