@@ -160,7 +160,7 @@ def test_fedprox(tmp_path: Path) -> None:
     times = {file: file.stat().st_mtime_ns for file in keep.iterdir()}
     figure = tmp_path / "figure.png"
     both = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure))
-    assert len(times) == 3
+    assert len(times) == 4
     assert {file: file.stat().st_mtime_ns for file in keep.iterdir()}.items() >= times.items()
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert 0 < first["from_float64"] <= both["from_float64"] < 1e-5

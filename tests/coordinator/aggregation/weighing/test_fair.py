@@ -36,7 +36,7 @@ def moved(weighing: Weighing, rows: list[Reported], level: float = 1.0) -> np.nd
     return next_model(mean, total, sgd, {}, MODEL, scale=weighing.scale(rows, state)).model
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("q", [0.0, 0.001, 0.1, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])
 def test_a_round_is_algorithm_2(q: float, size: float) -> None:
     """Whatever the size of the losses, as long as the level is near them."""
@@ -67,4 +67,5 @@ def test_a_claimed_loss_counts_up_to_a_limit() -> None:
     rule = fair(2.0, LR)
     factors = [rule.factor(Reported(1, 1, loss), 1.0) for loss in (1e30, 64.0, 1.0, 0.0, -1.0)]
     assert factors[:3] == [1.0, 1.0, 1 / MOST_FACTOR]
+    assert all(0 < fair(q, LR).factor(Reported(1, 1, 1e308), 2.0**-300) <= 1 for q in (0.0, 0.001, 0.012, 10.0))
     assert 0 < factors[3] == factors[4] < 1e-20
