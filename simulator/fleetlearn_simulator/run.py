@@ -47,7 +47,7 @@ from fleetlearn_simulator.training.choice import (
     start_backend,
     with_measured_step,
 )
-from fleetlearn_simulator.training.kept_rows import kept_states_of
+from fleetlearn_simulator.training.kept_rows import row_files
 
 GC_THRESHOLD = 20_000
 """New objects after which Python looks for reference cycles."""
@@ -143,7 +143,7 @@ def simulate(
             else choose_backend(scenario, bundle, options.backend, options.provider)
         )
         scenario = with_measured_step(scenario, bundle)
-        kept_states = kept_states_of(folder, bundle)
+        files = row_files(folder, bundle.manifest, local.algorithm)
         backend = start_backend(
             scenario,
             bundle,
@@ -153,13 +153,13 @@ def simulate(
             options.engine,
             options.ray_address,
             options.provider,
-            None if kept_states is None else folder,
+            folder,
         )
         held.callback(backend.close)
         prepare(scenario, folder, options)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
-        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, kept_states)
+        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files)
         written, not_before = 0, 0.0
 
         def round_ended(summary: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
-from fleetlearn_simulator.training.kept_rows import kept_states_of
+from fleetlearn_simulator.training.kept_rows import row_files
 from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
@@ -110,9 +110,8 @@ def make_fleet(
     task = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
     folder = TemporaryDirectory(prefix="fleetlearn-")
-    kept_states = kept_states_of(Path(folder.name), bundle)
-    trainer = backend(bundle, task, source, kept_states=kept_states)
-    fleet = Fleet(scenario, bundle, source, trainer, task, note, kept_states)
+    files = row_files(Path(folder.name), bundle.manifest, task.algorithm)
+    fleet = Fleet(scenario, bundle, source, backend(bundle, task, source, kept=files), task, note, files)
     finalize(fleet, folder.cleanup)
     return fleet
 

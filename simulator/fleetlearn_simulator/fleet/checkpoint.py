@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Snapshot
+from fleetlearn_protocol.messages import CONTROL
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.events import Event
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.selection import to_json
@@ -24,8 +26,8 @@ OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
 
 
-KEPT = "kept."
-"""Prefix of the tensors that say which row is whose kept state."""
+KEPT, TIED = "kept.", "tied."
+"""Prefixes of the tensors that say which row is whose kept state, and whose tied vectors."""
 
 
 def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -37,8 +39,10 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "earlier": coordinator.earlier,
         "has_bundle": np.array(sorted(fleet.tasks.has_bundle), np.int64),
     }
-    if coordinator.kept is not None:
-        tensors |= {f"{KEPT}{name}": value for name, value in coordinator.kept.rows.state().items()}
+    for prefix, rows in _kept_rows(fleet):
+        tensors |= {f"{prefix}{name}": value for name, value in rows.state().items()}
+    if coordinator.control is not None:
+        tensors[CONTROL] = coordinator.control.vector
     tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in coordinator.optimizer_state.items()}
     state = {
         "now": events.now,
@@ -63,8 +67,10 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
     coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
     coordinator.optimizer_state = _named(tensors, OPTIMIZER)
-    if coordinator.kept is not None:
-        coordinator.kept.rows.restore(_named(tensors, KEPT))
+    for prefix, rows in _kept_rows(fleet):
+        rows.restore(_named(tensors, prefix))
+    if coordinator.control is not None:
+        coordinator.control.vector = tensors[CONTROL]
     fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
     events.now = coordinator.last_end = state["now"]
     connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
@@ -78,6 +84,12 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     coordinator.resume(taken, tuple(evaluated), list(map(name_of, there)), state.get("selection"))
     fleet.state([*connections.connected])
     fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+
+
+def _kept_rows(fleet: Fleet) -> list[tuple[str, DeviceRows]]:
+    kept = fleet.coordinator.kept
+    rows = [] if kept is None else [(KEPT, kept.states), (TIED, kept.tied)]
+    return [(prefix, row) for prefix, row in rows if row is not None]
 
 
 def _named(tensors: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

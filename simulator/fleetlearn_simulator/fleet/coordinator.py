@@ -18,23 +18,25 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import CONTROL, Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.server_control import ServerControl
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
+from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 
 class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
-    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptStates | None) -> None:
+    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
@@ -55,6 +57,12 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
+        self.control = (
+            ServerControl(len(self.model), self.plan.server.devices)
+            if CONTROL in self.plan.vectors and self.plan.server.devices
+            else None
+        )
+        """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
         self.kept_before: list[int] = []
         """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
@@ -99,7 +107,11 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        inputs = RoundInputs(self.model, hyper=self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None)
+        inputs = RoundInputs(
+            self.model,
+            {} if self.control is None else {CONTROL: self.control.vector},
+            self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None,
+        )
         if self.outlive:
             self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
         else:
@@ -125,7 +137,8 @@ class SimulatedCoordinator:
             self.optimizer_state,
             self.model,
             self._began(),
-            scale=self.weighing.scale(self.totals.reported, self.totals.state),
+            self.plan.share(len(self.totals.devices)),
+            self.weighing.scale(self.totals.reported, self.totals.state),
         )
         return self._close("committed", number, dropped, change, now, connected)
 
@@ -135,6 +148,16 @@ class SimulatedCoordinator:
             return None
         ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
         return Began(self.training.given[number].inputs.model, self.plan.staleness_factor(staleness))
+
+    def refuse(
+        self, found: TrainedDevices, weights: NDArray[np.int64], reported: list[Reported]
+    ) -> tuple[int, str] | None:
+        """Return the first row that is not accepted, and why. None: all are. The arguments are those of
+        ``RoundTotals.refuse``."""
+        refused = [self.totals.refuse(found, weights, reported)]
+        if self.control is not None:
+            refused.append(self.control.refuse(found))
+        return min((row for row in refused if row is not None), key=lambda row: row[0], default=None)
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
@@ -166,9 +189,11 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         self.totals = self._no_totals()
+        if self.control is not None:
+            self.control.end_round(how == "committed")
         if self.kept is not None:
             self.training.settle()
-            self.kept.rows.end_round()
+            self.kept.end_round(how == "committed")
             self.kept_before = []
         return summary
 
@@ -181,20 +206,28 @@ class SimulatedCoordinator:
         devices, names = self.totals.devices, ("loss", *self.metrics)
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
         rows = self.totals.evaluations or self._evaluated(given_in, devices, self.kept_before)
-        return evaluation_of(rows, names, self.plan.round.max_weight)
+        personal: list[Evaluation | None] = []
+        if self.plan.algorithm.personal_model:
+            personal = self._evaluated(given_in, devices, self.kept_before, self.backend.evaluate_personal)
+        return evaluation_of(rows, names, self.plan.round.max_weight, personal)
 
     def _evaluated(
-        self, given_in: Sequence[int], devices: Sequence[int], kept_before: Sequence[int]
+        self,
+        given_in: Sequence[int],
+        devices: Sequence[int],
+        kept_before: Sequence[int],
+        measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]] | None = None,
     ) -> list[Evaluation | None]:
         """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
-        something. Returns a row for each."""
+        something. Returns a row for each. ``measure``: the back end's function, ``evaluate`` unless given."""
+        measure = measure or self.backend.evaluate
         found: dict[tuple[int, int, int], Evaluation | None] = {}
         keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
             own = sorted({key for key in keys if key[0] == number})
             jobs = [Job(device, kept=kept) for _, device, kept in own]
-            evaluated = self.backend.evaluate(self.training.given[number].inputs, jobs)
-            found |= zip(own, evaluated, strict=True)
+            inputs = self.training.given[number].inputs
+            found |= zip(own, measure(inputs, jobs), strict=True)
         return [found[key] for key in keys]
 
     def resume(

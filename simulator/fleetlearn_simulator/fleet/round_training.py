@@ -17,10 +17,9 @@ from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator import keyed_random
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
-from fleetlearn_simulator.training.kept_rows import NO_ROW
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
     ResultReader,
@@ -50,7 +49,7 @@ class GivenInRound(NamedTuple):
 class RoundTraining:
     """Devices that are trained in batches, each from its round's model."""
 
-    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptStates | None = None) -> None:
+    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptByDevices | None = None) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
         something."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
@@ -126,8 +125,9 @@ class RoundTraining:
 
     def _begin_from(self, inputs: RoundInputs, chosen: RunningTasks) -> None:
         if chosen.task:
-            kept = [NO_ROW] * len(chosen.task) if self.kept is None else self.kept.rows.of(chosen.device)
-            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, kept))
+            states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
+            rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
+            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows))
             if LITTLE in chosen.corrupt:
                 reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
@@ -172,7 +172,7 @@ class RoundTraining:
             for tasks, row, begun in finished:
                 reader, index = begun or self.begun.pop(tasks.task[row])
                 assert self.kept is not None
-                self.kept.keep([tasks.device[row]], [tasks.task[row]], reader([index]))
+                self.kept.finished([tasks.device[row]], [tasks.task[row]], reader([index]))
 
 
 def _given(inputs: RoundInputs, earlier: Vector) -> GivenInRound:

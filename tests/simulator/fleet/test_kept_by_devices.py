@@ -37,8 +37,9 @@ def kept_by(fleet: Fleet, device: int) -> list[float] | None:
     """What a device keeps: h and t."""
     kept = fleet.coordinator.kept
     assert kept is not None
-    (row,) = kept.rows.of([device])
-    return None if row == NO_ROW else [float(value) for value in kept.rows.file.read(row)]
+    assert kept.states is not None
+    (row,) = kept.states.of([device])
+    return None if row == NO_ROW else [float(value) for value in kept.states.file.read(row)]
 
 
 def one_round(scenario: Scenario) -> Fleet:
