@@ -1,8 +1,8 @@
 """Personal models against the shared one, on each device's own unseen digits: labels skewed, or scanners that differ.
 
 Twenty devices have scikit-learn's digits. In each round ten of them, drawn, train with the device's own functions, and
-the coordinator's exact mean makes the next model. At the end every device measures what it would use on examples of
-its own on which nobody trained. docs/personal.md says more.
+the coordinator's exact mean makes the next model. After some rounds every device measures what it would use on examples
+of its own on which nobody trained. docs/personal.md says more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.kept_state import load_model
 from fleetlearn_device.training.train import evaluate_data
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, Outcome, Settings
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples import digits
 
-DEVICES, COHORT, ROUNDS = 20, 10, 60
+DEVICES, COHORT, ROUNDS = 20, 10, (10, 20, 60)
 EPOCHS, PERSONAL_EPOCHS, BATCH, LR = 2, 2, 10, 0.1
 ALPHA = 0.1
 """Of the Dirichlet distribution by which the labels are shared out."""
@@ -107,76 +107,75 @@ def fleet(kind: str, seed: int) -> list[Device]:
     return devices
 
 
-def accuracies(path: Path, method: Method, kind: str, seed: int, rounds: int) -> list[float]:
-    """Train, and return each device's accuracy on its own test examples with what it would use."""
+def accuracies(path: Path, method: Method, kind: str, seed: int, rounds: Sequence[int]) -> list[list[float]]:
+    """Train. Returns, after each of these numbers of rounds, each device's accuracy on its own test examples with what
+    it would use."""
     bundle, devices = open_bundle(path), fleet(kind, seed)
     runtime, random = open_runtime(bundle), np.random.default_rng(seed)
-    hyper = {"lr": LR, "mu": method.mu}
     model: Vector = bundle.parameters()[: bundle.manifest.size]
     own: dict[int, Inputs] = {}
     """What each device keeps: its kept state and its personal model."""
 
-    def train(device: int, algorithm: str, seed: int) -> Vector:
+    def train(device: int, seed: int) -> Outcome:
         inputs = own.get(device, Inputs(model))._replace(model=model)
-        settings = Settings(hyper, EPOCHS, BATCH, seed, personal_epochs=PERSONAL_EPOCHS)
-        found = run_algorithm(algorithm, runtime, bundle, devices[device].train, inputs, settings)
-        own[device] = Inputs(model, found.result.kept_state, personal=found.personal)
-        return found.parts[UPDATE]
+        settings = Settings({"lr": LR, "mu": method.mu}, EPOCHS, BATCH, seed, personal_epochs=PERSONAL_EPOCHS)
+        return run_algorithm(method.algorithm, runtime, bundle, devices[device].train, inputs, settings)
 
-    for number in range(rounds):
-        total = exact_mean.init(len(model))
-        for device in random.choice(DEVICES, COHORT, replace=False).tolist():
-            update = train(device, method.algorithm, 1000 * number + device)
-            weight = len(devices[device].train[1])
-            exact_mean.add(total, ArrayUpdate(update), weight, check_finite(update), 1.0)
-        model = (model + exact_mean.mean(total)).astype(np.float32)
-    found = []
-    for device, data in enumerate(devices):
+    def measure(device: int, seed: int) -> float:
         inputs = own.get(device, Inputs(model))
-        personal = inputs.personal
-        if method.trained_on:
-            personal = model + train(device, "plain", 1000 * rounds + device)
+        personal = model + train(device, seed).parts[UPDATE] if method.trained_on else inputs.personal
         load_model(runtime, bundle, model, inputs.kept_state)
         if personal is not None:
             runtime.load(personal)
-        measured = evaluate_data(runtime, data.test)
-        found.append(measured.metric_sums["accuracy"] / measured.examples)
+        measured = evaluate_data(runtime, devices[device].test)
+        return measured.metric_sums["accuracy"] / measured.examples
+
+    found = []
+    for number in range(1, max(rounds) + 1):
+        total = exact_mean.init(len(model))
+        for device in random.choice(DEVICES, COHORT, replace=False).tolist():
+            outcome = train(device, 1000 * number + device)
+            own[device] = Inputs(model, outcome.result.kept_state, personal=outcome.personal)
+            update, weight = outcome.parts[UPDATE], outcome.result.examples
+            exact_mean.add(total, ArrayUpdate(update), weight, check_finite(update), 1.0)
+        model = (model + exact_mean.mean(total)).astype(np.float32)
+        if number in rounds:
+            found.append([measure(device, 1000 * number + DEVICES + device) for device in range(DEVICES)])
     return found
 
 
-def table(results: Mapping[tuple[str, str], Sequence[Sequence[float]]], kind: str) -> list[Sequence[str]]:
-    """``results``: (kind, method) -> each seed's devices' accuracies."""
-    rows: list[Sequence[str]] = [
-        ("each device uses", "accuracy, %: mean of the devices", "of the worst fifth of them", "devices better / worse")
-    ]
-    shared = np.array(results[kind, SHARED])
+def table(
+    results: Mapping[tuple[str, str], Sequence[Sequence[Sequence[float]]]], kind: str, rounds: Sequence[int]
+) -> list[Sequence[str]]:
+    """``results``: (kind, method) -> for each seed and number of rounds the devices' accuracies."""
+    after = [f"after {number} rounds, %" for number in rounds]
+    rows: list[Sequence[str]] = [("each device uses", *after, "worst fifth of the devices, %", "devices better, worse")]
+    shared = np.array(results[kind, SHARED])[:, -1]
     for (data, name), runs in results.items():
         if data != kind:
             continue
-        values = np.array(runs)  # (seeds, devices)
-        means = 100 * values.mean(axis=1)
-        worst = 100 * np.sort(values, axis=1)[:, : DEVICES // 5].mean(axis=1)
-        better, worse = 100 * (values > shared).mean(), 100 * (values < shared).mean()
-        rows.append(
-            (
-                name,
-                f"{np.median(means):.1f} [{means.min():.1f}-{means.max():.1f}]",
-                f"{np.median(worst):.1f} [{worst.min():.1f}-{worst.max():.1f}]",
-                "" if name == SHARED else f"{better:.0f} % / {worse:.0f} %",
-            )
-        )
+        values = np.array(runs)  # (seeds, numbers of rounds, devices)
+        means, last = values.mean(axis=2), values[:, -1]
+        worst = np.sort(last, axis=1)[:, : DEVICES // 5].mean(axis=1)
+        better, worse = (100 * found.mean() for found in (last > shared, last < shared))
+        beside = "" if name == SHARED else f"{better:.0f} %, {worse:.0f} %"
+        rows.append((name, *(_spread(column) for column in means.T), _spread(worst), beside))
     return rows
+
+
+def _spread(values: NDArray[np.float64]) -> str:
+    return f"{100 * np.median(values):.1f} [{100 * values.min():.1f}-{100 * values.max():.1f}]"
 
 
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--rounds", type=int, nargs="+", default=[*ROUNDS], help="after which is measured")
     options.add_argument("--data", nargs="+", choices=["labels", "scanners"], default=["labels", "scanners"])
     options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     chosen = options.parse_args()
     jobs = list(product(chosen.data, METHODS, range(1, chosen.seeds + 1)))
-    results: dict[tuple[str, str], list[list[float]]] = {}
+    results: dict[tuple[str, str], list[list[list[float]]]] = {}
     with (
         TemporaryDirectory() as folder,
         ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool,
@@ -184,7 +183,9 @@ def main() -> None:
         kinds = {tuple(method.personal): method.personal for method in METHODS.values()}
         paths = {key: export(Path(folder), personal).path for key, personal in kinds.items()}
         waiting = [
-            pool.submit(accuracies, paths[tuple(METHODS[name].personal)], METHODS[name], kind, seed, chosen.rounds)
+            pool.submit(
+                accuracies, paths[tuple(METHODS[name].personal)], METHODS[name], kind, seed, sorted(chosen.rounds)
+            )
             for kind, name, seed in jobs
         ]
         for number, ((kind, name, _), done) in enumerate(zip(jobs, waiting, strict=True), 1):
@@ -192,7 +193,7 @@ def main() -> None:
             if sys.stderr.isatty():
                 print(f"\r{number} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
     for kind in chosen.data:
-        print(f"## Data: {kind}\n\n{measure.table(table(results, kind))}\n")
+        print(f"## Data: {kind}\n\n{measure.table(table(results, kind, sorted(chosen.rounds)))}\n")
     found = [{"data": kind, "method": name, "runs": runs} for (kind, name), runs in results.items()]
     measure.write_json(
         chosen.json, {key: value for key, value in vars(chosen).items() if key != "json"}, {"cells": found}

@@ -36,6 +36,7 @@ from processes import Processes, free_port, processes, service_file, wait_for
 from quadratics import TWO, Quadratic, optimum, quadratics_bundle
 from safetensors.numpy import load_file
 
+CRASH_COORDINATOR = Path(__file__).with_name("crash_coordinator.py")
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(CRASH_DEVICE.parent))
@@ -132,15 +133,20 @@ def ended(fleet: Fleet) -> Ended:
     return Ended(model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), tied)
 
 
-def play(fleet: Fleet, crash: tuple[str, int] | None = None) -> Ended:
-    """Run to the end. ``crash``: where device 0 dies before it is started again."""
-    coordinator = fleet.run.coordinator(fleet.plan)
-    wait_for(lambda: "listening" in fleet.run.log("coordinator"), "the coordinator")  # else the devices back off
+def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: tuple[str, int] | None = None) -> Ended:
+    """Run to the end. ``crash``: where device 0 dies before it is started again. ``coordinator_dies``: where the
+    coordinator does."""
+    killing = () if coordinator_dies is None else (CRASH_COORDINATOR, *map(str, coordinator_dies), fleet.plan)
+    coordinator = fleet.run.coordinator(fleet.plan, *killing)
+    wait_for((fleet.data_dir / DATABASE).exists, "the coordinator")  # the devices would back off
     for number in range(len(DEVICES)):
         fleet.device(number, *([] if crash is None or number else [CRASH_DEVICE, crash[0], str(crash[1])]))
     if crash is not None:
         assert fleet.run.running["device-0"].wait(60) == -9, fleet.run.log("device-0")
         fleet.device(0)
+    if coordinator_dies is not None:
+        assert coordinator.wait(60) == -9, fleet.run.log("coordinator")
+        coordinator = fleet.run.coordinator(fleet.plan)
     assert coordinator.wait(120) == 0, fleet.run.log("coordinator")
     for number in range(len(DEVICES)):
         assert fleet.run.wait(f"device-{number}") == 0, fleet.run.log(f"device-{number}")
@@ -172,6 +178,23 @@ def test_a_device_killed_keeps_what_was_counted(
     """SIGKILL in the second round: the same model, server control variate and tied vectors at the end, bit for bit."""
     turn = 4 if "not in its place" in point else 2  # the directory is settled when it is opened, and in drop
     assert play(fleet_of(run, quadratics, "scaffold", 3), (point, turn)).bits() == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("point", "turn"),
+    [
+        ("an update is recorded but not acknowledged", 5),
+        ("the new model is in its place but not recorded", 3),
+        ("the new model is half recorded", 3),
+        ("a round is recorded and the engine not told", 2),
+    ],
+)
+def test_the_coordinator_killed_counts_what_devices_keep(
+    run: Processes, quadratics: Path, undisturbed: list[bytes], point: str, turn: int
+) -> None:
+    """SIGKILL in the second round, of a coordinator that adds and commits in another thread."""
+    fleet = fleet_of(run, quadratics, "scaffold", 3)
+    assert play(fleet, coordinator_dies=(point, turn)).bits() == undisturbed
 
 
 KILLS, LONGEST = 100, 1.5

@@ -221,8 +221,11 @@ class Plan(Section, frozen=True, kw_only=True):
     def weighing(self, manifest: Manifest) -> Weighing:
         """Return how updates are weighed, beside their examples and their staleness. Raises PlanError where the
         bundle's step does not fit."""
+        hyper = self.hyper(manifest)
+        if self.algorithm.personal_model:  # the update is trained without the pull, whose weight mu is
+            hyper["mu"] = 0.0
         try:
-            rule = weighing_rule(self.aggregation, manifest.step, self.hyper(manifest))
+            rule = weighing_rule(self.aggregation, manifest.step, hyper)
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
         return Weighing(rule, self.aggregation.norm_bound)
