@@ -23,7 +23,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust selection pace asynchronous
+STUDIES := hospitals fedprox dropout robust selection pace asynchronous personal
 # Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
 PYTEST := -m pytest --numprocesses 2 --dist loadfile
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.

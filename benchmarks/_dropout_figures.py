@@ -14,7 +14,7 @@ from fleetlearn_simulator.results.run_statistics import Target
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-MARKERS = "osD^v*P"
+MARKERS = "osD^v*PXph"
 STYLE: Any = {
     "font.size": 8,
     "axes.spines.top": False,

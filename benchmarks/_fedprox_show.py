@@ -13,9 +13,19 @@ LAST = 20
 """Rounds at the end that a run's figures are of."""
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """97.5 % quantile of Student's t by degrees of freedom."""
-PAIRS = (("fedprox-1", "fedavg"), ("fedprox-0", "fedavg"), ("fedprox-1", "fedprox-0"))
-NAMES = {"fedavg": "FedAvg", "fedprox-0": "FedProx, mu = 0", "fedprox-1": "FedProx, mu = 1"}
-COLORS = {"fedavg": "#d55e00", "fedprox-0": "#009e73", "fedprox-1": "#0072b2"}
+PAIRS = (
+    ("fedprox-1", "fedavg"),
+    ("fedprox-0", "fedavg"),
+    ("fedprox-1", "fedprox-0"),
+    ("fedprox-adaptive", "fedprox-1"),
+)
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedprox-0": "FedProx, mu = 0",
+    "fedprox-1": "FedProx, mu = 1",
+    "fedprox-adaptive": "FedProx, mu adaptive",
+}
+COLORS = {"fedavg": "#d55e00", "fedprox-0": "#009e73", "fedprox-1": "#0072b2", "fedprox-adaptive": "#cc79a7"}
 MEASURED = ("accuracy", "throughout", "loss")
 Key = tuple[str, float, str]
 """Data, share of stragglers, method."""

@@ -49,6 +49,8 @@ SERVER_LR = [0.01, 0.03, 0.1, 0.3, 1.0]
 RECIPES: dict[str, dict[str, list[Any]]] = {
     "fedavg": {"local.lr": LR},
     "fedprox": {"local.lr": LR, "local.mu": [0.01, 0.1, 1.0]},
+    "fednova": {"local.lr": LR},
+    "q-fedavg": {"local.lr": LR, "aggregation.q": [0.1, 1.0, 2.0]},
     "fedavgm": {"local.lr": LR, "server.lr": SERVER_LR[1:]},
     "fedadam": {"local.lr": LR, "server.lr": SERVER_LR[:4]},
     "fedyogi": {"local.lr": LR, "server.lr": SERVER_LR[:4]},
@@ -132,7 +134,7 @@ def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequenc
     plan = {
         "bundle": str(bundle),
         "recipe": cell.recipe,
-        "local": {"epochs": EPOCHS, "batch_size": BATCH, "evaluate": False},
+        "local": {"epochs": EPOCHS, "batch_size": BATCH, "evaluate": cell.recipe == "q-fedavg"},
         "round": {"goal": GOAL, "over_selection": cell.over_selection, "deadline": cell.deadline},
         "stop": {"rounds": rounds},
     }

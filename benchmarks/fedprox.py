@@ -2,9 +2,9 @@
 arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
 
 Softmax regression on 30 devices. 10 of them take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
-epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term. Every method has the same
-devices, stragglers and orders of examples in every round. The first rounds of each run are repeated in float64 and
-NumPy. docs/fedprox.md says more.
+epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term, or with an adaptive mu. Every
+method has the same devices, stragglers and orders of examples in every round. The first rounds of each run are repeated
+in float64 and NumPy. docs/fedprox.md says more.
 
 Finished runs stay in a folder: started again, it goes on with those that are missing.
 """
@@ -46,8 +46,10 @@ SETS: dict[str, dict[str, Any]] = {
     "1,1": {"alpha": 1.0, "beta": 1.0},
 }
 DROPS = (0.0, 0.5, 0.9)
-METHODS = {"fedavg": 0.0, "fedprox-0": 0.0, "fedprox-1": 1.0}
-"""And their mu. Without stragglers the first two are the same."""
+METHODS = {"fedavg": 0.0, "fedprox-0": 0.0, "fedprox-1": 1.0, "fedprox-adaptive": 0.0}
+"""And their mu; the last one's follows the loss, and begins at 1 on iid data, at 0 on others, as in the paper. Without
+stragglers the first two are the same."""
+ADAPTIVE = "fedprox-adaptive"
 COHORT = 10
 BLOCK = 4, 10
 """Devices and steps of a call: devices differ much in size, so that more would mostly wait for one."""
@@ -98,11 +100,12 @@ def export(file: Path) -> None:
 
 def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
     """The paper's protocol."""
-    average = cell.method == "fedavg"
-    local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "evaluate": False, "mu": METHODS[cell.method]}
+    average, adaptive = cell.method == "fedavg", cell.method == ADAPTIVE
+    mu = 1.0 if adaptive and cell.data == "iid" else METHODS[cell.method]
+    local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "evaluate": adaptive, "mu": mu}
     plan = {
         "bundle": str(bundle),
-        "recipe": "fedavg" if average else "fedprox",
+        "recipe": "fedavg" if average else ADAPTIVE if adaptive else "fedprox",
         "local": local,
         "round": {"goal": COHORT, "minimum": 1, "over_selection": 1.0, "deadline": DEADLINE},
         "stop": {"rounds": rounds},
@@ -142,22 +145,25 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: P
     assert test is not None
     found: dict[str, Any] = {"loss": [], "accuracy": []}
     models: list[Model] = []
+    mus: list[float] = []
 
     def follow(fleet: Fleet) -> None:
         weight, bias = (array.astype(np.float64) for array in views(fleet.model, opened.manifest.travelling).values())
         found["loss"].append(float(-reference.logs((weight, bias), x)[np.arange(len(y)), y].mean()))
         found["accuracy"].append(float((reference.logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean()))
         models.extend([(weight, bias)] if len(models) < CHECKED else [])
+        mus.append(fleet.history[-1]["mu"]["used"] if cell.method == ADAPTIVE else METHODS[cell.method])
 
     simulate(rule, folder, Options(backend=backend, workers=1, checkpoint=10**9, test=0), progress=follow)
     took = read_rounds(folder)
     sizes = source.examples(np.arange(DEVICES))
     slow = [check_round(cell, row, EPOCHS * -(-sizes // BATCH)) for row in took]
     exact, difference = (np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)), 0.0
-    for number, (row, model) in enumerate(zip(took, models, strict=False), 1):
+    for number, (row, model, mu) in enumerate(zip(took, models, mus, strict=False), 1):
         seeds = reference.seeds_of(cell.seed, number)
-        exact = reference.one_round(source, exact, row.reported, seeds, METHODS[cell.method])
+        exact = reference.one_round(source, exact, row.reported, seeds, mu)
         difference = max(difference, reference.apart(model, exact))
+    found |= {"mu": mus} if cell.method == ADAPTIVE else {}
     return found | {"drawn": [row.drawn for row in took], "slow": slow, "difference": difference}
 
 

@@ -115,6 +115,27 @@ def export_model(
         )
 
 
+@app.command()
+def certificate(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Host names and IP addresses that devices connect to.")
+    ],
+    folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path("tls"),
+    days: Annotated[int, typer.Option(help="How long the certificate is valid.", min=1, max=3650)] = 365,
+) -> None:
+    """Make a certificate for the coordinator with a private CA, which is made too if the folder has none. Run it again
+    to renew the certificate: a running coordinator reads it by itself."""
+    with needs("fleetlearn-coordinator certificate", "coordinator"):
+        from fleetlearn_coordinator.service.private_ca import CA, CA_KEY, CERTIFICATE, KEY, make_certificate
+    with _errors():
+        new = make_certificate(folder, names, days)
+    console = Console(stderr=True)
+    console.print(f"wrote {folder / CERTIFICATE} and {folder / KEY}, for [tls] of the service file", soft_wrap=True)
+    if new:
+        console.print(f"wrote {folder / CA}, for devices: --ca ca.pem", soft_wrap=True)
+        console.print(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")
+
+
 def _show(found: Status, last: int) -> None:
     console = Console()
     state = f"running at {found.address}" if found.running else "not running"

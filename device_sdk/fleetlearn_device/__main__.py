@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_argument("--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT")
+    run.add_argument("--ca", metavar="FILE", help="PEM of the only CA that TLS trusts; default: those of the system")
+    run.add_argument("--insecure", action="store_true", help="let another machine's address be ws://, without TLS")
     run.add_argument("--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name")
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
@@ -111,6 +113,8 @@ def _run(options: argparse.Namespace) -> int:
             threads=options.threads,
             provider=options.provider,
             name=options.name,
+            ca=options.ca,
+            insecure=options.insecure,
             own_model=options.own_model,
             feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
             tags=options.tag,
@@ -141,8 +145,9 @@ def _info(options: argparse.Namespace) -> int:
     print(f"device   {summary.device or '(not named yet)'}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
-    for sha256, size in summary.kept_states:
-        print(f"own      {sha256[:12]}  {size} bytes that never leave the device")
+    for name, size in summary.kept_states:
+        bundle, _, kind = name.partition(".")
+        print(f"own      {bundle[:12]}  {size} bytes that never leave the device{kind and f' ({kind})'}")
     for row in summary.tied_sets:
         print(f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task {row.task}")
     if summary.pending is None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from fleetlearn_device.driver.connection import check_url
+from fleetlearn_device.driver.address import checked_address
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.timing import Timing
@@ -44,6 +44,8 @@ class Device:
         provider: Where ``onnx`` computes: ``cpu``, or ``cuda`` (an NVIDIA GPU, with onnxruntime-gpu).
         examples: How many examples one pass over an iterable of batches yields.
         name: The device's name at its first start. None: a random name.
+        ca: PEM file of the only CAs that TLS trusts. None: those that the system trusts.
+        insecure: Whether the coordinator may be on another machine and without TLS.
         feature_cache: Most MiB of memory for what the frozen part of a model makes of each example, which is then
             computed once. For bundles with features, and data that are arrays. 0: whole models are trained.
         tags: Names that the coordinator may choose devices by, such as a region: at most 16, of letters, digits, ._-.
@@ -56,7 +58,7 @@ class Device:
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, runtime, number of threads, provider, feature_cache, tag, tier or
+    Raises DataError, and ValueError on a url, CA, runtime, number of threads, provider, feature_cache, tag, tier or
     network that is not allowed.
     """
 
@@ -71,6 +73,8 @@ class Device:
         provider: ProviderName = "cpu",
         examples: int | None = None,
         name: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         feature_cache: int = FEATURE_CACHE,
         tags: Iterable[str] = (),
         tier: str | None = None,
@@ -80,11 +84,11 @@ class Device:
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
-        check_url(url)
+        self.address = checked_address(url, ca=ca, insecure=insecure)
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
             raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")
-        self.url, self.state_dir, self.name = url, state_dir, name
+        self.state_dir, self.name = state_dir, name
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
@@ -137,7 +141,7 @@ class Device:
             features = self.feature_cache * 2**20
             kind, threads, provider = self.runtime, self.threads, self.provider
             trainer = Trainer(directory, self.data, kind, threads, provider, features, self.own_model)
-            driver = Driver(self.url, self.timing, directory, trainer, session, self.description)
+            driver = Driver(self.address, self.timing, directory, trainer, session, self.description)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
             if self._stopped:  # while the directory was opened

@@ -160,7 +160,7 @@ def test_fedprox(tmp_path: Path) -> None:
     times = {file: file.stat().st_mtime_ns for file in keep.iterdir()}
     figure = tmp_path / "figure.png"
     both = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure))
-    assert len(times) == 3
+    assert len(times) == 4
     assert {file: file.stat().st_mtime_ns for file in keep.iterdir()}.items() >= times.items()
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert 0 < first["from_float64"] <= both["from_float64"] < 1e-5
@@ -342,3 +342,13 @@ def test_robust(tmp_path: Path) -> None:
     assert [(row["recipe"], row["attack"]) for row in cells] == list(product(["fedavg", "median"], ["", "a little"]))
     assert all(len(row["runs"]) == 2 and 0 < min(row["runs"]) <= 1 for row in cells)
     assert (tmp_path / "robust.svg").stat().st_size > 1000
+
+
+def test_personal(tmp_path: Path) -> None:
+    sizes = ("--seeds", "1", "--rounds", "1", "3", "--workers", "1", "--data", "labels")
+    cells = {row["method"]: row["runs"] for row in figures(tmp_path, "personal.py", *sizes)["cells"]}
+    assert {"fedper", "fedrep", "fedbn", "ditto, lambda 1"} <= cells.keys()
+    for (after_1, after_3), *others in cells.values():
+        assert len(after_1) == len(after_3) == 20
+        assert 0 < sum(after_3) <= 20
+        assert not others

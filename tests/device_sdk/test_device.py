@@ -29,6 +29,7 @@ from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.outbox import Outbox
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
+from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.train import StoppedError, train
 from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
 from fleetlearn_protocol.bundle import write_inference_model
@@ -203,7 +204,8 @@ def test_bytes_that_are_wrong_twice_give_the_task_back(served: Served, data: Any
             assert (failed.task, failed.code) == ("t1", "bad-bundle")
             assert "manifest.json arrived twice" in failed.text
             assert await line.closed() == 1000
-            assert (await (await coordinator.line()).expect(CheckIn)).held is None
+            again = await (await coordinator.line()).expect(CheckIn)
+            assert (again.held, again.algorithms) == (None, known_algorithms("onnx"))
 
     asyncio.run(test())
 

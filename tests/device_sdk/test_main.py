@@ -187,11 +187,13 @@ def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.Captur
     assert "sensor-7" in shown
     assert "none waits" in shown
     report = Report("t3-1", 3, (Part("update", "float32", 8, zlib.crc32(b"12345678")),), 7, 3, 2.0, True, 0.5)
-    state.outbox.save(report, (b"12345678",), "ab" * 32, np.zeros(3, np.float32), {"c": np.zeros(1, np.float32)})
+    kept = np.zeros(3, np.float32), {"c": np.zeros(1, np.float32)}, np.zeros(2, np.float32)
+    state.outbox.save(report, (b"12345678",), "ab" * 32, *kept)
     assert main(["info", "--state", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "task t3-1 of round 3, 8 bytes" in shown
-    assert "own      abababababab  16 bytes that never leave the device" in shown
+    assert "own      abababababab  16 bytes that never leave the device\n" in shown
+    assert "own      abababababab  12 bytes that never leave the device (personal)\n" in shown
     assert "tied     abababababab  17 bytes that never leave the device, of task t3-1" in shown
     state.close()
 

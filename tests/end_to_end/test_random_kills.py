@@ -7,6 +7,7 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, ROUNDS_KEPT
+from fleetlearn_protocol.messages import Evaluation
 from peers import BUFFERED, plan_text, write_test_bundle
 from processes import Processes, free_port, service_file
 from random_kills import KILLS, Devices, by_hand, kill_at_random, luck_of
@@ -37,7 +39,15 @@ def write_plan(folder: Path, recipe: str, **settings: Any) -> tuple[Path, str]:
     return file, f"ws://127.0.0.1:{port}"
 
 
-def check_updates(folder: Path, file: Path, acknowledged: list[str], killed: int, goal: int, weight: int) -> None:
+def check_updates(
+    folder: Path,
+    file: Path,
+    acknowledged: list[str],
+    killed: int,
+    goal: int,
+    weight: int,
+    reported: Callable[[str], dict[str, Any]] = lambda task: {},
+) -> None:
     """Check that what was acknowledged counts, once, and that the model is made of it."""
     version, model = read_model(folder / "run")
     rounds = [row.summary for row in read_status(folder / "run").rounds if row.summary]
@@ -51,7 +61,7 @@ def check_updates(folder: Path, file: Path, acknowledged: list[str], killed: int
     assert [row["reports"] for row in rounds] == [goal] * version
     counted = Counter(number for _, number, _ in found)
     assert [counted[number] for number in range(1, version + 1)] == [goal] * version, "or counted twice"
-    assert by_hand(Plan.load(file), found, version, weight).tobytes() == model.tobytes()
+    assert by_hand(Plan.load(file), found, version, weight, reported).tobytes() == model.tobytes()
 
 
 @pytest.mark.slow
@@ -62,6 +72,28 @@ def test_asynchronous_rounds(run: Processes, tmp_path: Path, seed: int) -> None:
     devices = Devices(url, [f"device-{number}" for number in range(DEVICES)])
     killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed)))
     check_updates(tmp_path, file, devices.acknowledged, killed, GOAL, weight=1)
+
+
+WEIGHED = {
+    "fednova": {"aggregation__normalise": True},
+    "q-fedavg": {"aggregation__q": 2.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WEIGHED)
+def test_weighed_updates(run: Processes, tmp_path: Path, name: str) -> None:
+    """With a bound on norms that follows the updates."""
+
+    def reported(task: str) -> dict[str, Any]:
+        return {"steps": 1 + int(40 * luck_of(task)), "evaluation": Evaluation(10, 10 * luck_of(task + "loss"))}
+
+    settings = BUFFERED | WEIGHED[name] | {"round__goal": GOAL, "round__concurrency": DEVICES, "local__lr": 0.1}
+    settings |= {"aggregation__max_norm": 50.0, "aggregation__norm_quantile": 0.5}
+    file, url = write_plan(tmp_path, settings.pop("recipe"), **settings)
+    devices = Devices(url, [f"device-{number}" for number in range(DEVICES)], reported=reported)
+    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(5)))
+    check_updates(tmp_path, file, devices.acknowledged, killed, GOAL, 1, reported)
 
 
 SELECTED = {

@@ -18,8 +18,11 @@ from zlib import crc32
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.aggregation.commit import next_model
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
+from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, measure
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Grant, Held, Refused, Task
+from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Evaluation, Grant, Held, Refused, Task
 from fleetlearn_protocol.vector import Vector
 from peers import Peer, report_of, update_of
 from processes import Processes
@@ -119,16 +122,28 @@ async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: ran
     return killed
 
 
-def by_hand(plan: Plan, rows: Sequence[tuple[str, int, int]], rounds: int, weight: int = 1) -> Vector:
-    """Return the model that these accepted updates make: (task, round, staleness). Each has this weight."""
+def by_hand(
+    plan: Plan,
+    rows: Sequence[tuple[str, int, int]],
+    rounds: int,
+    weight: int = 1,
+    reported: Callable[[str], dict[str, Any]] = lambda task: {},
+) -> Vector:
+    """Return the model that these accepted updates make: (task, round, staleness). Each has this weight. ``reported``:
+    as for ``Devices``."""
     bundle = open_bundle(plan.bundle)
-    aggregator, optimizer = plan.aggregator(), plan.optimizer(bundle.manifest)
+    aggregator, optimizer, weighing = plan.aggregator(), plan.optimizer(bundle.manifest), plan.weighing(bundle.manifest)
     model = bundle.parameters()[: bundle.manifest.size].copy()
-    state = optimizer.init(model)
+    state, summary = optimizer.init(model), dict[str, Any]()
     for number in range(1, rounds + 1):
-        total = aggregator.init(len(model))
+        total, reports, level = aggregator.init(len(model)), [], weighing.state_after(summary)
         for task, _, staleness in sorted(row for row in rows if row[1] == number):
-            update = update_for(task)
-            aggregator.add(total, (update,), weight, float(np.abs(update).max()), plan.staleness_factor(staleness))
-        model, state, _ = next_model(aggregator, total, optimizer, state, model)
+            update, said = update_for(task), {"steps": 5, "evaluation": Evaluation(10, 7.0), **reported(task)}
+            norms = measure(ArrayUpdate(update), len(update)) if weighing.needs_norms else NOT_MEASURED
+            reports.append(Reported(weight, said["steps"], 0.5, norms).measured(said["evaluation"]))
+            own = weighing.factors(reports[-1], level)
+            factor = plan.staleness_factor(staleness) * own.whole
+            aggregator.add(total, (update,), weight, float(np.abs(update).max()), factor, own.trained)
+        model, state, _ = next_model(aggregator, total, optimizer, state, model, scale=weighing.scale(reports, level))
+        summary = weighing.summary(reports, {}, level)
     return model

@@ -135,9 +135,11 @@ class Connection(asyncio.Protocol):
         for data in self.protocol.data_to_send():
             if data:
                 self.transport.write(data)
-            else:
+            elif self.transport.can_write_eof():
                 with suppress(OSError):  # the peer has gone already
                     self.transport.write_eof()
+            else:  # TLS has no half-closed connection
+                self.transport.close()
 
     def _writable(self) -> None:
         self.paused = False

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator
-from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -21,6 +21,7 @@ from fleetlearn_coordinator.network.contents import Contents, Older
 from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
 from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 
@@ -33,7 +34,8 @@ class Host:
     """
 
     def __init__(self, service: ServiceSettings, places: process_settings.Places) -> None:
-        """``places``: how many connections the process has descriptors for."""
+        """``places``: how many connections the process has descriptors for. Raises FleetError where the files of TLS
+        cannot be used."""
         proven = Proven(service.max_connections)
         self.heartbeat = service.heartbeat
         """Seconds between a device's signs of life."""
@@ -41,12 +43,14 @@ class Host:
         self.downloads = Downloads(Places(service.downloads, service.least_rate, proven))
         self.address = ""
         """Where it listens, as a URL."""
+        self._certificates = None if service.tls is None else Certificates(service.tls)
         self._listener = Listener(
             lambda connection: Driver(connection, self.shared),
             origins=service.origins,
             newcomers=places.newcomers,
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
+            certificates=self._certificates,
         )
         self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
         self.connections = self.shared.connections
@@ -64,7 +68,8 @@ class Host:
 
     async def listen(self) -> None:
         """Begin to accept connections. Raises OSError."""
-        self.address = f"ws://{await self._listener.listen(*self._listens_on)}"
+        scheme = "ws" if self._certificates is None else "wss"
+        self.address = f"{scheme}://{await self._listener.listen(*self._listens_on)}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,7 +107,7 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, run: ServedRun, newest: Mapping[str, Vector], older: Mapping[str, Older]) -> None:
+    def publish(self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
         """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began from. Each download of
         another one would keep that one's bytes in memory."""
         for gone in run.contents.publish(newest, older):
@@ -114,6 +119,8 @@ class Host:
     def sweep(self) -> None:
         """End the connections that are overdue, and take places from those that hardly move while others wait."""
         now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
+        if self._certificates is not None:
+            self._certificates.check()
         self.uploads.places.measure(now)
         self.downloads.places.measure(now)
         self.grant()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.http11 import Request, Response
@@ -33,6 +34,7 @@ from fleetlearn_coordinator.conversation.limits import (
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.connection import Connection, Handler
 from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
+from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
 
 SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
 RETRY = 1.0
@@ -50,10 +52,12 @@ class Listener:
         newcomers: int = NEWCOMERS,
         speaking: Callable[[], int] = lambda: 0,
         heartbeat: float = 86400.0,
+        certificates: Certificates | None = None,
     ) -> None:
         """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may connect;
         ``newcomers``: connections beside those that are ``speaking`` for a device; ``heartbeat``: seconds between a
-        device's signs of life."""
+        device's signs of life; ``certificates``: for TLS, if it is to be had."""
+        self._certificates = certificates
         self._handler_of, self._origins = handler_of, frozenset(origins)
         self._newcomers, self._speaking = newcomers, speaking
         self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
@@ -101,6 +105,8 @@ class Listener:
             self._retry.cancel()
         for one in self._listening:
             one.close()
+        for task in self._beginning:  # handshakes
+            task.cancel()
         if self._beginning:
             await asyncio.wait(self._beginning)
         for connection in self.connections:
@@ -161,9 +167,18 @@ class Listener:
         self.check()
 
     async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
+        tls: dict[str, Any] = {}
+        if self._certificates is not None:
+            tls = {
+                "ssl": self._certificates.context,
+                "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
+                "ssl_shutdown_timeout": LINGER,
+            }
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted)
-        except OSError:  # the peer has gone already
+            await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+        except (OSError, asyncio.CancelledError) as error:  # the peer has gone already, or speaks no TLS
+            if isinstance(error, ssl.SSLError):
+                logger.info("a connection was refused in its TLS handshake: %s", error.reason or error)
             accepted.close()
             self.lost(connection)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio.sslproto
 import ctypes
 import gc
 import resource
@@ -44,6 +45,12 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 64 * 2**20)
     mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
     mallopt(_M_TOP_PAD, 2**20)
+
+
+def shrink_tls_buffers() -> None:
+    """Have asyncio read from TLS connections in parts of one record. By itself it keeps 256 KiB for each connection:
+    1,000 idle ones take 277 MiB, and 43 MiB with this. asyncio has no setting for it."""
+    asyncio.sslproto.SSLProtocol.max_size = 2**14
 
 
 def raise_file_limit() -> None:

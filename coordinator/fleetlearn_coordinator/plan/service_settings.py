@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,15 @@ ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 
 class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
+
+
+class Tls(Section, frozen=True, kw_only=True):
+    """[tls]: the coordinator's own TLS. The files are read again when they change."""
+
+    certificate: Path
+    """PEM: the server's certificate, and those between it and its CA."""
+    key: Path
+    """PEM: its private key, without a password."""
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
@@ -44,6 +54,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Devices connected at a time; more are told to come back."""
     origins: tuple[str, ...] = ()
     """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
+    insecure: bool = False
+    """Whether other machines may connect without TLS: where a proxy in front has it, or everybody on the network is
+    trusted."""
+    tls: Tls | None = None
+    """Default: no TLS, for this machine alone."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
@@ -55,16 +70,32 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
-        return cls.read(raw, file=str(path))
+        return cls.read(raw, path.absolute().parent, file=str(path))
 
     @classmethod
-    def read(cls, raw: dict[str, Any], *, file: str = "service file") -> ServiceSettings:
-        """Return the settings of a service file's keys. ``file`` is named in errors. Raises ServiceError."""
+    def read(
+        cls, raw: dict[str, Any], base: str | os.PathLike[str] = "", *, file: str = "service file"
+    ) -> ServiceSettings:
+        """Return the settings of a service file's keys. ``base`` is what its paths are relative to; ``file`` is named
+        in errors. Raises ServiceError."""
+
+        def place(_: type, given: object) -> Path:
+            if not isinstance(given, str) or not given:
+                raise TypeError("Expected a path")
+            return (Path(base) / Path(given).expanduser()).absolute()
+
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {}, hidden=())
-            settings = read_tables(raw, "service file", cls)
+            refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=())
+            settings = read_tables(raw, "service file", cls, place)
+            if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
+                raise ValueError(
+                    f'host = "{settings.host}" lets other machines connect, and without TLS whoever is on the way '
+                    "reads and changes all that is sent. Give [tls] a certificate and a key (`fleetlearn-coordinator "
+                    "certificate` makes them), or say insecure = true where a proxy in front has TLS, or everybody on "
+                    "the network is trusted"
+                )
             for origin in settings.origins:
                 if not re.fullmatch(ORIGIN, origin):
                     raise ValueError(
@@ -75,3 +106,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         except ValueError as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of this machine alone."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")  # RFC 6761, section 6.3

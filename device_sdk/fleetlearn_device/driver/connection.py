@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
-from websockets.uri import parse_uri
 
-from fleetlearn_device.driver.describing import Description
+from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.timing import Timing, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Online
 
 log = logging.getLogger("fleetlearn.device")
@@ -67,20 +67,20 @@ class Connector:
     """Keeps the device connected.
 
     Args:
-        url: Address of the coordinator.
+        address: Of the coordinator.
         timing: Time limits.
         session: Is told of each opened and ended connection, and of each frame.
-        description: What the device states at each check-in.
+        state: Returns what the device states at a check-in.
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
     """
 
     def __init__(
         self,
-        url: str,
+        address: Address,
         timing: Timing,
         session: Session,
-        description: Description,
+        state: Callable[[], Statement],
         handle: Callable[[Event], Awaitable[None]],
         on_end: Callable[[], None],
     ) -> None:
@@ -88,7 +88,8 @@ class Connector:
         """The open connection."""
         self.come_back_after: float | None = None
         """Seconds after which the coordinator said to connect again, on the last connection."""
-        self._url, self._timing, self._session, self._description = url, timing, session, description
+        self._address, self._timing = address, timing
+        self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
         self._dice = random.SystemRandom()
 
@@ -112,7 +113,8 @@ class Connector:
         try:
             # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
             async with connect(
-                self._url,
+                self._address.url,
+                ssl=self._address.tls,
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
@@ -123,8 +125,8 @@ class Connector:
                 ping_timeout=timing.ping,
             ) as socket:
                 self.connection = Connection(socket, timing)
-                log.info("connected to %s", self._url)
-                await self._handle(lambda: session.connected(time.monotonic(), self._description.state()))
+                log.info("connected to %s", self._address.url)
+                await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 async for frame in socket:
                     received = session.received if isinstance(frame, str) else session.received_chunk
                     await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]
@@ -135,20 +137,12 @@ class Connector:
             if not isinstance(session.link, Closing):
                 log.warning("the connection is lost: %s", printable(str(error)))
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
-            log.warning("cannot connect to %s: %s", self._url, error or type(error).__name__)
+            log.warning("cannot connect to %s: %s", self._address.url, error or type(error).__name__)
         finally:
             self.connection = None
             self._on_end()
         await self._handle(session.disconnected)
         return welcomed
-
-
-def check_url(url: str) -> None:
-    """Raise ValueError unless this is the address of a WebSocket."""
-    try:
-        parse_uri(url)
-    except InvalidURI as error:
-        raise ValueError(f"{error}; expected ws://HOST:PORT or wss://HOST:PORT") from None
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Evaluate, Task, encode
 
+from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
@@ -35,6 +36,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
 )
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.train import StoppedError
@@ -49,7 +51,7 @@ class Driver:
 
     def __init__(
         self,
-        url: str,
+        address: Address,
         timing: Timing,
         directory: StateDirectory,
         trainer: Trainer,
@@ -57,8 +59,8 @@ class Driver:
         description: Description,
     ) -> None:
         self._contents, self._outbox = directory.contents, directory.outbox
-        self._trainer, self._session = trainer, session
-        self._connector = Connector(url, timing, session, description, self._handle, self._stop_upload)
+        self._trainer, self._session, self._description = trainer, session, description
+        self._connector = Connector(address, timing, session, self._state, self._handle, self._stop_upload)
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -75,6 +77,10 @@ class Driver:
         handled = asyncio.get_running_loop().create_future()
         self._events.put_nowait((event, handled))
         await handled
+
+    def _state(self) -> Statement:
+        """Return what the device states at a check-in."""
+        return self._description.state()._replace(models=self._contents.models())
 
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""

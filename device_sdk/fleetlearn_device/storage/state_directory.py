@@ -76,7 +76,7 @@ class Summary(NamedTuple):
     """(SHA-256 of the manifest, the bundle's name), the last used first."""
     pending: Report | None
     kept_states: list[tuple[str, int]]
-    """(SHA-256 of the manifest, bytes of the file) of each kept state; the bundle itself may be gone."""
+    """(name of the file, bytes) of each kept state and personal model; the bundle itself may be gone."""
     tied_sets: list[TiedSet]
 
 

@@ -150,8 +150,13 @@ class Emitter:
         return self.cast(value, dtype) if isinstance(value, Value) else self.number(value, dtype)
 
     def cast(self, x: Value, dtype: torch.dtype) -> str:
-        """Return ``x`` as ``dtype``."""
-        return x.name if x.dtype == dtype else self.node("Cast", x, to=_element_type(dtype))
+        """Return ``x`` as ``dtype``. A constant becomes another constant, unless that is larger."""
+        if x.dtype == dtype:
+            return x.name
+        if (row := self.constants.get(x.name)) is not None and x.dtype.itemsize >= dtype.itemsize:
+            value = self._kept_apart.array(row) if self._kept_apart else numpy_helper.to_array(row)
+            return self.array(value.astype(helper.tensor_dtype_to_np_dtype(_element_type(dtype))))
+        return self.node("Cast", x, to=_element_type(dtype))
 
     def cast_node(self, name: str, dtype: torch.dtype) -> str:
         """Return another node's output as ``dtype``."""

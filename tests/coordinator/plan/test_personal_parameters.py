@@ -142,6 +142,14 @@ def test_ditto_s_lambda_is_local_mu() -> None:
         parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting(proximal=False))
 
 
+def test_ditto_s_lambda_does_not_count_where_updates_are_normalised() -> None:
+    """FedNova divides by what the steps' gradients count in the update, which is trained without lambda."""
+    nova = f'recipe = "fednova"\n{SMALL}{LR}mu = 10.0\n'
+    with pytest.raises(PlanError, match=r"needs lr \* mu below 1"):
+        parse(nova).weighing(fitting())
+    assert parse(f'{nova}algorithm = "ditto"').weighing(fitting()).rule is not None
+
+
 def test_passes_of_its_own() -> None:
     assert parse(f'recipe = "fedrep"\n{SMALL}').local.personal_epochs == 10
     assert parse(f'recipe = "fedrep"\n{SMALL}[local]\npersonal_epochs = 3').local.personal_epochs == 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings, Tls
 from fleetlearn_protocol.errors import Code
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
@@ -24,8 +24,11 @@ def refusal(folder: Path, text: str) -> str:
 def test_the_example_has_every_key_with_its_default() -> None:
     assert ServiceSettings.load(EXAMPLE) == ServiceSettings()
     text = EXAMPLE.read_text("utf-8")
-    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none)", text, re.MULTILINE))
-    defaults = {key: str(value or "none") for key, value in msgspec.structs.asdict(ServiceSettings()).items()}
+    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none|false)", text, re.MULTILINE))
+    values = msgspec.structs.asdict(ServiceSettings())
+    assert values.pop("tls") is None
+    assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in Tls.__struct_fields__)
+    defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
 
 
@@ -34,6 +37,14 @@ def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
     file.write_text('port = 0\norigins = ["https://good.example", "http://[::1]:8000"]\n')
     found = ServiceSettings.load(file)
     assert found == ServiceSettings(port=0, origins=("https://good.example", "http://[::1]:8000"))
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text('host = "0.0.0.0"\n[tls]\ncertificate = "tls/a.pem"\nkey = "/b.pem"\n')
+    assert ServiceSettings.load(file).tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
+    file.write_text('host = "0.0.0.0"\ninsecure = true\n')
+    assert ServiceSettings.load(file).insecure
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,10 @@ def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
         ('origins = ["HTTPS://A.example"]', ["'HTTPS://A.example'", "lower case"]),
         ('origins = ["*"]', ["origins names '*'", 'there is no "*"']),
         ('origins = ["null"]', ["origins names 'null'"]),
+        ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
+        ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
+        ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
+        ('[tls]\ncertificat = "a.pem"', ["tls.certificat is not a key", "did you mean tls.certificate?"]),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: list[str]) -> None:

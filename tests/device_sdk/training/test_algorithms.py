@@ -12,7 +12,7 @@ import pytest
 import torch
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
-from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, run_algorithm
+from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, known_algorithms, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, StoppedError
 from fleetlearn_device.training.work import Inputs, Outcome, Settings
@@ -81,6 +81,11 @@ def test_the_protocol_s_table_and_the_device_s_name_the_same_algorithms() -> Non
     for exchange in EXCHANGES.values():
         assert exchange.vectors[0] == MODEL
         assert exchange.parts[0] == UPDATE
+
+
+def test_the_training_build_knows_plain_training_alone() -> None:
+    assert known_algorithms("ort-training") == ()
+    assert known_algorithms("onnx") == tuple(name for name in EXCHANGES if name != "plain")
 
 
 def test_plain_stays_at_fedavg_s_fixed_point(bundle: Bundle) -> None:

@@ -54,9 +54,13 @@ def _resized(
 
 @cache
 def _matrix(line: Callable[..., Tensor], length: int, size: int, *options: Any) -> Tensor:
-    """Return the matrix (size, length) of a resize along one axis: what it makes of each unit vector."""
+    """Return the matrix (size, length) of a resize along one axis: what it makes of each unit vector.
+
+    In float64: in float32 PyTorch rounds the places between two pixels, so that the weights would be 1e-8 off for all
+    who compute with them in float64, as the check does. A graph has them rounded once, to float32.
+    """
     with _disable_current_modes():
-        return line(torch.eye(length).unsqueeze(0), [size], *options)[0].t().contiguous()
+        return line(torch.eye(length, dtype=torch.float64).unsqueeze(0), [size], *options)[0].t().contiguous()
 
 
 def _row(image: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -36,7 +36,7 @@ def moved(weighing: Weighing, rows: list[Reported], level: float = 1.0) -> np.nd
     return next_model(mean, total, sgd, {}, MODEL, scale=weighing.scale(rows, state)).model
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("q", [0.0, 0.001, 0.1, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])
 def test_a_round_is_algorithm_2(q: float, size: float) -> None:
     """Whatever the size of the losses, as long as the level is near them."""
@@ -47,6 +47,26 @@ def test_a_round_is_algorithm_2(q: float, size: float) -> None:
     expected = MODEL - (WEIGHTS[:, None] * delta).sum(axis=0) / (WEIGHTS * h).sum()
     level = 2.0 ** round(np.log2(size))
     np.testing.assert_allclose(moved(Weighing(fair(q, LR)), reports(losses), level), expected, rtol=0, atol=1e-6)
+
+
+def test_three_rounds_by_hand() -> None:
+    """Losses of another size in each round. The level follows by itself, one round behind."""
+    weighing, q = Weighing(fair(2.0, LR)), 2.0
+    model, by_hand, summary = MODEL, MODEL.astype(np.float64), None
+    mean, sgd = aggregators.make("mean"), optimizers.make("sgd", lr=1.0)
+    for size in (0.2, 3.0, 1.0):
+        rows, total, state = reports(size * LOSSES), mean.init(SIZE), weighing.state_after(summary)
+        for update, row in zip(UPDATES, rows, strict=True):
+            own, largest = weighing.factors(row, state), float(np.abs(update).max())
+            mean.add(total, ArrayUpdate(update), row.weight, largest, own.whole, own.trained)
+        model = next_model(mean, total, sgd, {}, model, scale=weighing.scale(rows, state)).model
+        summary = weighing.summary(rows, {}, state)
+        losses, delta = size * LOSSES, -UPDATES.astype(np.float64) / LR
+        h = q * losses ** (q - 1) * (delta**2).sum(axis=1) + losses**q / LR
+        by_hand = by_hand - (WEIGHTS * losses**q) @ delta / (WEIGHTS @ h)
+        np.testing.assert_allclose(model, by_hand, rtol=0, atol=2e-6)
+    assert summary is not None
+    assert (summary["weighing"]["rule"], summary["weighing"]["next_level"]) == ("fair", 1.0)
 
 
 def test_without_q_it_is_the_mean() -> None:
@@ -67,4 +87,5 @@ def test_a_claimed_loss_counts_up_to_a_limit() -> None:
     rule = fair(2.0, LR)
     factors = [rule.factor(Reported(1, 1, loss), 1.0) for loss in (1e30, 64.0, 1.0, 0.0, -1.0)]
     assert factors[:3] == [1.0, 1.0, 1 / MOST_FACTOR]
+    assert all(0 < fair(q, LR).factor(Reported(1, 1, 1e308), 2.0**-300) <= 1 for q in (0.0, 0.001, 0.012, 10.0))
     assert 0 < factors[3] == factors[4] < 1e-20

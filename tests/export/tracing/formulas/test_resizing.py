@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from fleetlearn_export.checks.double_precision import DoublePrecision
+from fleetlearn_export.emission.table import decompositions
+from fleetlearn_export.tracing.trace import trace
+from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,3 +63,22 @@ def test_pytorch_resizes_as_before_after_tracing() -> None:
     before = dict(torch.ops.aten.upsample_bilinear2d.vec.py_kernels)
     check_emission(None, lambda x: functional.interpolate(x, size=(8, 3), mode="bilinear"), IMAGES)
     assert torch.ops.aten.upsample_bilinear2d.vec.py_kernels == before
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_traced_resize_is_pytorchs_in_float64(mode: str) -> None:
+    """In float32 PyTorch itself is 1e-8 off, where it computes the places between two pixels."""
+
+    def resized(x: Tensor) -> Tensor:
+        return functional.interpolate(x, size=(16, 24), mode=mode, align_corners=True)
+
+    x = torch.randn(3, 2, 4, 5, generator=RANDOM)
+    module = trace(lambda given: {"out": resized(given["x"])}, {"x": x}, {"x": 0}, decompositions())
+    with DoublePrecision():
+        (found,) = module(x.double())
+    exact = resized(x.double())
+    assert (found - exact).abs().max() < 1e-14
+    assert (resized(x) - exact).abs().max() > 1e-8
+    model = check_emission(None, resized, x, tolerance=2e-6)
+    used = {name for node in model.graph.node for name in node.input}
+    assert not any(row.data_type == TensorProto.DOUBLE for row in model.graph.initializer if row.name in used)
