@@ -22,6 +22,7 @@ from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
     EVALUATIONS,
@@ -116,7 +117,8 @@ def simulate(
         progress: Called after each round.
         should_stop: Asked after each round. If it returns True, a checkpoint is written and the run stops.
 
-    Where updates may be stale, and with pace steering, there are no checkpoints: a run that was stopped begins again.
+    Where updates may be stale and devices have the corruption "little", there are no checkpoints: a run that was
+    stopped begins again.
 
     Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and BundleError; the folder is
     unchanged then.
@@ -203,9 +205,10 @@ def simulate(
 
 
 def has_checkpoints(fleet: Fleet) -> bool:
-    """Return whether a checkpoint holds all of the run's state. There is none of tasks that outlive their round, nor of
-    what pace steering has told a million devices."""
-    return not fleet.engine.settings.outlive and fleet.engine.pace is None
+    """Return whether a checkpoint holds all of the run's state. It does not hold which devices conspired, of whom some
+    have a task and others do not any more."""
+    kinds = {row.kind for row in fleet.scenario.failures.corrupt}
+    return not fleet.engine.settings.outlive or LITTLE not in kinds
 
 
 @contextmanager

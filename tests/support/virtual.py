@@ -17,8 +17,10 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
@@ -159,3 +161,18 @@ def one_by_one(outcomes: TrainedDevices) -> list[TrainedDevice]:
         )
         for row in range(len(outcomes))
     ]
+
+
+def simulate_in_parts(scenario: Scenario, folder: Path) -> Outcome:
+    """Simulate, and stop after each committed round; go on from the checkpoint each time."""
+    outcome, times = None, 0
+    while outcome is None:
+        seen: list[int] = []
+        outcome = simulate(
+            scenario, folder, Options(backend="bundle", workers=1, checkpoint=1), resume=times > 0,
+            progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
+            should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
+        )  # fmt: skip
+        times += 1
+    assert times == len([row for row in read_rows(folder, ROUNDS) if row["how"] == "committed"])
+    return outcome

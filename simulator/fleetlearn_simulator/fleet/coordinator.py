@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -104,6 +105,15 @@ class SimulatedCoordinator:
             number = self.engine.counts(names[0]).round
             for name in names:
                 self._rates.add(number, name)
+
+    def saved_rates(self) -> list[tuple[int, dict[str, int]]] | None:
+        """Return the counts on which weights depend, for a checkpoint, if they do."""
+        return None if self._rates is None else [(number, dict(row)) for number, row in self._rates.rounds.items()]
+
+    def restore_rates(self, rows: Iterable[tuple[int, dict[str, int]]] | None) -> None:
+        """Go on from what ``saved_rates`` returned."""
+        if self._rates is not None and rows is not None:
+            self._rates.rounds = {number: Counter(row) for number, row in rows}
 
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""

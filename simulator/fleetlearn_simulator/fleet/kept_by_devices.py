@@ -28,7 +28,7 @@ class KeptByDevices:
         )
         self.row_bytes = sum(4 * file.size for file in (*files, residuals) if file is not None)
         """Bytes of what a task leaves."""
-        self._finished_at: dict[str, float] = {}
+        self.finished_at: dict[str, float] = {}
         """Task that a device has -> when its training is finished; infinite: never."""
         self._owed: set[int] = set()
         """Devices whose training was finished, and is not read yet, although they have lost the task."""
@@ -36,12 +36,12 @@ class KeptByDevices:
     def expect(self, tasks: Sequence[str], times: Sequence[float]) -> None:
         """Devices were given these tasks, and will have finished their training at these times."""
         if self.states is not None:
-            self._finished_at.update(zip(tasks, times, strict=True))
+            self.finished_at.update(zip(tasks, times, strict=True))
 
     def lost(self, device: int, task: str, now: float) -> bool:
         """A device has no task any more. Returns whether it has finished its training, and what that left is to be
         kept."""
-        owes = self._finished_at.pop(task, inf) <= now
+        owes = self.finished_at.pop(task, inf) <= now
         if owes:
             self._owed.add(device)
         return owes
@@ -53,7 +53,7 @@ class KeptByDevices:
     def finished(self, devices: Sequence[int], tasks: Sequence[str], found: TrainedDevices) -> None:
         """These devices have finished these tasks. Where training diverged, they keep what they had."""
         for row, (device, task) in enumerate(zip(devices, tasks, strict=True)):
-            self._finished_at.pop(task, None)
+            self.finished_at.pop(task, None)
             self._owed.discard(device)
             if self.states is not None and not found.diverged[row]:
                 self.states.put(device, found.vectors[KEPT_STATE][row])
