@@ -23,7 +23,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust selection pace asynchronous personal
+STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal
 # Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
 PYTEST := -m pytest --numprocesses 2 --dist loadfile
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
@@ -88,7 +88,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv demo-output fedprox.runs robust.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage
+	rm -rf .venv demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

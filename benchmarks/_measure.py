@@ -56,6 +56,8 @@ goal = {devices}
 minimum = {devices}
 deadline = 600.0
 {participation}
+[encoding]
+up = "{encoding}"
 [stop]
 rounds = {rounds}
 """
@@ -130,13 +132,15 @@ def coordinator(
     over_selection: float = 1.0,
     asynchronous: bool = False,
     durable: str = "process",
+    encoding: str = "float32",
     held: int = SPOOL_FILES_HELD,
     **service: float,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
     of the ``devices``, asynchronous ones for as many reports.
 
-    It stays after the last round, so that its peak can be read. ``held``: updates after which the sum is saved.
+    It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
+    which the sum is saved.
     ``service``: settings of its process.
     """
     with scratch() as folder:
@@ -145,7 +149,8 @@ def coordinator(
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
             devices=devices, over_selection=over_selection
         )
-        plan.write_text(PLAN.format(devices=devices, rounds=rounds, participation=participation, durable=durable))
+        values_of_plan = {"devices": devices, "rounds": rounds, "participation": participation, "durable": durable}
+        plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
         settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
         command = [sys.executable, "-m", "fleetlearn_coordinator"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.frames import pack_chunks, unpack_chunk
+from fleetlearn_protocol.encodings import FAMILIES, FLOAT32, Encoding, find_encoding
+from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, unpack_chunk
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
     PROTOCOL_VERSION,
@@ -46,10 +46,11 @@ class Update(NamedTuple):
     part: Part
 
 
-def make_update(size: int, seed: int = 0) -> Update:
+def make_update(size: int, seed: int = 0, encoding: Encoding = FLOAT32) -> Update:
     """Return a plausible update of ``size`` parameters."""
-    content = (np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)).tobytes()
-    return Update(content, FLOAT32.part("update", content))
+    update = np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)
+    content = encoding.encode(update, seed).tobytes()
+    return Update(content, encoding.part("update", content))
 
 
 def report(task: Task, update: Update) -> Report:
@@ -93,7 +94,8 @@ async def take_part(
     async with connect(
         url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=1 << 20
     ) as connection:
-        await connection.send(encode(CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark")))
+        check_in = CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES)
+        await connection.send(encode(check_in))
         task: Task | None = None
         async for message in connection:
             assert isinstance(message, str), "bulk came without being asked for"
@@ -111,8 +113,9 @@ async def take_part(
                     await connection.send(encode(report(task, update)))
                 case Grant(name, transfer, offset):
                     assert task is not None
-                    for chunk in pack_chunks(transfer, update.content, offset):
-                        await connection.send(chunk)
+                    most = CHUNK_BYTES - CHUNK_BYTES % find_encoding(update.part.encoding).block_bytes
+                    for start in range(offset, len(update.content), most):
+                        await connection.send(pack_chunk(transfer, start, update.content[start : start + most]))
                     await connection.send(encode(Uploaded(name)))
                     log[task.round].last_uploaded = time.perf_counter()
                 case Accepted():

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import _measure as measure
 import _rounds_floor
 import _websocket_device
+from fleetlearn_protocol.encodings import find_encoding
 
 WARM = 3
 """Rounds at the start that do not count."""
@@ -77,13 +78,14 @@ def fleetlearn(
     durable: str = "process",
     *,
     asynchronous: bool = False,
+    encoding: str = "float32",
 ) -> tuple[dict[str, float], Gaps]:
     """Figures of the coordinator, and how long it took between rounds."""
-    update = _websocket_device.make_update(size)
+    update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
     settings = {"size": size, "devices": devices, "rounds": total, "uploads": uploads}
-    with measure.coordinator(**settings, durable=durable, asynchronous=asynchronous) as server:
+    with measure.coordinator(**settings, durable=durable, asynchronous=asynchronous, encoding=encoding) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together(
