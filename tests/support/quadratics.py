@@ -76,11 +76,11 @@ def quadratic_loss(distances: Tensor, y: Tensor) -> Tensor:
     return (y * distances**2).sum(1).mean() / 2
 
 
-def quadratics_bundle(path: Path, step: LocalStep | None = None) -> Bundle:
-    """Export the model; the step is for every algorithm unless given."""
+def quadratics_bundle(path: Path, step: LocalStep | None = None, **options: Any) -> Bundle:
+    """Export the model; the step is for every algorithm unless given. ``options``: of ``export_bundle``."""
     step = step or LocalStep("sgd", proximal=True, correction=True)
     example = tuple(torch.from_numpy(array) for array in Quadratic((1, 2), (3, 4), 3).data.values())
-    cached_export(Weights(), quadratic_loss, example, path, step=step)
+    cached_export(Weights(), quadratic_loss, example, path, step=step, **options)
     return open_bundle(path)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_export import TrainMany
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
@@ -208,6 +209,20 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, r
         assert [(other.folder / name).read_bytes() for name in names] == expected
     if recipe == "ditto":
         assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
+
+
+@pytest.mark.parametrize("recipe", ["scaffold", "feddyn"])
+def test_many_devices_in_a_call_and_on_two_processes(tmp_path: Path, recipe: str) -> None:
+    many = quadratics_bundle(tmp_path / "many.bundle", many=TrainMany(2, 3)).path
+    local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False} | ({"mu": 0.5} if recipe == "feddyn" else {})
+    made = scenario(tmp_path, many, recipe, 4, plan__round=UNIFORM, plan__stop__rounds=6, plan__local=local)
+    found = {}
+    for backend, workers in (("vectorized", 1), ("vectorized", 2), ("bundle", 1)):
+        outcome = simulate(made, tmp_path / f"{backend}{workers}", Options(backend=backend, workers=workers))  # type: ignore[arg-type]
+        assert outcome is not None
+        found[backend, workers] = outcome.model
+    assert found["vectorized", 1].tobytes() == found["vectorized", 2].tobytes()
+    np.testing.assert_allclose(found["vectorized", 1], found["bundle", 1], rtol=1e-5)
 
 
 def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
