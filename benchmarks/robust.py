@@ -26,6 +26,10 @@ DEVICES, ROUNDS, LR = 500, 60, 0.3
 """The learning rate is the one that dropout.py chooses for fedavg."""
 HOSTILE = {"trimmed-mean": 0.4, "krum": 0.4, "multi-krum": 0.4, "bulyan": 0.2}
 """What the plan says of hostile devices: as many as the aggregator takes, up to those of the largest attack."""
+CLIPPED = "fedavg, clipped"
+BOUND = {"max_norm": 1.0, "norm_quantile": 0.5}
+"""[aggregation] of FedAvg with a bound on norms, which comes to the updates' median."""
+RECIPES = ("fedavg", CLIPPED, *RULES)
 ATTACKS: dict[str, dict[str, Any]] = {
     "flipped": {"kind": "flipped", "factor": 3.0},
     "scaled": {"kind": "scaled", "factor": 30.0},
@@ -50,16 +54,17 @@ class Cell(NamedTuple):
 
 def scenario(bundle: Path, cell: Cell, rounds: int, seed: int) -> Scenario:
     attack = [{"share": cell.share, **ATTACKS[cell.attack]}] if cell.attack else []
+    hostile = {"hostile": HOSTILE[cell.recipe]} if cell.recipe in HOSTILE else {}
     given = {
-        "name": cell.recipe,
+        "name": cell.recipe.replace(", ", "-"),
         "seed": seed,
         "plan": {
             "bundle": str(bundle),
-            "recipe": cell.recipe,
+            "recipe": "fedavg" if cell.recipe == CLIPPED else cell.recipe,
             "local": {"epochs": EPOCHS, "batch_size": BATCH, "evaluate": False, "lr": LR},
             "round": {"goal": GOAL, "over_selection": 1.0},
             "stop": {"rounds": rounds},
-            "aggregation": {"hostile": HOSTILE[cell.recipe]} if cell.recipe in HOSTILE else {},
+            "aggregation": BOUND if cell.recipe == CLIPPED else hostile,
         },
         "population": {"size": DEVICES},
         "data": {**DATA[cell.data], "arrays": str(bundle.with_name("digits.npz")), "examples": 20},
@@ -72,7 +77,7 @@ def accuracy(bundle: Path, cell: Cell, rounds: int, seed: int) -> float:
     """Return the mean test accuracy of the last ten rounds. The run is simulated unless its folder has it already."""
     run = scenario(bundle, cell, rounds, seed)
     attack = f"{cell.attack or 'none'}-{cell.share:g}".replace(" ", "-")
-    folder = bundle.parent / cell.data / cell.recipe / attack / f"seed-{seed}"
+    folder = bundle.parent / cell.data / cell.recipe.replace(", ", "-") / attack / f"seed-{seed}"
     _, values = series(kept_run(run, folder)).get("accuracy", {}).get("test", (None, np.zeros(1)))
     return float(np.mean(values[-10:]))
 
@@ -106,7 +111,7 @@ def main() -> None:
     options.add_argument("--keep", type=Path, default=Path("robust.runs"), help="folder of the finished runs")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--rounds", type=int, default=ROUNDS, help="committed rounds of a run")
-    options.add_argument("--recipes", nargs="+", choices=["fedavg", *RULES], default=["fedavg", *RULES])
+    options.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     options.add_argument("--data", nargs="+", choices=KINDS, default=[*KINDS])
     options.add_argument("--attacks", nargs="+", choices=ATTACKS, default=[*ATTACKS])
     options.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3, 0.4])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
+from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
@@ -17,7 +19,7 @@ from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluatio
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import FLOAT16, find_encoding
 from fleetlearn_protocol.messages import CONTROL, Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -104,18 +106,33 @@ class SimulatedCoordinator:
             for name in names:
                 self._rates.add(number, name)
 
+    def saved_rates(self) -> list[tuple[int, dict[str, int]]] | None:
+        """Return the counts on which weights depend, for a checkpoint, if they do."""
+        return None if self._rates is None else [(number, dict(row)) for number, row in self._rates.rounds.items()]
+
+    def restore_rates(self, rows: Iterable[tuple[int, dict[str, int]]] | None) -> None:
+        """Go on from what ``saved_rates`` returned."""
+        if self._rates is not None and rows is not None:
+            self._rates.rounds = {number: Counter(row) for number, row in rows}
+
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
         inputs = RoundInputs(
-            self.model,
+            self.sent(self.model),
             {} if self.control is None else {CONTROL: self.control.vector},
             self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None,
         )
+        earlier = self.sent(self.earlier)
         if self.outlive:
-            self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
+            self.training.add_round(number, inputs, earlier, lambda: running().union(self.totals.given_in))
         else:
-            self.training.begin_round(number, inputs, self.earlier)
+            self.training.begin_round(number, inputs, earlier)
+
+    def sent(self, model: Vector) -> Vector:
+        """Return what devices have of a model that they were sent."""
+        half = half_of(model) if self.plan.encoding.down == FLOAT16.name else None
+        return model if half is None else FLOAT16.decode(half)
 
     @property
     def outlive(self) -> bool:

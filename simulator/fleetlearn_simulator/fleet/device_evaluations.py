@@ -34,7 +34,7 @@ class DeviceEvaluations:
 
     def __init__(self, tasks: DeviceTasks, coordinator: SimulatedCoordinator, events: EventQueue) -> None:
         self.scenario, self.tasks, self.coordinator, self.events = tasks.scenario, tasks, coordinator, events
-        self.inputs = RoundInputs(coordinator.model)
+        self.inputs = RoundInputs(coordinator.sent(coordinator.model))
         """With the model that the open evaluation measures."""
         self.opened = 0.0
         self.running: dict[int, Running] = {}
@@ -45,7 +45,7 @@ class DeviceEvaluations:
         """Task of the open evaluation -> its device, where the result was accepted."""
 
     def open(self, command: EvaluationOpened) -> None:
-        self.inputs, self.opened = RoundInputs(self.coordinator.model), self.events.now
+        self.inputs, self.opened = RoundInputs(self.coordinator.sent(self.coordinator.model)), self.events.now
         self.results, self.accepted = {}, {}
         self.tasks.write([{"time": self.opened, "event": "evaluation", **command._asdict()}])
 

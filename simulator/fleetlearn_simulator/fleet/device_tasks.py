@@ -12,7 +12,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from numpy.typing import NDArray
 
@@ -69,8 +69,9 @@ class DeviceTasks:
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
         plan, size = scenario.plan, coordinator.model.size
-        self.model_bytes = coordinator.model.nbytes
-        self.down_bytes = self.model_bytes * (1 + len(plan.vectors))
+        # A model that travels as a difference counts as all of it.
+        self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
+        self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
         """Bytes of the model and the vectors that a task has beside it."""
         self.up_bytes = sum(find_encoding(encoding).size(size) for encoding in plan.parts.values())
         """Bytes of a report's parts."""

@@ -68,12 +68,15 @@ class Fleet:
         local: LocalSettings,
         log: WriteLines,
         files: KeptRows[RowFile] = NO_FILES,
+        residuals: RowFile | None = None,
     ) -> None:
-        """``log``: writes lines of the event log. ``files``: for what devices keep."""
+        """``log``: writes lines of the event log. ``files``, ``residuals``: for what devices keep."""
         self.scenario, self._log = scenario, log
         self.events = EventQueue()
         self.connections = Connections(scenario, self.events)
-        kept = KeptByDevices(files, scenario.population.size) if any(files) else None
+        kept = None
+        if any((*files, residuals)):
+            kept = KeptByDevices(files, scenario.population.size, residuals)
         self.coordinator = SimulatedCoordinator(scenario, bundle, backend, kept)
         self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
         self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)

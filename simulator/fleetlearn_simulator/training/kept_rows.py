@@ -14,6 +14,7 @@ from weakref import finalize
 import numpy as np
 from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_device.training.kept_state import kept_state_size
+from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector
 
@@ -21,7 +22,8 @@ from fleetlearn_simulator.errors import SimulatorError
 
 KEPT_STATES = "kept_states.f32"
 TIED_VECTORS = "tied_vectors.f32"
-"""The names of the two files in a run's folder."""
+RESIDUALS = "residuals.f32"
+"""The names of the files in a run's folder."""
 NO_ROW = -1
 """In place of a row's number: the device keeps nothing yet."""
 
@@ -118,3 +120,8 @@ def row_files(folder: Path, manifest: Manifest, algorithm: str) -> KeptRows[RowF
         RowFile(folder / KEPT_STATES, sizes.states) if sizes.states else None,
         RowFile(folder / TIED_VECTORS, sizes.tied) if sizes.tied else None,
     )
+
+
+def residual_file(folder: Path, manifest: Manifest, encoding: str) -> RowFile | None:
+    """Return the file of what the updates' encoding leaves out; None: it leaves nothing."""
+    return RowFile(folder / RESIDUALS, manifest.size) if leaves_residual(encoding) else None

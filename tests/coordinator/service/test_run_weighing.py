@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_coordinator.rounds.commands import Commit
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -73,6 +74,37 @@ def test_restarts_make_the_same_model_whatever_the_weighing(
         made.append((read_model(data_dir)[1].tobytes(), kept))
     assert len(made[0][1]) == 3
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: PlanMaker, dies: bool) -> None:
+    """c and d report while the first round is committed, whose bound is 2. All were longer, so the next bound is
+    2 * exp(0.5), also if the process dies before the commit."""
+    rules = {"aggregation__max_norm": 2.0, "aggregation__norm_quantile": 0.5, "aggregation__norm_rate": 1.0}
+    plan = make_plan(**BUFFERED | {"round__concurrency": 4, "staleness__function": "constant"} | rules)
+    running = Fleet(plan)
+    tasks = {lease.device: lease for lease in leases(running.check_in("a", "b", "c", "d"))}
+    update = update_of(0.0)
+    update[0] = 100.0
+    for device in "abcd":
+        running.save_update(tasks[device], update, steps=False)
+        commands = running.run.record(running.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
+        if not dies:
+            for command in commands:
+                if isinstance(command, Commit):
+                    running.run.begin_commit(command, NOW)
+    if dies:
+        running.store.close()
+        running = Fleet(plan)
+        heard = running.run.resume(NOW)
+    else:
+        heard = running.run.do_steps(NOW)
+    while commits := [command for command in heard if isinstance(command, Commit)]:
+        heard = running.run.commit(commits[0], NOW)
+    running.store.close()
+    models = [read_model(plan.data_dir, version)[1][0] for version in range(3)]
+    assert models[1] - models[0] == pytest.approx(2.0, abs=1e-6)
+    assert models[2] - models[1] == pytest.approx(2.0 * exp(0.5), abs=1e-6)
 
 
 def test_a_bound_follows_the_updates_over_restarts(make_plan: PlanMaker) -> None:

@@ -49,6 +49,26 @@ def test_a_round_is_algorithm_2(q: float, size: float) -> None:
     np.testing.assert_allclose(moved(Weighing(fair(q, LR)), reports(losses), level), expected, rtol=0, atol=1e-6)
 
 
+def test_three_rounds_by_hand() -> None:
+    """Losses of another size in each round. The level follows by itself, one round behind."""
+    weighing, q = Weighing(fair(2.0, LR)), 2.0
+    model, by_hand, summary = MODEL, MODEL.astype(np.float64), None
+    mean, sgd = aggregators.make("mean"), optimizers.make("sgd", lr=1.0)
+    for size in (0.2, 3.0, 1.0):
+        rows, total, state = reports(size * LOSSES), mean.init(SIZE), weighing.state_after(summary)
+        for update, row in zip(UPDATES, rows, strict=True):
+            own, largest = weighing.factors(row, state), float(np.abs(update).max())
+            mean.add(total, ArrayUpdate(update), row.weight, largest, own.whole, own.trained)
+        model = next_model(mean, total, sgd, {}, model, scale=weighing.scale(rows, state)).model
+        summary = weighing.summary(rows, {}, state)
+        losses, delta = size * LOSSES, -UPDATES.astype(np.float64) / LR
+        h = q * losses ** (q - 1) * (delta**2).sum(axis=1) + losses**q / LR
+        by_hand = by_hand - (WEIGHTS * losses**q) @ delta / (WEIGHTS @ h)
+        np.testing.assert_allclose(model, by_hand, rtol=0, atol=2e-6)
+    assert summary is not None
+    assert (summary["weighing"]["rule"], summary["weighing"]["next_level"]) == ("fair", 1.0)
+
+
 def test_without_q_it_is_the_mean() -> None:
     expected = MODEL + np.average(UPDATES.astype(np.float64), axis=0, weights=WEIGHTS)
     np.testing.assert_allclose(moved(Weighing(fair(0.0, LR)), reports()), expected, rtol=0, atol=1e-6)
