@@ -16,23 +16,19 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from numpy.typing import NDArray
-from quadratics import OPTIMUM, TWO, Quadratic, fedavg_fixed_point, optimum, quadratics_bundle
-from virtual import drive, make_fleet, make_scenario
+from quadratics import (
+    OPTIMUM,
+    TWO,
+    Quadratic,
+    fedavg_fixed_point,
+    optimum,
+    quadratics_bundle,
+    quadratics_scenario,
+    write_quadratics,
+)
+from virtual import drive, make_fleet
 
 DEVICES = (*TWO, Quadratic((2.0, 1.0), (4.0, -3.0), 3), Quadratic((0.5, 3.0), (1.0, 8.0), 2))
-MODULE = """
-import numpy as np
-
-DEVICES = {devices!r}
-
-def examples(device, seed):
-    return DEVICES[device][2]
-
-def make(device, seed):
-    curvature, minimum, copies = DEVICES[device]
-    x, y = (np.tile(np.array(row, np.float32), (copies, 1)) for row in (minimum, curvature))
-    return {{"x": x, "y": y}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +38,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenario(folder: Path, bundle: Path, recipe: str, count: int = 2, **more: Any) -> Scenario:
     """``count`` devices with 10 steps each, all of them in each round unless ``more`` says otherwise."""
-    made = make_scenario(
-        folder, bundle, count,
-        **{
-            "plan__recipe": recipe,
-            "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
-            "plan__server": {} if recipe == "fedavg" else {"devices": count},
-            "data": {"kind": "function", "function": "quads:make"},
-        } | more,
-    )  # fmt: skip
-    (folder / "quads.py").write_text(MODULE.format(devices=[*map(tuple, DEVICES)]))
-    return made
+    usual = {
+        "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
+        "plan__server": {} if recipe == "fedavg" else {"devices": count},
+    }
+    return quadratics_scenario(folder, bundle, DEVICES[:count], plan__recipe=recipe, **(usual | more))
 
 
 UNIFORM = {"goal": 2, "over_selection": 1.0, "minimum": 1, "deadline": 1e4, "weighting": "uniform"}
@@ -168,7 +158,7 @@ def test_a_change_that_no_sum_can_hold_is_refused(tmp_path: Path, bundle: Path) 
         plan__local={"epochs": 1, "batch_size": 0, "lr": 1e-9, "evaluate": False},
     )  # fmt: skip
     far = (Quadratic((1.0, 2.0), (1e9, 0.0)), TWO[1])
-    (tmp_path / "quads.py").write_text(MODULE.format(devices=[*map(tuple, far)]))
+    write_quadratics(tmp_path, far)
     fleet = make_fleet(made)
     while not fleet.history:
         fleet.advance()
