@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fleetlearn_device.storage.errors import StateError
 
     try:
-        return _info(options) if options.command == "info" else _run(options)
+        return {"info": _info, "rotate": _rotate, "run": _run}[options.command](options)
     except StateError as error:
         return _fail(1, str(error))
 
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT")
     run.add_argument("--ca", metavar="FILE", help="PEM of the only CA that TLS trusts; default: those of the system")
     run.add_argument("--insecure", action="store_true", help="let another machine's address be ws://, without TLS")
+    run.add_argument("--token", metavar="TOKEN", help="enrols the device, once; default: $FLEETLEARN_TOKEN")
     run.add_argument("--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name")
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
@@ -65,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--network", choices=("metered", "unmetered"), help="default: not stated")
     run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
+
+    rotate = commands.add_parser(
+        "rotate", help="change the device's credential at its next connection", allow_abbrev=False
+    )
+    rotate.add_argument("--state", required=True, metavar="DIR")
 
     info = commands.add_parser("info", help="show a state directory", allow_abbrev=False)
     info.add_argument("--state", required=True, metavar="DIR")
@@ -115,6 +122,7 @@ def _run(options: argparse.Namespace) -> int:
             name=options.name,
             ca=options.ca,
             insecure=options.insecure,
+            token=options.token or os.environ.get("FLEETLEARN_TOKEN") or None,
             own_model=options.own_model,
             feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
             tags=options.tag,
@@ -155,6 +163,16 @@ def _info(options: argparse.Namespace) -> int:
     else:
         held = summary.pending
         print(f"update   task {held.task} of round {held.round}, {held.size} bytes, waits for its acknowledgement")
+    return 0
+
+
+def _rotate(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from fleetlearn_device.storage.credential import begin_change
+
+    begin_change(Path(options.state).expanduser())
+    print("the device has a new credential, and shows it at its next connection; the old one is valid until then")
     return 0
 
 

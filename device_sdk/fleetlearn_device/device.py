@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from fleetlearn_device.driver.address import checked_address
+from fleetlearn_device.driver.address import Enrolment, checked_address
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.timing import Timing
@@ -46,6 +46,7 @@ class Device:
         name: The device's name at its first start. None: a random name.
         ca: PEM file of the only CAs that TLS trusts. None: those that the system trusts.
         insecure: Whether the coordinator may be on another machine and without TLS.
+        token: Enrols the device with a coordinator that asks for credentials. Needed once.
         feature_cache: Most MiB of memory for what the frozen part of a model makes of each example, which is then
             computed once. For bundles with features, and data that are arrays. 0: whole models are trained.
         tags: Names that the coordinator may choose devices by, such as a region: at most 16, of letters, digits, ._-.
@@ -75,6 +76,7 @@ class Device:
         name: str | None = None,
         ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        token: str | None = None,
         feature_cache: int = FEATURE_CACHE,
         tags: Iterable[str] = (),
         tier: str | None = None,
@@ -88,7 +90,7 @@ class Device:
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
             raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")
-        self.state_dir, self.name = state_dir, name
+        self.state_dir, self.name, self.token = state_dir, name, token
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
@@ -139,9 +141,10 @@ class Device:
                 until_finished=self.until_finished,
             )
             features = self.feature_cache * 2**20
+            enrolment = Enrolment(directory.path, directory.device, self.token)
             kind, threads, provider = self.runtime, self.threads, self.provider
             trainer = Trainer(directory, self.data, kind, threads, provider, features, self.own_model)
-            driver = Driver(self.address, self.timing, directory, trainer, session, self.description)
+            driver = Driver(self.address, enrolment, self.timing, directory, trainer, session, self.description)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
             if self._stopped:  # while the directory was opened

@@ -27,8 +27,10 @@ from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import run_algorithm
+from fleetlearn_device.training.sent_parts import encode_parts
 from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import CONTROL, UPDATE
 from fleetlearn_protocol.vector import Vector
 from peers import plan_text
@@ -55,6 +57,8 @@ RUNS = {
     "scaffold": {"recipe": "scaffold", **COUNTED},
     "scaffold-gradient": {"recipe": "scaffold", "local__algorithm": "scaffold-gradient", **COUNTED},
     "feddyn": {"recipe": "feddyn", "local__mu": 0.5, **COUNTED},
+    "top-k": {"recipe": "fedavg", "encoding__up": "topk-0.5"},
+    "scaffold, top-k": {"recipe": "scaffold", "encoding__up": "topk-0.5-float16", **COUNTED},
     "ditto": {"recipe": "ditto", "local__mu": 0.5, "local__personal_epochs": 3},
 }
 """What is tried -> its settings beside SETTINGS."""
@@ -127,10 +131,15 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
             vectors = dict.fromkeys(plan.vectors, control)
             inputs = Inputs(model, None, vectors, kept[number].tied, kept[number].personal)
             outcome = run_algorithm(local.algorithm, runtime, bundle, device.data, inputs, settings)
-            largest = {name: float(np.abs(vector).max()) for name, vector in outcome.parts.items()}
-            parts = {name: ArrayUpdate(vector) for name, vector in outcome.parts.items()}
+            sent = encode_parts(plan.parts, outcome.parts, 0, kept[number].tied)
+            arrived = {
+                name: find_encoding(plan.parts[name]).decode(content, len(model))
+                for name, content in sent.contents.items()
+            }
+            largest = {name: float(np.abs(vector).max()) for name, vector in arrived.items()}
+            parts = {name: ArrayUpdate(vector) for name, vector in arrived.items()}
             round_sums.add(aggregators, sums, parts, 1, largest, 1.0)
-            kept[number] = Kept(outcome.tied, outcome.personal)
+            kept[number] = Kept({**outcome.tied, **sent.tied}, outcome.personal)
         model, state, _ = next_model(aggregators[UPDATE], sums[UPDATE], optimizer, state, model)
         if CONTROL in sums:
             control = round_sums.next_control(control, sums[CONTROL], len(DEVICES))
@@ -222,7 +231,7 @@ KILLS, LONGEST = 100, 1.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "ditto"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "top-k", "ditto"])
 def test_killed_at_random_instants(run: Processes, quadratics: Path, name: str) -> None:
     """100 SIGKILLs of devices and of the coordinator. However many rounds there were, they are the formula's."""
     luck, fleet = random.Random(7), fleet_of(run, quadratics, name, 10**6)

@@ -230,6 +230,7 @@ class Conversation:
             self._owner.perform(Send(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
             return
+        message = self._owner.confirm(message)
         admitted = self._owner.admit(message)
         if isinstance(admitted, ComeBack):
             self._owner.perform(Send(admitted))

@@ -72,6 +72,9 @@ Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End |
 class Owner(Protocol):
     """The owner of a conversation's connection."""
 
+    def confirm(self, check_in: CheckIn) -> CheckIn:
+        """Return what may be believed of a check-in. Raises ProtocolError if the device may not check in."""
+
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Find the run that the device is to serve, or send it away. Nothing is remembered yet."""
 

@@ -38,13 +38,14 @@ from fleetlearn_coordinator.conversation.limits import (
     Bucket,
 )
 from fleetlearn_coordinator.network.frame_counter import FrameCounter
+from fleetlearn_coordinator.storage.identities import Known
 
 
 class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it."""
 
-    def respond(self, protocol: ServerProtocol, request: Request) -> Response:
-        """Return the answer to the request that opens the connection."""
+    def respond(self, connection: Connection, request: Request) -> Response:
+        """Return the answer to the request that opens the connection, and set its ``known``."""
 
     def lost(self, connection: Connection) -> None:
         """The connection is closed."""
@@ -82,6 +83,8 @@ class Connection(asyncio.Protocol):
         """The peer does not read, and bytes wait to be written."""
         self.stalled: float | None = None
         """Since when nothing is read from the peer, because the peer does not read."""
+        self.known: Known | None = None
+        """The device that the peer's credential is of, where credentials are asked for."""
         self.finished = False
         """The peer was told that training is finished."""
         self._drained: asyncio.Future[None] | None = None
@@ -284,7 +287,7 @@ class Connection(asyncio.Protocol):
         self.protocol.receive_data(request)
         for event in self.protocol.events_received():  # one, or none if websockets has refused what is no request
             assert isinstance(event, Request)
-            self.protocol.send_response(self._owner.respond(self.protocol, event))
+            self.protocol.send_response(self._owner.respond(self, event))
         self._write()
         if self.protocol.state is not State.OPEN:
             self._stop_handling(reading=True)

@@ -36,6 +36,7 @@ from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
 from fleetlearn_coordinator.network.contents import Contents, FileContent
 from fleetlearn_coordinator.network.downloads import Download, Downloads
+from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
 
 SEND_TIMEOUT = 30.0
@@ -133,6 +134,12 @@ class Driver:
         if blocked > SEND_TIMEOUT:
             return f"did not read for {SEND_TIMEOUT:.0f} s"
         return self.conversation.overdue(now, silence)
+
+    def confirm(self, check_in: CheckIn) -> CheckIn:
+        """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
+        device."""
+        known = self.connection.known
+        return check_in if known is None else confirmed(check_in, known)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Admit the device to a run, or send it away."""

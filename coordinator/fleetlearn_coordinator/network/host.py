@@ -20,6 +20,7 @@ from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.contents import Contents, Older
 from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
+from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -33,9 +34,10 @@ class Host:
     it (``Driver.run``, ``Conversation.port``); connections, places for transfers and devices' names are the host's.
     """
 
-    def __init__(self, service: ServiceSettings, places: process_settings.Places) -> None:
-        """``places``: how many connections the process has descriptors for. Raises FleetError where the files of TLS
-        cannot be used."""
+    def __init__(self, service: ServiceSettings, places: process_settings.Places, gate: Gate | None = None) -> None:
+        """``places``: how many connections the process has descriptors for. ``gate``: who may connect, if not
+        everybody. Raises FleetError where the files of TLS cannot be used."""
+        self._gate = gate
         proven = Proven(service.max_connections)
         self.heartbeat = service.heartbeat
         """Seconds between a device's signs of life."""
@@ -51,6 +53,7 @@ class Host:
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
             certificates=self._certificates,
+            gate=gate,
         )
         self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
         self.connections = self.shared.connections
@@ -121,6 +124,8 @@ class Host:
         now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
         if self._certificates is not None:
             self._certificates.check()
+        if self._gate is not None and self._gate.identities.changed():
+            self._end_revoked(self._gate)
         self.uploads.places.measure(now)
         self.downloads.places.measure(now)
         self.grant()
@@ -130,6 +135,14 @@ class Host:
             if why is not None:
                 driver.log(f"connection ended: {why}")
                 driver.connection.transport.abort()
+
+    def _end_revoked(self, gate: Gate) -> None:
+        """End the connections whose credentials were revoked."""
+        for driver in list(self.connections):
+            known = driver.connection.known
+            if known is not None and not gate.identities.is_enrolled(known):
+                driver.log("connection ended: its credential was revoked, or its device was enrolled again")
+                driver.connection.end(1008, "the credential was revoked")
 
     async def empty(self) -> None:
         """Wait STOP_TIMEOUT seconds at most for all connections to end."""

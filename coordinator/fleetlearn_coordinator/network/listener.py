@@ -33,6 +33,7 @@ from fleetlearn_coordinator.conversation.limits import (
 )
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.connection import Connection, Handler
+from fleetlearn_coordinator.network.gate import Gate, RefusalError
 from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
 
@@ -53,11 +54,13 @@ class Listener:
         speaking: Callable[[], int] = lambda: 0,
         heartbeat: float = 86400.0,
         certificates: Certificates | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may connect;
         ``newcomers``: connections beside those that are ``speaking`` for a device; ``heartbeat``: seconds between a
-        device's signs of life; ``certificates``: for TLS, if it is to be had."""
-        self._certificates = certificates
+        device's signs of life; ``certificates``: for TLS, if it is to be had; ``gate``: who
+        may connect, if not everybody."""
+        self._certificates, self._gate = certificates, gate
         self._handler_of, self._origins = handler_of, frozenset(origins)
         self._newcomers, self._speaking = newcomers, speaking
         self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
@@ -198,9 +201,10 @@ class Listener:
         connection.driver.closed()
         self.check()
 
-    def respond(self, protocol: ServerProtocol, request: Request) -> Response:
-        """Return the answer to the request that opens a connection. Web pages that ``origins`` does not name are
-        refused: browsers send the page's Origin; devices send none."""
+    def respond(self, connection: Connection, request: Request) -> Response:
+        """Return the answer to the request that opens the connection. Web pages that ``origins`` does not name are
+        refused: browsers send the page's Origin; devices send none. So are devices that the gate does not know."""
+        protocol = connection.protocol
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins:
                 logger.info("a web page of %.200s was refused; the service's origins do not name it", origin)
@@ -209,4 +213,12 @@ class Listener:
                     f"The origin {origin[:200]} may not connect: web pages must be named in origins, in the "
                     "coordinator's service file.\n",
                 )
+        if self._gate is not None:
+            try:
+                connection.known = self._gate.check(request.headers)
+            except RefusalError as refusal:
+                logger.info("a connection was refused: %s", refusal.text)
+                response = protocol.reject(refusal.status, f"{refusal.text}\n")
+                response.headers["WWW-Authenticate"] = "Bearer"
+                return response
         return protocol.accept(request)

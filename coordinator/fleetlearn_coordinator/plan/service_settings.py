@@ -57,6 +57,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     insecure: bool = False
     """Whether other machines may connect without TLS: where a proxy in front has it, or everybody on the network is
     trusted."""
+    identities: Path | None = None
+    """Folder of the devices' identities: only enrolled devices connect. Default: whoever connects is a device, under
+    whatever name it says."""
+    open: bool = False
+    """Whether other machines may connect as devices without being enrolled."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
 
@@ -96,6 +101,14 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "certificate` makes them), or say insecure = true where a proxy in front has TLS, or everybody on "
                     "the network is trusted"
                 )
+            if settings.identities is None and not settings.open and not is_loopback(settings.host):
+                raise ValueError(
+                    f'host = "{settings.host}" lets other machines connect, and without identities whoever does is a '
+                    "device, under any name. Name a folder for identities, and enrol devices with tokens "
+                    "(`fleetlearn-coordinator token`), or say open = true where everybody who can connect is trusted"
+                )
+            if settings.identities is not None and settings.open:
+                raise ValueError("identities and open = true contradict each other: leave one of them out")
             for origin in settings.origins:
                 if not re.fullmatch(ORIGIN, origin):
                     raise ValueError(

@@ -16,12 +16,14 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store, descriptors, open_store
 
@@ -91,9 +93,13 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     places = process_settings.places(service.max_connections, files=descriptors(service.uploads, kept))
     _check_places(plan, service, places)
     store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept)
+    identities: Identities | None = None
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
-        host = Host(service, places)
+        if service.identities is not None:
+            identities = Identities(service.identities)
+            identities.log(now.wall, "started", {"plan": plan.name, "run": store.run})
+        host = Host(service, places, None if identities is None else Gate(identities))
         server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
         held_out = _held_out(server, store)
         server.start()
@@ -113,7 +119,11 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                     await held_out.close()
                 _record(server, ended=True)
                 server.end()  # an alarm may still be set, and devices still talk
+            if identities is not None:
+                identities.log(time.time(), "stopped", {"plan": plan.name, "run": store.run})
     finally:
+        if identities is not None:
+            identities.close()
         store.close()
 
 

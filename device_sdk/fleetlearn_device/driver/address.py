@@ -1,14 +1,49 @@
-"""The coordinator's address: what a device may connect to, and whom TLS trusts."""
+"""The coordinator's address: what a device may connect to, whom TLS trusts, and how the device says who it is."""
 
 from __future__ import annotations
 
 import os
 import ssl
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
+
+from fleetlearn_device.storage.credential import end_change, make_credential, read_credential
+
+
+class Enrolment:
+    """What the device shows of itself when it connects, as headers of the handshake."""
+
+    def __init__(self, folder: Path, device: str, token: str | None) -> None:
+        """``folder``: the state directory. ``token``: what enrols the device, if it is given one; the device then makes
+        itself a credential. Raises StateError."""
+        self._folder, self._device, self._token = folder, device, token
+        self._announced: str | None = None
+        if token is not None:
+            make_credential(folder)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the next handshake; none where the device has no credential. Raises StateError."""
+        found = read_credential(self._folder)
+        if found is None:
+            return {}
+        self._announced = found.next
+        headers = {"Authorization": f"Bearer {found.secret}", "Fleetlearn-Device": self._device}
+        if self._token is not None:
+            headers["Fleetlearn-Enrolment"] = self._token
+        if found.next is not None:
+            headers["Fleetlearn-Next-Credential"] = found.next
+        return headers
+
+    def accepted(self) -> None:
+        """The coordinator has accepted the handshake: it knows the credential, and the next one. Raises StateError."""
+        self._token = None
+        if self._announced is not None:
+            end_change(self._folder)
+            self._announced = None
 
 
 class Address(NamedTuple):

@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from fleetlearn_protocol.errors import clip
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
-from fleetlearn_device.driver.address import Address
+from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.timing import Timing, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
@@ -68,6 +69,7 @@ class Connector:
 
     Args:
         address: Of the coordinator.
+        enrolment: Says who the device is.
         timing: Time limits.
         session: Is told of each opened and ended connection, and of each frame.
         state: Returns what the device states at a check-in.
@@ -78,6 +80,7 @@ class Connector:
     def __init__(
         self,
         address: Address,
+        enrolment: Enrolment,
         timing: Timing,
         session: Session,
         state: Callable[[], Statement],
@@ -88,7 +91,7 @@ class Connector:
         """The open connection."""
         self.come_back_after: float | None = None
         """Seconds after which the coordinator said to connect again, on the last connection."""
-        self._address, self._timing = address, timing
+        self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
         self._dice = random.SystemRandom()
@@ -115,6 +118,7 @@ class Connector:
             async with connect(
                 self._address.url,
                 ssl=self._address.tls,
+                additional_headers=self._enrolment.headers(),
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
@@ -126,6 +130,7 @@ class Connector:
             ) as socket:
                 self.connection = Connection(socket, timing)
                 log.info("connected to %s", self._address.url)
+                self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 async for frame in socket:
                     received = session.received if isinstance(frame, str) else session.received_chunk
@@ -136,6 +141,9 @@ class Connector:
         except ConnectionClosed as error:
             if not isinstance(session.link, Closing):
                 log.warning("the connection is lost: %s", printable(str(error)))
+        except InvalidStatus as error:
+            said = bytes(error.response.body or b"").decode(errors="replace").strip()
+            log.warning("%s refuses the connection: %s", self._address.url, printable(clip(said)) or error)
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             log.warning("cannot connect to %s: %s", self._address.url, error or type(error).__name__)
         finally:

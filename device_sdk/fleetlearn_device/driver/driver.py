@@ -13,7 +13,7 @@ from typing import Any
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Evaluate, Task, encode
 
-from fleetlearn_device.driver.address import Address
+from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
@@ -52,6 +52,7 @@ class Driver:
     def __init__(
         self,
         address: Address,
+        enrolment: Enrolment,
         timing: Timing,
         directory: StateDirectory,
         trainer: Trainer,
@@ -60,7 +61,7 @@ class Driver:
     ) -> None:
         self._contents, self._outbox = directory.contents, directory.outbox
         self._trainer, self._session, self._description = trainer, session, description
-        self._connector = Connector(address, timing, session, self._state, self._handle, self._stop_upload)
+        self._connector = Connector(address, enrolment, timing, session, self._state, self._handle, self._stop_upload)
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()

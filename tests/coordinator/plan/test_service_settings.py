@@ -26,7 +26,8 @@ def test_the_example_has_every_key_with_its_default() -> None:
     text = EXAMPLE.read_text("utf-8")
     stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none|false)", text, re.MULTILINE))
     values = msgspec.structs.asdict(ServiceSettings())
-    assert values.pop("tls") is None
+    assert values.pop("tls") is values.pop("identities") is None
+    assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in Tls.__struct_fields__)
     defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
@@ -41,9 +42,11 @@ def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "service.toml"
-    file.write_text('host = "0.0.0.0"\n[tls]\ncertificate = "tls/a.pem"\nkey = "/b.pem"\n')
-    assert ServiceSettings.load(file).tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
-    file.write_text('host = "0.0.0.0"\ninsecure = true\n')
+    file.write_text('host = "0.0.0.0"\nidentities = "ids"\n[tls]\ncertificate = "tls/a.pem"\nkey = "/b.pem"\n')
+    found = ServiceSettings.load(file)
+    assert found.tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
+    assert found.identities == tmp_path / "ids"
+    file.write_text('host = "0.0.0.0"\ninsecure = true\nopen = true\n')
     assert ServiceSettings.load(file).insecure
 
 
@@ -62,6 +65,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('origins = ["HTTPS://A.example"]', ["'HTTPS://A.example'", "lower case"]),
         ('origins = ["*"]', ["origins names '*'", 'there is no "*"']),
         ('origins = ["null"]', ["origins names 'null'"]),
+        ('host = "0.0.0.0"\ninsecure = true', ["without identities", "open = true"]),
+        ('identities = "a"\nopen = true', ["contradict each other"]),
         ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),

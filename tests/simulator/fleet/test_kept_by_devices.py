@@ -192,3 +192,32 @@ def test_a_device_measures_with_what_it_keeps(tmp_path: Path, keeping: Path) -> 
         x, y = line_data(10 * (device + 1), seed=device)
         losses.append(float(((x @ run.model[:3] + kept[0] - y) ** 2).mean()))
     assert found["metrics"]["loss"] == pytest.approx(np.average(losses, weights=[10, 20]), rel=1e-5)
+
+
+def test_a_million_devices_of_which_a_hundred_take_part(tmp_path: Path, keeping: Path) -> None:
+    """Only those that took part have a row, on disk and in a checkpoint."""
+    scenario = make_scenario(
+        tmp_path, keeping, 1_000_000, population__connected=200, plan__round__goal=40, plan__stop__rounds=3,
+        availability={"kind": "diurnal", "share": 0.25}, **FULL,
+    )  # fmt: skip
+    (tmp_path / "lines.py").write_text(TEN_EXAMPLES)
+    run = drive(scenario)
+    took_part = {row["device"] for row in run.events if row["event"] == "accepted"}
+    assert len(took_part) > 80
+    kept = run.fleet.coordinator.kept
+    assert kept is not None
+    assert kept.states is not None
+    saved = kept.states.state()["devices"].tolist()
+    assert took_part <= {*saved} <= {row["device"] for row in run.events if row["event"] == "assigned"}
+    assert kept.states.file.path.stat().st_size <= 2 * len(saved) * kept.row_bytes
+
+
+TEN_EXAMPLES = """
+from line_bundle import line_data
+
+def examples(device, seed):
+    return 10
+
+def make(device, seed):
+    return line_data(10, device)
+"""

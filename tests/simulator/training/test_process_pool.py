@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from fleetlearn_simulator.training import process_pool
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs
 from fleetlearn_simulator.training.choice import make_backend
 from fleetlearn_simulator.training.process_pool import ProcessPool
+from fleetlearn_simulator.training.shared_memory import make_shared_arrays
 from fleetlearn_simulator.training.trained_devices import (
     NO_DEVICES,
     PendingResults,
@@ -346,3 +348,20 @@ def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
             backend.train(RoundInputs(np.zeros(5, np.float32)), JOBS)
     assert "in _raise" in str(caught.value.__notes__)
     backend.close()
+
+
+@pytest.mark.parametrize("elements", [0, 5, process_pool.ARRAY_ELEMENTS // 2, process_pool.ARRAY_ELEMENTS // 2 + 1])
+def test_what_a_round_begins_from_arrives_as_it_is(elements: int) -> None:
+    """Through the pipe, or through the shared memory if all vectors fit in together."""
+    model = np.arange(elements, dtype=np.float32)
+    inputs, memory = RoundInputs(model, {"control": model + 1}, {"lr": 0.5}), make_shared_arrays(1)
+    for place in (None, memory):
+        sent = pickle.loads(pickle.dumps(process_pool._share(inputs, place)))
+        fits = place is not None and 2 * elements <= process_pool.ARRAY_ELEMENTS
+        assert isinstance(sent.vectors, int) == fits
+        received = process_pool._shared(sent, place)
+        assert received.model.tobytes() == model.tobytes()
+        assert {name: vector.tobytes() for name, vector in received.vectors.items()} == {
+            "control": inputs.vectors["control"].tobytes()
+        }
+        assert received.hyper == {"lr": 0.5}

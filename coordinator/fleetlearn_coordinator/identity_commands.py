@@ -1,0 +1,101 @@
+"""The commands of ``fleetlearn-coordinator`` that are about devices' identities. Each takes the service file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.typer_app import fail
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
+
+app = typer.Typer()
+ServiceFile = Annotated[
+    Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key identities.")
+]
+
+
+@app.command()
+def token(
+    service: ServiceFile,
+    uses: Annotated[int, typer.Option(help="How many devices may enrol with it.", min=1, max=10**6)] = 1,
+    hours: Annotated[float, typer.Option(help="How long.", min=0.01, max=24 * 366.0)] = 24.0,
+    tag: Annotated[list[str] | None, typer.Option(help="What its devices are tagged with; may be given again.")] = None,
+) -> None:
+    """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once."""
+    tags = tag or []
+    if len(tags) > MOST_TAGS or not all(map(NAME.fullmatch, tags)):
+        raise typer.BadParameter(f"at most {MOST_TAGS} tags, of letters, digits and ._- each", param_hint="--tag")
+    with _identities(service) as identities:
+        now = time.time()
+        print(identities.make_token(uses, now + 3600 * hours, tags, now))
+
+
+@app.command()
+def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the devices that are enrolled."""
+    with _identities(service) as identities:
+        found = identities.devices()
+    if as_json:
+        print(json.dumps([row._asdict() for row in found]))
+        return
+    table = Table("device", "tags", "enrolled", box=SIMPLE_HEAD, pad_edge=False)
+    for row in found:
+        table.add_row(row.device, " ".join(row.tags), _date(row.enrolled))
+    Console().print(table)
+
+
+@app.command()
+def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]) -> None:
+    """End a device's credential. A running coordinator ends its connection within a second."""
+    with _identities(service) as identities:
+        if not identities.revoke(device, time.time()):
+            names = len(identities.devices())
+            text = f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator devices` lists them"
+            raise FleetError(Code.UNKNOWN_CONTENT, text)
+    Console(stderr=True).print(f"{device} is revoked; a new token would enrol it again")
+
+
+@app.command()
+def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """Show who was enrolled and revoked, and when the coordinator ran. Exit status 1 if a row was changed."""
+    with _identities(service) as identities:
+        events, broken = identities.events(), identities.broken_at()
+    for row in events:
+        about = ", ".join(f"{key} {value}" for key, value in row.about.items())
+        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {_date(row.at)}  {row.what}: {about}")
+    if broken is not None:
+        fail("error", f"row {broken} of the audit log was changed, or rows before it were removed")
+    if events:
+        Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
+
+
+def _date(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+@contextmanager
+def _identities(service: Path) -> Iterator[Identities]:
+    """Open the identities that a service file names. Expected errors are one line and exit status 1."""
+    try:
+        folder = ServiceSettings.load(service).identities
+        if folder is None:
+            text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
+            raise FleetError(Code.BAD_MESSAGE, text)
+        with closing(Identities(folder)) as found:
+            yield found
+    except (FleetError, OSError, DatabaseError) as error:
+        fail("error", str(error))

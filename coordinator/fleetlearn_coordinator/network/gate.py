@@ -1,0 +1,118 @@
+"""Decides who may open a connection, by the headers of its first request, before the WebSocket is accepted."""
+
+from __future__ import annotations
+
+import re
+import time
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.messages import CheckIn
+from websockets.datastructures import Headers
+
+from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
+
+SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
+"""A credential or a token: at least 256 bits in base64url (RFC 4648, section 5)."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PREFIX = "fleetlearn."
+"""Browsers can set no header: a page offers subprotocols ``fleetlearn.credential.SECRET`` and so on beside the real
+one, which is the only one that is ever answered."""
+MOST_TAGS = 16
+
+
+class RefusalError(Exception):
+    """The connection is not accepted."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+class Offered(NamedTuple):
+    """What a request says of its device. Empty: nothing."""
+
+    credential: str = ""
+    device: str = ""
+    token: str = ""
+    next: str = ""
+    """The credential that the device will change to."""
+
+
+def offered_by(headers: Headers) -> Offered:
+    """Raises RefusalError where a value is not what it should be, or is there twice."""
+    values = {
+        "credential": [value.removeprefix("Bearer ") for value in headers.get_all("Authorization")],
+        "device": headers.get_all("Fleetlearn-Device"),
+        "token": headers.get_all("Fleetlearn-Enrolment"),
+        "next": headers.get_all("Fleetlearn-Next-Credential"),
+    }
+    for line in headers.get_all("Sec-WebSocket-Protocol"):
+        for protocol in line.split(","):
+            kind, _, value = protocol.strip().removeprefix(PREFIX).partition(".")
+            if protocol.strip().startswith(PREFIX) and kind in values:
+                values[kind] = [*values[kind], value]
+    for kind, found in values.items():
+        pattern = NAME if kind == "device" else SECRET
+        if len(found) > 1 or not all(map(pattern.fullmatch, found)):
+            raise RefusalError(HTTPStatus.BAD_REQUEST, f"the {kind} in the request is not one, or is there twice")
+    return Offered(**{kind: found[0] for kind, found in values.items() if found})
+
+
+class Gate:
+    """Lets devices in whose credential is known, and enrols those that bring a token."""
+
+    def __init__(self, identities: Identities) -> None:
+        self.identities = identities
+
+    def check(self, headers: Headers) -> Known:
+        """Return the device that may connect. Raises RefusalError."""
+        offered, now = offered_by(headers), time.time()
+        if not offered.credential:
+            raise RefusalError(
+                HTTPStatus.UNAUTHORIZED,
+                "this coordinator takes enrolled devices alone: start the device with a token (--token), which its "
+                "operator makes with `fleetlearn-coordinator token`",
+            )
+        known = self.identities.find(offered.credential, now)
+        if known is None:
+            known = self._enrol(offered, now)
+        elif offered.device not in ("", known.device):
+            raise RefusalError(
+                HTTPStatus.FORBIDDEN,
+                f"this credential is of the device {known.device}, not of {offered.device}: its state directory was "
+                "copied, or its identity.json was changed",
+            )
+        if offered.next not in ("", offered.credential):
+            self.identities.announce_next(known.device, offered.next)
+        return known
+
+    def _enrol(self, offered: Offered, now: float) -> Known:
+        if not offered.token:
+            raise RefusalError(
+                HTTPStatus.UNAUTHORIZED,
+                "this credential is not known here: it was revoked, or is another coordinator's. A new token (--token) "
+                "enrols the device again",
+            )
+        if not offered.device:
+            raise RefusalError(HTTPStatus.BAD_REQUEST, "a device that enrols says its name (Fleetlearn-Device)")
+        try:
+            known = self.identities.enrol(offered.device, offered.credential, offered.token, now)
+        except EnrolmentError as error:
+            raise RefusalError(HTTPStatus.FORBIDDEN, str(error)) from None
+        logger.info("device %s is enrolled", known.device)
+        return known
+
+
+def confirmed(check_in: CheckIn, known: Known) -> CheckIn:
+    """Return the check-in of a device that is known, with its operator's tags first. Raises ProtocolError (bad-message)
+    if it speaks for another device."""
+    if check_in.device != known.device:
+        raise ProtocolError(
+            Code.BAD_MESSAGE, f"this connection's credential is of {known.device}, and {check_in.device} checked in"
+        )
+    tags = tuple(dict.fromkeys((*known.tags, *check_in.tags)))[:MOST_TAGS]
+    return msgspec.structs.replace(check_in, tags=tags)

@@ -1,0 +1,238 @@
+"""Who may speak for which device: tokens to enrol with, devices' credentials, and what happened to them. In SQLite.
+
+A *credential* is 256 random bits that a device makes for itself. A *token* is what an operator gives to a person who
+sets devices up: with it a device's credential becomes known here. Only the SHA-256 of either is kept. Every change is a
+row of the audit log, in the same transaction. Each row has the hash of the one before, so that a row that is changed or
+removed afterwards shows (``broken_at``). Whoever can write to the database can also write the whole log anew: to find
+that, keep the newest hash elsewhere.
+
+The coordinator and an operator's commands may have the database open at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any, NamedTuple
+
+from fleetlearn_protocol.errors import Code
+
+from fleetlearn_coordinator.storage.errors import StoreError
+
+DATABASE = "identities.sqlite3"
+VERSION = 1
+BUSY_TIMEOUT = 5.0
+"""Seconds to wait for another process's transaction."""
+FIRST = "0" * 64
+"""What the first row of the audit log has as the hash before."""
+_TABLES = (
+    "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
+    "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, tags TEXT NOT NULL, "
+    "enrolled REAL NOT NULL)",
+    "CREATE TABLE audit(number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, about TEXT NOT NULL, "
+    "hash TEXT NOT NULL)",
+)
+
+
+class Known(NamedTuple):
+    """A device whose credential is known."""
+
+    device: str
+    tags: tuple[str, ...]
+    """What its operator calls it by."""
+    enrolled: float
+    """Unix time. Another enrolment under the same name has another."""
+
+
+class EnrolmentError(Exception):
+    """The device cannot be enrolled. The text says why, to people."""
+
+
+class Event(NamedTuple):
+    """A row of the audit log."""
+
+    number: int
+    """From 1 on."""
+    at: float
+    """Unix time."""
+    what: str
+    about: dict[str, Any]
+    hash: str
+    """SHA-256, in hexadecimal, of the hash before and of this row's other fields."""
+
+
+class Identities:
+    """The database. All calls are synchronous and take well below a millisecond. Raises StoreError when it is made by a
+    newer version, sqlite3.Error where the disk is full or the file is no database."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder's database, which is made if there is none, readable by its owner alone."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / DATABASE
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut
+            with self._transaction():
+                version = self._db.execute("PRAGMA user_version").fetchone()[0]
+                if version > VERSION:
+                    raise StoreError(
+                        Code.BAD_VERSION,
+                        f"{self.path} is of version {version}; this fleetlearn reads version {VERSION}. Update it.",
+                    )
+                if not version:
+                    for statement in _TABLES:
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA user_version={VERSION}")
+        except BaseException:
+            self._db.close()
+            raise
+        self._seen = self._data_version()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
+            raise
+
+    # Tokens and enrolment
+
+    def make_token(self, uses: int, until: float, tags: Sequence[str], now: float) -> str:
+        """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
+        once: only its hash is kept."""
+        token = token_urlsafe(32)
+        with self._transaction():
+            self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
+            self._log(now, "token", {"token": _short(token), "uses": uses, "until": until, "tags": [*tags]})
+        return token
+
+    def enrol(self, device: str, secret: str, token: str, now: float) -> Known:
+        """Make the credential of a device known. Raises EnrolmentError, and changes nothing."""
+        with self._transaction():
+            row = self._db.execute("SELECT uses, until, tags FROM tokens WHERE hash=?", (hash_of(token),)).fetchone()
+            if row is None:
+                raise EnrolmentError("this token is not known here")
+            uses, until, tags = row
+            if now > until:
+                raise EnrolmentError("this token has expired: ask for a new one")
+            if uses < 1:
+                raise EnrolmentError("this token is used up: ask for a new one")
+            if self._db.execute("SELECT 1 FROM devices WHERE device=?", (device,)).fetchone():
+                raise EnrolmentError(
+                    f"a device called {device} is enrolled already, with another credential: take another name, or let "
+                    "an operator revoke that one"
+                )
+            self._db.execute("UPDATE tokens SET uses=uses-1 WHERE hash=?", (hash_of(token),))
+            self._db.execute("INSERT INTO devices VALUES(?, ?, NULL, ?, ?)", (device, hash_of(secret), tags, now))
+            self._log(now, "enrolled", {"device": device, "token": _short(token)})
+        return Known(device, tuple(tags.split()), now)
+
+    # Credentials
+
+    def find(self, secret: str, now: float) -> Known | None:
+        """Return the device whose credential this is, or None. If it is the one that the device changes to, the one
+        before is not valid any more."""
+        found = hash_of(secret)
+        row = self._db.execute(
+            "SELECT device, tags, enrolled, next=?1 FROM devices WHERE hash=?1 OR next=?1", (found,)
+        ).fetchone()
+        if row is None:
+            return None
+        device, tags, enrolled, changes = row
+        if changes:
+            with self._transaction():
+                self._db.execute("UPDATE devices SET hash=next, next=NULL WHERE device=? AND next=?", (device, found))
+                self._log(now, "rotated", {"device": device})
+        return Known(device, tuple(tags.split()), enrolled)
+
+    def announce_next(self, device: str, secret: str) -> None:
+        """The device will change to this credential. Both are valid until the new one is used."""
+        with self._transaction():
+            self._db.execute("UPDATE devices SET next=? WHERE device=?", (hash_of(secret), device))
+
+    def revoke(self, device: str, now: float) -> bool:
+        """The device's credential is not valid any more. Returns whether there was one."""
+        with self._transaction():
+            found = self._db.execute("DELETE FROM devices WHERE device=?", (device,)).rowcount > 0
+            if found:
+                self._log(now, "revoked", {"device": device})
+        return found
+
+    def changed(self) -> bool:
+        """Return whether another process has changed something since the last call."""
+        before, self._seen = self._seen, self._data_version()
+        return before != self._seen
+
+    def is_enrolled(self, known: Known) -> bool:
+        """Return whether the device is enrolled still, and was not enrolled again meanwhile."""
+        row = self._db.execute("SELECT enrolled FROM devices WHERE device=?", (known.device,)).fetchone()
+        return row is not None and bool(row[0] == known.enrolled)
+
+    def devices(self) -> list[Known]:
+        """Return the devices that are enrolled, by name."""
+        rows = self._db.execute("SELECT device, tags, enrolled FROM devices ORDER BY device")
+        return [Known(device, tuple(tags.split()), enrolled) for device, tags, enrolled in rows]
+
+    def _data_version(self) -> int:
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    # The audit log
+
+    def log(self, now: float, what: str, about: dict[str, Any]) -> None:
+        """Add a row to the audit log."""
+        with self._transaction():
+            self._log(now, what, about)
+
+    def _log(self, now: float, what: str, about: dict[str, Any]) -> None:
+        last = self._db.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+        number, before = (1, FIRST) if last is None else (last[0] + 1, last[1])
+        text = json.dumps(about, sort_keys=True)
+        self._db.execute(
+            "INSERT INTO audit VALUES(?, ?, ?, ?, ?)",
+            (number, now, what, text, _chain(before, number, now, what, text)),
+        )
+
+    def events(self) -> list[Event]:
+        """Return the audit log, the oldest row first."""
+        rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number")
+        return [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+
+    def broken_at(self) -> int | None:
+        """Return the number of the first row of the audit log that was changed, or that follows on a removed one, or
+        None if there is none. Rows that were removed at the end do not show."""
+        before = FIRST
+        rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number")
+        for expected, (number, at, what, about, hash) in enumerate(rows, start=1):
+            if number != expected or hash != _chain(before, number, at, what, about):
+                return int(number)
+            before = hash
+        return None
+
+
+def hash_of(secret: str) -> str:
+    """Return what is kept of a token or credential: its SHA-256 in hexadecimal."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _short(token: str) -> str:
+    """Return what tells a token from others in the log, and is of no use to anybody."""
+    return hash_of(token)[:12]
+
+
+def _chain(before: str, number: int, at: float, what: str, about: str) -> str:
+    return hashlib.sha256(json.dumps([before, number, at, what, about]).encode()).hexdigest()

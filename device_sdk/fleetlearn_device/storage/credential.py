@@ -1,0 +1,63 @@
+"""credential.json: the device's credential, 256 random bits that it makes for itself and shows its coordinator alone.
+
+``next`` is the credential that the device changes to: both are valid until the coordinator has heard of the new one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from secrets import token_urlsafe
+
+import msgspec
+
+from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
+from fleetlearn_device.storage.files import write_durably
+
+FILE = "credential.json"
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """The contents of credential.json."""
+
+    secret: str
+    next: str | None = None
+
+
+def read_credential(folder: Path) -> Credential | None:
+    """Return the credential in a state directory, or None where there is none. Raises StateError (damaged)."""
+    path = folder / FILE
+    try:
+        with os_errors_as_state_errors(path):
+            return msgspec.json.decode(path.read_bytes(), type=Credential) if path.exists() else None
+    except msgspec.DecodeError as error:
+        raise StateError(f"{path} is damaged ({error}): delete it, and enrol the device again with a token") from None
+
+
+def make_credential(folder: Path) -> None:
+    """Make a credential if there is none. Raises StateError."""
+    if read_credential(folder) is None:
+        _write(folder, Credential(token_urlsafe(32)))
+
+
+def begin_change(folder: Path) -> None:
+    """Make the credential that the device changes to at its next connection. Raises StateError where it has none."""
+    found = read_credential(folder)
+    if found is None:
+        raise StateError(f"{folder} has no credential: the device is not enrolled")
+    _write(folder, Credential(found.secret, found.next or token_urlsafe(32)))
+
+
+def end_change(folder: Path) -> None:
+    """The coordinator has heard of the credential that the device changes to: it is the device's from now on."""
+    found = read_credential(folder)
+    if found is not None and found.next is not None:
+        _write(folder, Credential(found.next))
+
+
+def _write(folder: Path, credential: Credential) -> None:
+    with os_errors_as_state_errors(folder):
+        draft = folder / f"{FILE}.new"  # readable by its owner alone, from its first byte on
+        draft.unlink(missing_ok=True)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        write_durably(folder / FILE, msgspec.json.encode(credential), into=draft)

@@ -1,0 +1,127 @@
+"""Tokens, credentials and the audit log: what is kept, what is refused, and what shows that somebody changed it."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from secrets import token_urlsafe
+
+import pytest
+from fleetlearn_coordinator.storage import identities as module
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.identities import DATABASE, EnrolmentError, Identities, Known
+
+SECRET, OTHER = token_urlsafe(32), token_urlsafe(32)
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Iterator[Identities]:
+    with closing(Identities(tmp_path)) as found:
+        yield found
+
+
+def test_a_token_enrols_as_many_devices_as_it_says(identities: Identities) -> None:
+    token = identities.make_token(2, 100.0, ["roof", "eu"], 0.0)
+    assert identities.enrol("a", SECRET, token, 1.0) == Known("a", ("roof", "eu"), 1.0)
+    assert identities.find(SECRET, 2.0) == Known("a", ("roof", "eu"), 1.0)
+    identities.enrol("b", OTHER, token, 100.0)
+    with pytest.raises(EnrolmentError, match="used up"):
+        identities.enrol("c", token_urlsafe(32), token, 3.0)
+    assert [row.device for row in identities.devices()] == ["a", "b"]
+
+
+def test_what_is_refused_changes_nothing(identities: Identities) -> None:
+    token = identities.make_token(5, 100.0, [], 0.0)
+    identities.enrol("a", SECRET, token, 0.0)
+    before = identities.events()
+    for device, given, now, words in (
+        ("b", "x" * 43, 0.0, "not known here"),
+        ("b", token, 100.1, "expired"),
+        ("a", token, 0.0, "enrolled already"),
+    ):
+        with pytest.raises(EnrolmentError, match=words):
+            identities.enrol(device, OTHER, given, now)
+    assert identities.find(OTHER, 0.0) is None
+    assert identities.events() == before
+    identities.enrol("b", OTHER, token, 0.0)
+
+
+def test_no_secret_is_on_the_disk(identities: Identities) -> None:
+    token = identities.make_token(1, 100.0, [], 0.0)
+    identities.enrol("a", SECRET, token, 0.0)
+    for file in identities.path.parent.iterdir():
+        content = file.read_bytes()
+        assert SECRET.encode() not in content
+        assert token.encode() not in content
+    assert stat.S_IMODE(identities.path.stat().st_mode) == 0o600
+
+
+def test_both_credentials_are_valid_until_the_new_one_is_used(identities: Identities) -> None:
+    known = identities.enrol("a", SECRET, identities.make_token(1, 1.0, [], 0.0), 0.0)
+    identities.announce_next("a", OTHER)
+    assert identities.find(SECRET, 0.0) == known
+    assert identities.find(OTHER, 0.0) == known
+    assert identities.find(SECRET, 0.0) is None
+    assert identities.find(OTHER, 0.0) == known
+    assert [row.what for row in identities.events()] == ["token", "enrolled", "rotated"]
+
+
+def test_another_process_s_changes_are_seen(identities: Identities, tmp_path: Path) -> None:
+    known = identities.enrol("a", SECRET, identities.make_token(2, 1.0, [], 0.0), 0.0)
+    assert not identities.changed()
+    with closing(Identities(tmp_path)) as operator:
+        assert operator.revoke("a", 5.0)
+        assert not operator.revoke("a", 5.0)
+    assert identities.changed()
+    assert not identities.changed()
+    assert not identities.is_enrolled(known)
+    assert identities.find(SECRET, 6.0) is None
+
+
+def test_a_device_that_is_enrolled_again_is_another(identities: Identities) -> None:
+    token = identities.make_token(2, 100.0, [], 0.0)
+    known = identities.enrol("a", SECRET, token, 1.0)
+    identities.revoke("a", 2.0)
+    again = identities.enrol("a", OTHER, token, 3.0)
+    assert identities.is_enrolled(again)
+    assert not identities.is_enrolled(known)
+
+
+@pytest.mark.parametrize(
+    ("statement", "broken"),
+    [
+        ('UPDATE audit SET about=\'{"device": "b"}\' WHERE number=2', 2),
+        ("UPDATE audit SET at=9 WHERE number=1", 1),
+        ("DELETE FROM audit WHERE number=2", 3),
+        ("UPDATE audit SET hash=hash WHERE number=2", None),
+    ],
+)
+def test_a_changed_log_shows(identities: Identities, statement: str, broken: int | None) -> None:
+    identities.enrol("a", SECRET, identities.make_token(1, 1.0, [], 0.0), 0.0)
+    identities.revoke("a", 1.0)
+    assert identities.broken_at() is None
+    with closing(sqlite3.connect(identities.path)) as database, database:
+        database.execute(statement)
+    assert identities.broken_at() == broken
+
+
+def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
+    with closing(Identities(tmp_path)) as first:
+        known = first.enrol("a", SECRET, first.make_token(1, 1.0, ["x"], 0.0), 0.0)
+        events = first.events()
+    with closing(Identities(tmp_path)) as second:
+        assert second.find(SECRET, 0.0) == known
+        assert second.events() == events
+
+
+def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VERSION", 2)
+    Identities(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute("PRAGMA user_version=2")
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match=f"{DATABASE} is of version 2"):
+        Identities(tmp_path)
