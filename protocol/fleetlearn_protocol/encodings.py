@@ -69,6 +69,8 @@ class Encoding(NamedTuple):
         Without ``elements``, the bytes must be whole blocks. They are taken to have passed ``check``; what becomes of
         others is undefined. Raises ProtocolError (wrong-length).
         """
+        if self.block == 1:  # quicker by half of the cost of a chunk of float32
+            return self.format.decode(self._given(content, elements)[0], 1)
         found = [self.format.decode(rows, length).reshape(-1) for rows, length in self._read(content, elements)]
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.float32), *found])
 
@@ -77,6 +79,8 @@ class Encoding(NamedTuple):
 
         Raises ProtocolError (wrong-length, not-finite; bad-encoding: bytes that no encoder writes).
         """
+        if self.block == 1:
+            return self.format.check(self._given(content, elements)[0], 1)
         return max((self.format.check(rows, length) for rows, length in self._read(content, elements)), default=0.0)
 
     def reference(self, name: str, vector: Vector) -> VectorReference:
@@ -99,20 +103,25 @@ class Encoding(NamedTuple):
     def _read(self, content: Buffer, elements: int | None) -> Iterator[tuple[Bytes, int]]:
         """Yield the bytes of the whole blocks, as rows, and then those of the rest as one, each with the number of
         elements of a row. Raises ProtocolError (wrong-length)."""
-        given = np.frombuffer(content, np.uint8)
-        if elements is None:
-            if given.size % self.block_bytes:
-                text = f"{given.size} bytes of {self.name} were given; expected a multiple of {self.block_bytes}"
-                raise ProtocolError(Code.WRONG_LENGTH, text)
-            elements = given.size // self.block_bytes * self.block
-        elif given.size != self.size(elements):
-            text = f"{given.size} bytes of {self.name} were given; {elements} elements take {self.size(elements)}"
-            raise ProtocolError(Code.WRONG_LENGTH, text)
+        given, elements = self._given(content, elements)
         blocks, rest = divmod(elements, self.block)
         if blocks:
             yield given[: blocks * self.block_bytes].reshape(blocks, -1), self.block
         if rest:
             yield given[None, blocks * self.block_bytes :], rest
+
+    def _given(self, content: Buffer, elements: int | None) -> tuple[Bytes, int]:
+        """Return the bytes and the number of their elements. Raises ProtocolError (wrong-length)."""
+        given, block_bytes = np.frombuffer(content, np.uint8), self.format.size(self.block)
+        if elements is None:
+            if given.size % block_bytes:
+                text = f"{given.size} bytes of {self.name} were given; expected a multiple of {block_bytes}"
+                raise ProtocolError(Code.WRONG_LENGTH, text)
+            elements = given.size // block_bytes * self.block
+        elif given.size != self.size(elements):
+            text = f"{given.size} bytes of {self.name} were given; {elements} elements take {self.size(elements)}"
+            raise ProtocolError(Code.WRONG_LENGTH, text)
+        return given, elements
 
 
 FLOAT32 = Encoding("float32", 1, floats.FLOAT32)

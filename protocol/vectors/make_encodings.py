@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, floor
 from typing import Any
+from zlib import adler32
 
 BITS = 2**64 - 1
 SEED = 20_26
@@ -95,6 +96,37 @@ def encode(name: str, vector: list[float], seed: int) -> bytes:
     return made
 
 
+def stored(content: bytes) -> bytes:
+    """Return a zlib stream (RFC 1950) with the content as it is, in one block (RFC 1951, 3.2.4)."""
+    length = len(content).to_bytes(2, "little")
+    return b"\x78\x01\x01" + length + bytes(byte ^ 255 for byte in length) + content + adler32(content).to_bytes(4)
+
+
+def difference(base: list[float], vector: list[float]) -> bytes:
+    pairs = zip(b"".join(map(single, base)), b"".join(map(single, vector)), strict=True)
+    combined = bytes(one ^ other for one, other in pairs)
+    return b"".join(combined[place::4] for place in range(4))
+
+
+def deltas() -> dict[str, Any]:
+    base, vector = [1.0, 2.0, -0.5], [1.5, 2.0, 0.1]
+    planes = difference(base, vector)
+    valid = {"name": "three elements", "base": b"".join(map(single, base)).hex(), "hex": stored(planes).hex()}
+    valid["vector"] = b"".join(map(single, vector)).hex()
+    wrong = {
+        "an element too few": stored(planes[:8]),
+        "a byte too many": stored(planes + b"\x00"),
+        "cut short": stored(planes)[:-1],
+        "no zlib stream": planes,
+        "another checksum": stored(planes)[:-1] + b"\xff",
+    }
+    invalid = [
+        {"name": name, "base": valid["base"], "hex": given.hex(), "code": "bad-encoding"}
+        for name, given in wrong.items()
+    ]
+    return {"deltas": [valid], "invalid_deltas": invalid}
+
+
 def encodings() -> dict[str, Any]:
     def valid(name: str, vector: list[float]) -> dict[str, Any]:
         numbers = [value_of(bits_of(value)) for value in vector]
@@ -135,4 +167,5 @@ def encodings() -> dict[str, Any]:
             invalid("topk: a value is NaN", "topk-0.5", 4, "01000200" + one + nan, "not-finite"),
             invalid("topk: a value is missing", "topk-0.5", 4, "01000200" + one, "wrong-length"),
         ],
+        **deltas(),
     }

@@ -121,6 +121,7 @@ def test_processes_and_simulator_make_the_same_model(
     version, model = read_model(data_dir)
     assert version == 3
 
+    assert ("the difference of the model" in run.log(name_of(0))) == (down == "delta")
     begins, ends = times(simulated(run.folder, "calm", FOREVER).folder, 2)
     outcome = simulated(run.folder, "simulated", (begins + ends) / 2)
     assert outcome.model.tobytes() == model.tobytes()

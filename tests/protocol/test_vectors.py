@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_protocol.deltas import apply_delta, encode_delta
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
@@ -124,6 +125,20 @@ def test_encoded_vector(case: Case) -> None:
 def test_invalid_encoded_vector(case: Case) -> None:
     with pytest.raises(ProtocolError) as caught:
         find_encoding(case["encoding"]).check(bytes.fromhex(case["hex"]), case["elements"])
+    assert caught.value.code == case["code"]
+
+
+@named(ENCODED["deltas"])
+def test_delta(case: Case) -> None:
+    base, vector = bytes.fromhex(case["base"]), bytes.fromhex(case["vector"])
+    assert apply_delta(base, bytes.fromhex(case["hex"])) == vector
+    assert apply_delta(base, encode_delta(FLOAT32.decode(base), FLOAT32.decode(vector))) == vector
+
+
+@named(ENCODED["invalid_deltas"])
+def test_invalid_delta(case: Case) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        apply_delta(bytes.fromhex(case["base"]), bytes.fromhex(case["hex"]))
     assert caught.value.code == case["code"]
 
 

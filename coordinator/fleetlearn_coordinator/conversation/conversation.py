@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
-    MODEL,
     PROTOCOL_VERSION,
     Accepted,
     Cancel,
@@ -145,10 +145,10 @@ class Conversation:
         """The coordinator has something to say to the device. The caller grants the places that come free."""
         match message:
             case Task() | Evaluate():  # first, so that a device may do at once what its task needs
-                model = message.vector(MODEL).size
-                self._owner.perform(
-                    Allow(MESSAGES_OF_A_TASK, sum(vector.size for vector in message.vectors), 2 * model)
-                )
+                deltas = (vector.delta.size for vector in message.vectors if vector.delta is not None)
+                download = sum(vector.size for vector in message.vectors) + sum(deltas)
+                parts = len(message.parts) if isinstance(message, Task) else 1
+                self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * parts * FLOAT32.size(self.port.elements)))
             case Cancel():
                 self._stop_upload()
         self._owner.perform(Send(message))

@@ -1,4 +1,7 @@
-"""Floating-point formats: each element by itself, rounded to the nearest value (ties to even)."""
+"""Floating-point formats: each element by itself, rounded to the nearest value (ties to even).
+
+Bytes are decoded and checked in whatever shape they have.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,130 @@
+"""Which models and vectors devices can fetch, and in which form each device is sent its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, family
+from fleetlearn_protocol.messages import MODEL, CheckIn, VectorReference
+from fleetlearn_protocol.vector import digest
+
+from fleetlearn_coordinator.aggregation.sent_models import half_of
+from fleetlearn_coordinator.network.contents import Older
+from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.service.run import Run
+from fleetlearn_coordinator.storage.blobs import PARAMETERS
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
+
+
+class ServedModels:
+    """What of a run's models is served, and what its connected devices can do with it."""
+
+    def __init__(self, run: Run, host: Host, served: ServedRun) -> None:
+        self._run, self._host, self._served = run, host, served
+        self._published: set[str] = set()
+        """The SHA-256 of the newest model and of the vectors beside it, which are served."""
+        self._half_digests: dict[int, str | None] = {}
+        """Version -> SHA-256 of its model as float16, for the newest and for those that tasks began from."""
+        self._know_up: set[str] = set()
+        """Devices that know the plan's encoding of updates. The others are asked for float32."""
+        self._know_half: set[str] = set()
+        """Devices that know float16, if models travel so. The others are sent float32."""
+        self._last_model: dict[str, str] = {}
+        """Device -> SHA-256 of the model that it has, if models travel as differences."""
+
+    # The devices
+
+    def join(self, check_in: CheckIn) -> None:
+        """The device of this check-in is connected."""
+        device, encoding, forms = check_in.device, self._run.plan.encoding, self._run.forms
+        self.leave(device)
+        if family(encoding.up) in check_in.encodings:
+            self._know_up.add(device)
+        if encoding.down == FLOAT16.name and FLOAT16.name in check_in.encodings:
+            self._know_half.add(device)
+        for base in check_in.models:
+            if base in forms.deltas:
+                self._last_model[device] = forms.deltas[base].base
+            elif base == self._run.model_digest and encoding.down == "delta":
+                self._last_model[device] = self._run.model_digest
+
+    def leave(self, device: str) -> None:
+        """The device is not connected any more. Harmless where it was not."""
+        self._know_up.discard(device)
+        self._know_half.discard(device)
+        self._last_model.pop(device, None)
+
+    def parts_of(self, device: str) -> dict[str, str]:
+        """Return the parts that the device is asked for: name -> encoding."""
+        return self._run.plan.parts if device in self._know_up else self._run.plan.exact_parts
+
+    def references(self, device: str, version: int, beside: Iterable[str] = ()) -> tuple[VectorReference, ...]:
+        """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
+        run, size = self._run, self._run.model.size
+        self.publish()
+        digests = run.digests_of(version, beside)
+        if version != run.engine.version:  # the device came back without its work, and goes on with it
+            for sha256, where in self._find_older([version], beside).items():
+                self._served.contents.serve_older(sha256, where)
+        found = {name: VectorReference(name, each, FLOAT32.size(size), FLOAT32.name) for name, each in digests.items()}
+        half = self._half_digest(version) if device in self._know_half else None
+        if half is not None:
+            found[MODEL] = VectorReference(MODEL, half, FLOAT16.size(size), FLOAT16.name)
+        elif run.plan.encoding.down == "delta":
+            base = self._last_model.get(device)
+            if version == run.engine.version and base is not None:
+                found[MODEL] = msgspec.structs.replace(found[MODEL], delta=run.forms.deltas.get(base))
+            self._last_model[device] = digests[MODEL]
+        return tuple(found.values())
+
+    # The contents
+
+    def publish(self) -> None:
+        """Serve the newest model in all its forms, the vectors beside it, and the older ones that tasks began from."""
+        run, engine = self._run, self._run.engine
+        # A vector may change where the model stays as it is, bit for bit.
+        vectors = {run.model_digest: run.model} | {run.vector_digests[name]: each for name, each in run.vectors.items()}
+        if vectors.keys() == self._published:
+            return
+        self._published = {*vectors}
+        versions = {terms.version for terms in engine.book.terms.values()}
+        if engine.evaluations.is_open:
+            versions.add(engine.evaluations.version)
+        versions.discard(engine.version)
+        newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(run.forms.contents)
+        self._half_digests = {number: self._half_digest(number) for number in (*versions, engine.version)}
+        self._host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
+
+    def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
+        """Return SHA-256 -> where it is, for each of these models whose file is there and for the vectors ``beside``
+        them. It is not there only where a lost device came back with its work done: that one does not need it."""
+        run, size = self._run, self._run.model.size
+        found = {}
+        for number in versions:
+            with suppress(StoreError):
+                for name, sha256 in run.digests_of(number, beside).items():
+                    if sha256 in run.vector_digests.values():  # served as the newest
+                        continue
+                    where = run.store.blobs.find_tensor(number, PARAMETERS if name == MODEL else OPTIMIZER_STATE + name)
+                    found[sha256] = Older(*where, FLOAT32.size(size))
+                    if name == MODEL and (half := self._half_digest(number)) is not None:
+                        found[half] = Older(*where, FLOAT16.size(size), FLOAT16)
+        return found
+
+    def _half_digest(self, version: int) -> str | None:
+        """Return the SHA-256 of a model as float16; None if it does not travel so."""
+        run = self._run
+        if run.plan.encoding.down != FLOAT16.name:
+            return None
+        if version == run.engine.version:
+            return run.forms.half
+        if version not in self._half_digests:  # its tasks were given by an earlier process
+            self._half_digests[version] = None
+            with suppress(StoreError):
+                half = half_of(run.store.load_parameters(version, run.digest_of(version)))
+                self._half_digests[version] = None if half is None else digest(half)
+        return self._half_digests[version]
