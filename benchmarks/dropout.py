@@ -8,6 +8,7 @@ kept in --keep: started again, the command goes on with those that are missing. 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
@@ -51,6 +52,8 @@ RECIPES: dict[str, dict[str, list[Any]]] = {
     "fedprox": {"local.lr": LR, "local.mu": [0.01, 0.1, 1.0]},
     "fednova": {"local.lr": LR},
     "q-fedavg": {"local.lr": LR, "aggregation.q": [0.1, 1.0, 2.0]},
+    "scaffold": {"local.lr": LR},
+    "fedbuff": {"local.lr": LR, "server.lr": SERVER_LR[2:]},
     "fedavgm": {"local.lr": LR, "server.lr": SERVER_LR[1:]},
     "fedadam": {"local.lr": LR, "server.lr": SERVER_LR[:4]},
     "fedyogi": {"local.lr": LR, "server.lr": SERVER_LR[:4]},
@@ -99,7 +102,13 @@ def export(folder: Path) -> Path:
 
     x, y = scans()
     np.savez(folder / "digits.npz", x=x, y=y)
+    export_digits(corrected(bundle), [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(correction=True))
     return export_digits(bundle, [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(proximal=True))
+
+
+def corrected(bundle: Path) -> Path:
+    """Return where the same network is for SCAFFOLD, whose step has a correction."""
+    return bundle.with_name("digits-corrected.bundle")
 
 
 def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], batch: int, **options: Any) -> Path:
@@ -131,11 +140,14 @@ def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], ba
 
 def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequence[Any]], rate: float) -> list[Scenario]:
     """The cell's runs, for each combination of the sweep's values."""
+    asynchronous = {"concurrency": math.ceil(GOAL * cell.over_selection)}
+    part = asynchronous if cell.recipe == "fedbuff" else {"over_selection": cell.over_selection}
     plan = {
-        "bundle": str(bundle),
+        "bundle": str(corrected(bundle) if cell.recipe == "scaffold" else bundle),
         "recipe": cell.recipe,
         "local": {"epochs": EPOCHS, "batch_size": BATCH, "evaluate": cell.recipe == "q-fedavg"},
-        "round": {"goal": GOAL, "over_selection": cell.over_selection, "deadline": cell.deadline},
+        "round": {"goal": GOAL, "deadline": cell.deadline, **part},
+        "server": {"devices": DEVICES} if cell.recipe == "scaffold" else {},
         "stop": {"rounds": rounds},
     }
     arrays = {"arrays": str(bundle.with_name("digits.npz"))} if DATA[cell.data]["kind"] == "dirichlet" else {}
@@ -187,7 +199,7 @@ def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> Ru
 def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
     folder, scenario = job.folder, job.scenario
-    run = kept_run(scenario, folder)
+    run, size = kept_run(scenario, folder), open_bundle(scenario.plan.bundle).manifest.size
     _, values = series(run).get("accuracy", {}).get("test", (None, np.zeros(1)))  # none where no round had a number
     there = reached(run, job.target)
     part = participation(run)
@@ -197,7 +209,9 @@ def carry_out(job: Job) -> dict[str, Any]:
         "mean_accuracy": float(np.mean(values)),
         "lost_share": lost_share(run),
         "wasted_share": wasted_share(run),
-        "wasted_bytes_share": wasted_bytes(run, 4 * open_bundle(scenario.plan.bundle).manifest.size),
+        "wasted_bytes_share": wasted_bytes(
+            run, 4 * len(scenario.plan.parts) * open_bundle(scenario.plan.bundle).manifest.size
+        ),
         "committed": len(run.committed),
         "abandoned": len(run.rows) - len(run.committed),
         "partial_share": sum(row.partial for row in run.committed) / max(1, sum(row.reports for row in run.committed)),
