@@ -209,9 +209,7 @@ def carry_out(job: Job) -> dict[str, Any]:
         "mean_accuracy": float(np.mean(values)),
         "lost_share": lost_share(run),
         "wasted_share": wasted_share(run),
-        "wasted_bytes_share": wasted_bytes(
-            run, 4 * len(scenario.plan.parts) * open_bundle(scenario.plan.bundle).manifest.size
-        ),
+        "wasted_bytes_share": wasted_bytes(run, 4 * len(scenario.plan.parts) * size),
         "committed": len(run.committed),
         "abandoned": len(run.rows) - len(run.committed),
         "partial_share": sum(row.partial for row in run.committed) / max(1, sum(row.reports for row in run.committed)),
