@@ -91,7 +91,7 @@ def scenario(bundle: Path, devices: int, goal: int, way: Way) -> Scenario:
     tables = {
         "name": "pace", "seed": 1, "plan": plan, "population": population, "compute": {"step_seconds": 30.0},
         "tiers": {"device": {"spread": 0.5}}, "availability": {"kind": "diurnal", "zones": ZONES},
-        "failures": {"crash": 0.1},
+        "failures": {"crash": 0.1}, "service": {"max_connections": max(20_000, way.connected or 0)},
     }  # fmt: skip
     return Scenario.read(tables, bundle.parent)
 
