@@ -30,7 +30,7 @@ from fleetlearn_protocol.manifest import (
     State,
     TrainMany,
 )
-from fleetlearn_protocol.vector import flatten
+from fleetlearn_protocol.vector import flatten, views
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
@@ -226,7 +226,11 @@ def export_bundle(
             give_back_freed_memory()
             with evaluation_mode(model):
                 vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
-                difference = check_infer(user, write_inference_model(bundle, vector), checked.values)
+                # Views of one vector, so that the parameters are in memory once.
+                values = {row: torch.from_numpy(value) for row, value in views(vector, manifest.parameters).items()}
+                batch_of_one = checked.batch_of_one
+                del checked
+                difference = check_infer(user, write_inference_model(bundle, vector), values)
             _publish(temporary, target)
         except BundleError as error:
             raise ExportError(f"the bundle does not fit its own format: {error}") from error
@@ -239,7 +243,7 @@ def export_bundle(
         return Exported(
             bundle,
             difference,
-            checked.batch_of_one,
+            batch_of_one,
             artifacts.reason,
             elements,
             by_pytorch,

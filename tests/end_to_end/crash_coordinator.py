@@ -21,6 +21,7 @@ from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import run, server
+from fleetlearn_coordinator.service.open_round import OpenRound
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import (
@@ -65,9 +66,9 @@ POINTS = {
     "a chunk is spooled": Point(uploads.Upload, "receive", True),
     "an update is complete but not recorded": batch(ReportAccepted, after=False),
     "an update is recorded but not acknowledged": batch(ReportAccepted, after=True),
-    "an update is acknowledged but not summed": Point(run.Run, "_add", False),
+    "an update is acknowledged but not summed": Point(OpenRound, "_add", False),
     "an update is half summed": Point(exact_mean, "_round", True),
-    "an update is summed": Point(run.Run, "_add", True),
+    "an update is summed": Point(OpenRound, "_add", True),
     "a small update is summed but not acknowledged": Point(run.Run, "do_steps", True),
     "a small sum is being written": Point(os, "pwrite", True, is_sum),
     "a small sum is written but not recorded": batch(AggregatorSaved, after=False),

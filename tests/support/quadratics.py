@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from bundle_cache import cached_export
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_simulator.scenario.scenario import Scenario
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from virtual import make_scenario
 
 
 class Quadratic(NamedTuple):
@@ -74,9 +76,37 @@ def quadratic_loss(distances: Tensor, y: Tensor) -> Tensor:
     return (y * distances**2).sum(1).mean() / 2
 
 
-def quadratics_bundle(path: Path, step: LocalStep | None = None) -> Bundle:
-    """Export the model; the step is for every algorithm unless given."""
+def quadratics_bundle(path: Path, step: LocalStep | None = None, **options: Any) -> Bundle:
+    """Export the model; the step is for every algorithm unless given. ``options``: of ``export_bundle``."""
     step = step or LocalStep("sgd", proximal=True, correction=True)
     example = tuple(torch.from_numpy(array) for array in Quadratic((1, 2), (3, 4), 3).data.values())
-    cached_export(Weights(), quadratic_loss, example, path, step=step)
+    cached_export(Weights(), quadratic_loss, example, path, step=step, **options)
     return open_bundle(path)
+
+
+MODULE = """
+import numpy as np
+
+DEVICES = {devices!r}
+
+def examples(device, seed):
+    return DEVICES[device][2]
+
+def make(device, seed):
+    curvature, minimum, copies = DEVICES[device]
+    x, y = (np.tile(np.array(row, np.float32), (copies, 1)) for row in (minimum, curvature))
+    return {{"x": x, "y": y}}
+"""
+
+
+def quadratics_scenario(folder: Path, bundle: Path, devices: Sequence[Quadratic], **settings: Any) -> Scenario:
+    """A scenario of these devices; ``settings`` as ``make_scenario`` takes them."""
+    data = {"kind": "function", "function": "quadratic_devices:make"}
+    scenario = make_scenario(folder, bundle, len(devices), **({"data": data} | settings))
+    write_quadratics(folder, devices)
+    return scenario
+
+
+def write_quadratics(folder: Path, devices: Sequence[Quadratic]) -> None:
+    """The data of a scenario's devices."""
+    (folder / "quadratic_devices.py").write_text(MODULE.format(devices=[*map(tuple, devices)]))

@@ -240,7 +240,8 @@ class Run:
         if found is None:
             vector = self.bundle.parameters()[: self.bundle.manifest.size].copy()  # not what is personal
             found = 0, vector, self.optimizer.init(vector)
-            self.store.write(self._write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2]))
+            beside = {name: np.zeros_like(vector) for name in self.plan.vectors}  # for tasks that outlive the version
+            self.store.write(self._write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
         version, self.model, self.state = found
         self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
         self.store.write(self._begin_algorithm())

@@ -17,12 +17,17 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     operator writes into a copy: give parameters and buffers as float64.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, views_stay: bool = False) -> None:
+        """``views_stay``: whether a view of a float32 tensor is one too, until an operator computes with it. That takes
+        less memory, if nothing is written into a tensor."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._views_stay = views_stay
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._views_stay and func.is_view:
+            return func(*args, **(kwargs or {}))
         return as_double(func(*as_double(args), **as_double(kwargs or {})))
 
 

@@ -102,8 +102,9 @@ def check_infer(user: UserModel, content: bytes, values: Tensors) -> float:
 
     values: the parameters that ``content`` holds.
     """
-    inputs = list(user.inputs())
-    return _check_outputs(user, InferModule(user), inputs, open_session(content), values, {}, "", None)
+    session = open_session(content)
+    del content  # as large as the model
+    return _check_outputs(user, InferModule(user), list(user.inputs()), session, values, {}, "", None)
 
 
 def _check_outputs(

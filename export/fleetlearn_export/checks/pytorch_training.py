@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fleetlearn_export.checks.comparison import largest
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.model.seeded_random import Seeded
@@ -38,6 +39,8 @@ class PyTorchTraining:
     ) -> None:
         """``dtype``: float32, or float64 for all that the model and the step compute."""
         self.source, self.step, self.features, self.dtype = user, step, features, dtype
+        self.sizes: dict[str, float] = {}
+        """Of a built-in step: the largest element of each parameter's last gradient, neither clipped nor corrected."""
         self.leaves = {name: torch.empty(0, dtype=dtype, requires_grad=True) for name in step.objective.trained}
         rows = list(self.leaves.values())
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(rows, lr=1.0)
@@ -120,6 +123,7 @@ class PyTorchTraining:
             similar = self._contrastive(given, outputs, given["hyper.temperature"].item())
             target = loss + given["hyper.mu"].item() * similar
         target.backward()
+        self.sizes = {name: largest(leaf.grad) for name, leaf in self.leaves.items() if leaf.grad is not None}
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in user.metrics.items()}
         results = {f"next.param.{name}": tensors[name].detach() for name in buffers}

@@ -55,10 +55,10 @@ def run_traced(step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: t
     """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs."""
     rows = [given[name] for name in step.inputs()]
     double = dtype == torch.float64
-    precision = DoublePrecision() if double else nullcontext()
+    precision = DoublePrecision(views_stay=True) if double else nullcontext()
     with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
-        results = _WithoutCopies(module).run(*(as_double(rows) if double else rows))
-    return dict(zip(step.outputs(), results, strict=True))
+        results = _WithoutCopies(module).run(*rows)
+    return dict(zip(step.outputs(), as_double(results) if double else results, strict=True))
 
 
 class _WithoutCopies(fx.Interpreter):

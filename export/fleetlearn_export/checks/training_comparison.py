@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from fleetlearn_export.checks.comparison import (
     difference_of_each,
     first_inputs,
     in_blocks,
-    largest,
     largest_difference,
     nudged,
 )
@@ -99,6 +98,8 @@ def compare_training(
 ) -> CheckedStep:
     """Compare gradients, and two steps on batches of other sizes. Raises ExportError; the text names the tensor."""
     rule = step.rule
+    if precision.dtype == torch.float64 and _is_plain(step):
+        return _compare_plain_steps(user, step, run, features, seed, precision, what)
     hyper = {name: 0.5 if default is None else default for name, default in step.hyper.items()}
     hyper |= {name: USUAL[name] for name in hyper if rule.optimizer != "custom" and name in USUAL}
     rate = 0.01
@@ -151,6 +152,56 @@ def compare_training(
     return CheckedStep(worst, values if _gives_numbers(user, step, values) else dict(step.values), batch_of_one)
 
 
+def _is_plain(step: TrainStep) -> bool:
+    """Whether a step without state moves each parameter by ``lr`` times the gradient of the loss and its penalties."""
+    rule = step.rule
+    return rule.optimizer == "sgd" and not (step.state or rule.clip or rule.weight_decay or rule.correction)
+
+
+def _compare_plain_steps(
+    user: UserModel,
+    step: TrainStep,
+    run: Run,
+    features: Function | None,
+    seed: int,
+    precision: Precision,
+    what: str,
+) -> CheckedStep:
+    """Do the same in float64 for a plain step, which shows gradients so exactly that they need no runs of their own.
+
+    Every step begins with the step's own parameters, since no state goes from one to the next: so neither side holds
+    parameters besides those that it computes.
+    """
+    hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
+    rate = hyper["lr"] = min(0.1, 0.1 / max(user.largest_gradient, 1e-30))
+    given = first_inputs(step, hyper, seed)
+    worst, batch_of_one = 0.0, True
+    first, *others = batches(user, seed)
+    for number, batch in enumerate([*others, first]):
+        if number == STEPS and batch_of_one:
+            break
+        given |= {f"batch.{name}": value for name, value in batch.items()}
+        given |= {"seed": torch.tensor(seed + number)} if step.random else {}
+        reference = PyTorchTraining(user, step, features, precision.dtype)
+        expected = call_in_pytorch(partial(reference, given), batch)
+        if expected is None:
+            batch_of_one = False
+            continue
+        give_back_freed_memory()
+        got = run(given)
+        where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
+        differences = {
+            name: largest_difference(got[f"next.param.{name}"], expected.results[f"next.param.{name}"]) / rate
+            for name in reference.sizes
+        }
+        _refuse_other_gradients(f"the {what}", differences, reference.sizes, precision, {})
+        rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
+        worst = max(worst, compare(rows, where, precision.values))
+        del expected, got, rows  # before the next step: each is as large as the model
+        give_back_freed_memory()
+    return CheckedStep(worst, dict(step.values), batch_of_one)
+
+
 def _gives_numbers(user: UserModel, step: TrainStep, values: Tensors) -> bool:
     """Whether the model with these parameters gives no NaN, on the example and in evaluation mode."""
     given = {f"model.{name}": value.to(step.values[name].dtype, copy=True) for name, value in values.items()}
@@ -197,14 +248,13 @@ def _compare_gradients(
     given |= {f"batch.{name}": value for name, value in next(batches(user, seed)).items()}
     got = run(given)
     give_back_freed_memory()
-    gradients, _ = PyTorchTraining(user, step, features, precision.dtype).gradients(given)
+    training = PyTorchTraining(user, step, features, precision.dtype)
+    gradients, _ = training.gradients(given)
     effect: dict[str, float] = {}
     for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
         found, _ = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
         keep_larger(effect, difference_of_each(gradients, found))
-    sizes = {name: largest(gradient) for name, gradient in gradients.items()}
-    largest_of_all = max(sizes.values())
-    differences, allowed = {}, {}
+    differences = {}
     for name, gradient in gradients.items():
         slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
         differences[name] = (
@@ -212,18 +262,35 @@ def _compare_gradients(
             if slot
             else _difference_of_move(given[f"param.{name}"], got[f"next.param.{name}"], gradient)
         )
-        allowed[name] = precision.gradients * sizes[name] + precision.floor * largest_of_all + 1e-30
-        allowed[name] += TIMES_ROUNDING * effect.get(name, 0.0)
+    _refuse_other_gradients(f"the {what}", differences, training.sizes, precision, effect)
+    return min(0.1, 0.1 / max(*training.sizes.values(), 1e-30))
+
+
+def _refuse_other_gradients(
+    what: str,
+    differences: Mapping[str, float],
+    sizes: Mapping[str, float],
+    precision: Precision,
+    effect: Mapping[str, float],
+) -> None:
+    """Raise ExportError if a difference is larger than allowed for a gradient of this size.
+
+    sizes: the largest element of each parameter's gradient. effect: the effect of rounding on it.
+    """
+    floor = precision.floor * max(sizes.values()) + 1e-30
+    allowed = {
+        name: precision.gradients * size + floor + TIMES_ROUNDING * effect.get(name, 0.0)
+        for name, size in sizes.items()
+    }
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = [name for name, value in differences.items() if not value <= allowed[name]]
     if bad:
         name = max(bad, key=lambda row: np.nan_to_num(differences[row] / allowed[row], nan=np.inf))
         raise ExportError(
-            f"the {what} has another gradient than PyTorch for parameter {name} (and {len(bad) - 1} more): a "
+            f"{what} has another gradient than PyTorch for parameter {name} (and {len(bad) - 1} more): a "
             f"difference of {differences[name]:.3g}, where {allowed[name]:.3g} is allowed and the largest gradient is "
             f"{sizes[name]:.3g}"
         )
-    return min(0.1, 0.1 / max(largest_of_all, 1e-30))
 
 
 def _difference_of_move(before: Tensor, after: Tensor, gradient: Tensor) -> float:

@@ -33,7 +33,7 @@ from fleetlearn_export.model.steps import (
     keyword_needs,
     references,
 )
-from fleetlearn_export.model.user_model import UserModel, check_name
+from fleetlearn_export.model.user_model import LossModule, UserModel, check_name
 
 NORMALISATION = "normalisation"
 """What stands for the parameters and buffers of all normalisation layers, where names are given otherwise."""
@@ -255,8 +255,19 @@ def make_train_step(
         user.batch,
     )
     with as_export_error("on the example the step fails in PyTorch itself"):
-        _, draws = made.run_counting_draws(made.arguments() | {"seed": torch.tensor(0)})
+        if rule.optimizer == "custom" or rule.contrastive:
+            _, draws = made.run_counting_draws(made.inputs() | {"seed": torch.tensor(0)})
+        else:  # only the model, the loss and the metrics may draw
+            draws = _draws(user)
     return made._replace(random=draws > 0)
+
+
+def _draws(user: UserModel) -> int:
+    """Return how many random operators draw when the loss and the metrics are computed. The model does not change."""
+    buffers = {f"model.{name}": value.detach().clone() for name, value in user.model.named_buffers()}
+    with plain_kernels(), Seeded(torch.tensor(0)) as seeded:
+        functional_call(LossModule(user), buffers, tuple(value.clone() for value in user.batch.values()))
+    return seeded.draws
 
 
 @contextmanager

@@ -41,6 +41,8 @@ class UserModel(NamedTuple):
     """How many of the batch's last arrays go to the loss, not to the model."""
     without_gradient: tuple[str, ...] = ()
     """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim skips them."""
+    largest_gradient: float = 1.0
+    """The largest element of any parameter's gradient on the example."""
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
@@ -132,9 +134,9 @@ def make_user_model(
         check_name("metric", name)
     user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
     _check_parameters(model, loss)
-    without_gradient = _check_by_running(user, features)
+    without_gradient, largest_gradient = _check_by_running(user, features)
     _refuse_sum_as_loss(user)
-    return user._replace(without_gradient=without_gradient)
+    return user._replace(without_gradient=without_gradient, largest_gradient=largest_gradient)
 
 
 def check_name(what: str, name: object, kind: Any = Name) -> None:
@@ -219,48 +221,57 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
                 raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
 
 
-def _check_by_running(user: UserModel, features: Function | None) -> tuple[str, ...]:
+def _check_by_running(user: UserModel, features: Function | None) -> tuple[tuple[str, ...], float]:
     """Run the loss and its gradient on the example, and on the example with one more row.
 
-    Returns the names of the parameters that get no gradient. Raises ExportError.
+    Returns the names of the parameters that get no gradient, and the largest element of any gradient. Raises
+    ExportError.
     """
-    unused: dict[int, tuple[str, ...]] = {}
-    trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
     rows = len(next(iter(user.batch.values())))
-    for size in (rows, rows + 1):
-        batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
-        what = f"on {size} examples the model or its loss fails in PyTorch itself"
-        with (
-            training_mode(user.model),
-            as_export_error(what if size == rows else f"the example's {rows} examples work, but {what}"),
-        ):
-            state = copy_of_state(user.model)
-            leaves = {name: state[name].requires_grad_() for name in trained}
-            arrays = tuple(batch.values())
-            inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
-            outputs = functional_call(user.model, state, inputs)
-            loss = user.loss(outputs, *targets)
-            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-                raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
-            detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
-            for name, metric in user.metrics.items():
-                value = metric(detached, *targets)
-                if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
-                    raise ExportError(
-                        f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of "
-                        f"shape ({size},), a value for each example"
-                    )
-            if not loss.requires_grad:
-                raise ExportError("the loss does not depend on any parameter of the model")
-            target = loss if features is None else loss + features(outputs).sum()
-            gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
-        unused[size] = tuple(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is None)
-    if different := set(unused[rows]) ^ set(unused[rows + 1]):
+    what = "the model or its loss fails in PyTorch itself"
+    with training_mode(user.model), as_export_error(f"on {rows} examples {what}"):
+        sizes = _sizes_of_gradients(user, features, rows)
+    with (
+        training_mode(user.model),
+        as_export_error(f"the example's {rows} examples work, but on {rows + 1} examples {what}"),
+    ):
+        others = _sizes_of_gradients(user, features, rows + 1)
+    if different := sizes.keys() ^ others.keys():
         raise ExportError(
             f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {rows + 1}, not on "
             "both: a graph computes the same for any number of examples"
         )
-    return unused[rows]
+    trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
+    return tuple(name for name in trained if name not in sizes), max(sizes.values(), default=0.0)
+
+
+def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -> dict[str, float]:
+    """Return the largest element of each gradient on the first rows of the example. Raises ExportError."""
+    batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
+    state = copy_of_state(user.model)
+    leaves = {
+        name: state[name].requires_grad_() for name, value in user.model.named_parameters() if value.requires_grad
+    }
+    arrays = tuple(batch.values())
+    inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+    outputs = functional_call(user.model, state, inputs)
+    loss = user.loss(outputs, *targets)
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+    detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+    for name, metric in user.metrics.items():
+        value = metric(detached, *targets)
+        if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
+            raise ExportError(
+                f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of shape "
+                f"({size},), a value for each example"
+            )
+    if not loss.requires_grad:
+        raise ExportError("the loss does not depend on any parameter of the model")
+    target = loss if features is None else loss + features(outputs).sum()
+    gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
+    found = zip(leaves, gradients, strict=True)
+    return {name: float(torch.linalg.vector_norm(row, torch.inf)) for name, row in found if row is not None}
 
 
 def _refuse_sum_as_loss(user: UserModel) -> None:

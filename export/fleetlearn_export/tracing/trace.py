@@ -160,7 +160,12 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
 
     with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch behind its own.
     """
-    arguments = step.arguments()
+    # Nobody reads the values, so parameters and all that is like them take no memory: empty tensors, not written into.
+    real = ("batch.", "hyper.", "seed")
+    arguments = {
+        name: value.clone() if name.startswith(real) else torch.empty_like(value)
+        for name, value in step.inputs().items()
+    }
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
     with attributes_restored(step.objective.model):
         module = trace(step.run_with_means if with_means else step.run, arguments, rows, table)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.checks.comparison import BLOCK, compare, difference_of_each, in_blocks, largest_difference
+from fleetlearn_export.checks.comparison import (
+    BLOCK,
+    batches,
+    compare,
+    difference_of_each,
+    in_blocks,
+    largest_difference,
+)
+from fleetlearn_export.model.user_model import make_user_model
+from torch import nn
+from torch.nn import functional
 
 
 def test_compare() -> None:
@@ -58,3 +68,12 @@ def test_large_tensors_are_compared_in_blocks() -> None:
     assert largest_difference(one, other) == 3
     other[0, 0, 0] = torch.nan
     assert np.isnan(largest_difference(one, other))
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(2, [2, 3, 1]), (4, [4, 3, 1]), (8, [8, 7, 1])])
+def test_a_batch_of_another_size_repeats_few_rows(rows: int, sizes: list[int]) -> None:
+    example = torch.arange(2.0 * rows).reshape(rows, 2), torch.zeros(rows, 3)
+    user = make_user_model(nn.Linear(2, 3), functional.mse_loss, example, {}, None, 1)
+    found = list(batches(user, 1))
+    assert [len(batch["x"]) for batch in found] == sizes
+    assert all(len(batch["x"].unique(dim=0)) == min(len(batch["x"]), rows) for batch in found)

@@ -21,6 +21,18 @@ def test_constants_casts_and_new_tensors_are_float64() -> None:
     assert (CONSTANT + 1).dtype == CONSTANT.dtype == torch.float32
 
 
+def test_views_may_stay_until_they_are_computed_with() -> None:
+    third = torch.tensor([[1.0, 1.0], [3.0, 3.0]])
+    with DoublePrecision(views_stay=True):
+        view = third.t()[0]
+        found = view[0] / view[1]
+    assert view.dtype == torch.float32
+    assert view.data_ptr() == third.data_ptr()
+    assert float(found) == 1 / 3
+    with DoublePrecision():
+        assert third.t().dtype == torch.float64
+
+
 def test_gradients_are_those_of_a_double_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))

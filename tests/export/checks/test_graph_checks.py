@@ -58,7 +58,7 @@ def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
     user, values, bundle = source_of(case), values_of(case), case.exported.bundle
     with training_mode(case.model):
         content = tampered(bundle.read(TRAIN), "loss", "Mul")
-        with pytest.raises(ExportError, match=r"on a batch of 9, differs from PyTorch in the loss by [\d.]+ "):
+        with pytest.raises(ExportError, match=r"on a batch of 7, differs from PyTorch in the loss by [\d.]+ "):
             check_train(user, step_of(case), content)
     with evaluation_mode(case.model):
         content = tampered(bundle.read(EVAL), "metric_sum.accuracy", "Add")

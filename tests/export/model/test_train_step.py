@@ -410,6 +410,22 @@ def test_a_random_step_repeats_itself_with_its_seed() -> None:
     assert float(noise.std()) == pytest.approx(0.1 * 2**0.5, rel=0.5)
 
 
+def test_a_built_in_step_is_random_if_the_model_the_loss_or_a_metric_draws() -> None:
+    def with_noise(outputs: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, y) + torch.rand(())
+
+    x, y = torch.randn(4, 5), torch.randint(3, (4,))
+    for model, loss, metric, random in [
+        (nn.Linear(5, 3), functional.cross_entropy, accuracy, False),
+        (nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)), functional.cross_entropy, accuracy, True),
+        (nn.Linear(5, 3), with_noise, accuracy, True),
+        (nn.Linear(5, 3), functional.cross_entropy, with_noise, True),
+    ]:
+        user = make_user_model(model, loss, (x, y), {"m": metric}, None, 1)
+        with training_mode(model):
+            assert make_train_step(user, LocalStep()).random == random
+
+
 def branching(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
     found = objective(p, b)
     if found.loss > 1:  # branching

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_export import TrainMany
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
@@ -16,23 +17,19 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from numpy.typing import NDArray
-from quadratics import OPTIMUM, TWO, Quadratic, fedavg_fixed_point, optimum, quadratics_bundle
-from virtual import drive, make_fleet, make_scenario
+from quadratics import (
+    OPTIMUM,
+    TWO,
+    Quadratic,
+    fedavg_fixed_point,
+    optimum,
+    quadratics_bundle,
+    quadratics_scenario,
+    write_quadratics,
+)
+from virtual import drive, make_fleet
 
 DEVICES = (*TWO, Quadratic((2.0, 1.0), (4.0, -3.0), 3), Quadratic((0.5, 3.0), (1.0, 8.0), 2))
-MODULE = """
-import numpy as np
-
-DEVICES = {devices!r}
-
-def examples(device, seed):
-    return DEVICES[device][2]
-
-def make(device, seed):
-    curvature, minimum, copies = DEVICES[device]
-    x, y = (np.tile(np.array(row, np.float32), (copies, 1)) for row in (minimum, curvature))
-    return {{"x": x, "y": y}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +39,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenario(folder: Path, bundle: Path, recipe: str, count: int = 2, **more: Any) -> Scenario:
     """``count`` devices with 10 steps each, all of them in each round unless ``more`` says otherwise."""
-    made = make_scenario(
-        folder, bundle, count,
-        **{
-            "plan__recipe": recipe,
-            "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
-            "plan__server": {} if recipe == "fedavg" else {"devices": count},
-            "data": {"kind": "function", "function": "quads:make"},
-        } | more,
-    )  # fmt: skip
-    (folder / "quads.py").write_text(MODULE.format(devices=[*map(tuple, DEVICES)]))
-    return made
+    usual = {
+        "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
+        "plan__server": {} if recipe == "fedavg" else {"devices": count},
+    }
+    return quadratics_scenario(folder, bundle, DEVICES[:count], plan__recipe=recipe, **(usual | more))
 
 
 UNIFORM = {"goal": 2, "over_selection": 1.0, "minimum": 1, "deadline": 1e4, "weighting": "uniform"}
@@ -168,7 +159,7 @@ def test_a_change_that_no_sum_can_hold_is_refused(tmp_path: Path, bundle: Path) 
         plan__local={"epochs": 1, "batch_size": 0, "lr": 1e-9, "evaluate": False},
     )  # fmt: skip
     far = (Quadratic((1.0, 2.0), (1e9, 0.0)), TWO[1])
-    (tmp_path / "quads.py").write_text(MODULE.format(devices=[*map(tuple, far)]))
+    write_quadratics(tmp_path, far)
     fleet = make_fleet(made)
     while not fleet.history:
         fleet.advance()
@@ -218,6 +209,20 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, r
         assert [(other.folder / name).read_bytes() for name in names] == expected
     if recipe == "ditto":
         assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
+
+
+@pytest.mark.parametrize("recipe", ["scaffold", "feddyn"])
+def test_many_devices_in_a_call_and_on_two_processes(tmp_path: Path, recipe: str) -> None:
+    many = quadratics_bundle(tmp_path / "many.bundle", many=TrainMany(2, 3)).path
+    local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False} | ({"mu": 0.5} if recipe == "feddyn" else {})
+    made = scenario(tmp_path, many, recipe, 4, plan__round=UNIFORM, plan__stop__rounds=6, plan__local=local)
+    found = {}
+    for backend, workers in (("vectorized", 1), ("vectorized", 2), ("bundle", 1)):
+        outcome = simulate(made, tmp_path / f"{backend}{workers}", Options(backend=backend, workers=workers))  # type: ignore[arg-type]
+        assert outcome is not None
+        found[backend, workers] = outcome.model
+    assert found["vectorized", 1].tobytes() == found["vectorized", 2].tobytes()
+    np.testing.assert_allclose(found["vectorized", 1], found["bundle", 1], rtol=1e-5)
 
 
 def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
