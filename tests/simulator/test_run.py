@@ -375,12 +375,13 @@ def test_a_model_that_is_no_use_any_more_ends_nothing(line: Path, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
-    """Devices keep all that devices can keep: a personal parameter, a row of state, and the previous model."""
+    """Devices keep a personal parameter, a row of state, the previous model, and what top-k leaves out."""
     folder = tmp_path_factory.mktemp("keeping")
     bundle = write_line_bundle(
         folder / "keeping.bundle", personal=True, state=True, references=["anchor", "previous"]
     )  # fmt: skip
-    return make_scenario(folder, bundle.path, 12, **(MESSY | {"plan__local__evaluate": True}))
+    settings = MESSY | {"plan__local__evaluate": True, "plan__encoding__up": "topk-0.5-int8"}
+    return make_scenario(folder, bundle.path, 12, **settings)
 
 
 def kept_of(fleets: list[Fleet]) -> list[list[float] | None]:
@@ -388,8 +389,9 @@ def kept_of(fleets: list[Fleet]) -> list[list[float] | None]:
     kept = fleets[-1].coordinator.kept
     assert kept is not None
     assert kept.states is not None
-    rows, file = kept.states.of(list(range(12))), kept.states.file
-    return [None if row == NO_ROW else file.read(row).tolist() for row in rows]
+    assert kept.residuals is not None
+    both = [(each.file, row) for each in (kept.states, kept.residuals) for row in each.of(list(range(12)))]
+    return [None if row == NO_ROW else file.read(row).tolist() for file, row in both]
 
 
 def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping: Scenario, tmp_path: Path) -> None:

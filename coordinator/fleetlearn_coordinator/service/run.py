@@ -252,17 +252,25 @@ class Run:
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
-        self.forms = make_forms(self.plan.encoding.down, self.model, self._earlier_models(version))
+        self.forms = make_forms(self.plan.encoding.down, self.model, self._load_models(self._bases_of(version)))
         return version
 
-    def _earlier_models(self, version: int) -> dict[str, Vector]:
-        """Return SHA-256 -> model, for the versions before this one from which devices are sent differences."""
+    def _bases_of(self, version: int) -> dict[int, str]:
+        """Return version -> SHA-256, for the models before this version from which devices are sent differences."""
+        if self.plan.encoding.down != "delta":
+            return {}
+        return {
+            number: self.store.ledger.model_digest(number)
+            for number in range(version - DELTA_BASES, version)
+            if number >= 0
+        }
+
+    def _load_models(self, digests: Mapping[int, str]) -> dict[str, Vector]:
+        """Return SHA-256 -> model, for those of these versions whose files are there. May be called in any thread."""
         found = {}
-        if self.plan.encoding.down == "delta":
-            for number in range(max(0, version - DELTA_BASES), version):
-                with suppress(StoreError):
-                    sha256 = self.store.ledger.model_digest(number)
-                    found[sha256] = self.store.load_parameters(number, sha256)
+        for number, sha256 in digests.items():
+            with suppress(StoreError):
+                found[sha256] = self.store.load_parameters(number, sha256)
         return found
 
     def _begin_algorithm(self) -> list[Row]:
@@ -452,7 +460,8 @@ class Run:
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
             needed = self.engine.version - self.engine.settings.max_staleness
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began)
+        bases = self._bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began, bases)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
@@ -460,9 +469,15 @@ class Run:
         return Began(model, self.plan.staleness_factor(staleness))
 
     def _make_model(
-        self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
+        self,
+        round: int,
+        summary: dict[str, Any],
+        at: float,
+        needed: int | None,
+        began: Began | None,
+        bases: Mapping[int, str],
     ) -> WrittenModel:
-        """``needed``: the oldest model version that a lease still needs."""
+        """``needed``: the oldest model version that a lease still needs. ``bases``: as ``_bases_of`` returns them."""
         open_round = self.open_round
         model, state, summary["change"] = next_model(
             open_round.aggregators[UPDATE],
@@ -481,9 +496,8 @@ class Run:
                 self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
             )
         digests = {name: digest(vector) for name, vector in vectors.items()}
-        version = self.engine.version + 1
-        forms = make_forms(self.plan.encoding.down, model, self._earlier_models(version))
-        row = ModelMade(version, digest(model), round, at)
+        forms = make_forms(self.plan.encoding.down, model, self._load_models(bases))
+        row = ModelMade(self.engine.version + 1, digest(model), round, at)
         rows = [
             *self._write_model(row, model, state | vectors, needed),
             RoundClosed(round, "committed", summary, at),

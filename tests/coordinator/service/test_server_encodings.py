@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation.sent_models import make_forms
+from fleetlearn_coordinator.service import run, server
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding
@@ -215,6 +218,31 @@ async def test_an_older_model_is_served_as_float16_while_a_task_needs_it(make_pl
         again = await a.task()
         assert (again.task, again.vectors) == (slow.task, slow.vectors)
         assert await a.fetch(slow.vectors[0].sha256) == FLOAT16.encode(first)
+
+
+@pytest.mark.parametrize("down", ["float16", "delta"])
+def test_forms_of_a_large_model_are_made_in_another_thread(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch, down: str
+) -> None:
+    threads = []
+
+    def noting(*arguments: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return make_forms(*arguments)
+
+    async def rounds() -> None:
+        async with fleet(make_plan(encoding__down=down, round__goal=1)) as (coordinator, join):
+            a = await joined(join, "a")
+            for version in range(3):
+                task = await a.task()
+                assert (task.vectors[0].delta is not None) == (down == "delta" and version > 0)
+                await exactly(a, task)
+            await until(lambda: coordinator.engine.version == 3)
+
+    monkeypatch.setattr(server, "LARGE_MODEL", 0)
+    monkeypatch.setattr(run, "make_forms", noting)
+    asyncio.run(rounds())
+    assert threads == [True, False, False, False], "the first one's at the start"
 
 
 @run_async
