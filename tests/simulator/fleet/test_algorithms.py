@@ -43,7 +43,7 @@ def scenario(folder: Path, bundle: Path, recipe: str, count: int = 2, **more: An
         "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
         "plan__server": {} if recipe == "fedavg" else {"devices": count},
     }
-    return quadratics_scenario(folder, bundle, DEVICES[:count], plan__recipe=recipe, **(usual | more))
+    return quadratics_scenario(folder, bundle, DEVICES[:count], **({"plan__recipe": recipe} | usual | more))
 
 
 UNIFORM = {"goal": 2, "over_selection": 1.0, "minimum": 1, "deadline": 1e4, "weighting": "uniform"}
@@ -168,26 +168,35 @@ def test_a_change_that_no_sum_can_hold_is_refused(tmp_path: Path, bundle: Path) 
     assert not kept(fleet, 0).any()
 
 
-RUNS = {
+BUFFERED = {"goal": 3, "concurrency": 4, "deadline": 1e4}
+RUNS: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "feddyn": {"plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05, "mu": 0.5}},
     "ditto": {
         "plan__local": {"epochs": 3, "personal_epochs": 2, "batch_size": 0, "lr": 0.05, "mu": 0.5},
         "plan__server": {},
     },
-}
+    "asynchronous scaffold": {
+        "plan__recipe": "fedbuff", "plan__round": BUFFERED,
+        "plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05, "algorithm": "scaffold"},
+    },
+    "asynchronous ditto": {
+        "plan__recipe": "fedbuff", "plan__round": BUFFERED, "plan__server": {},
+        "plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05, "mu": 0.5, "algorithm": "ditto"},
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RUNS)
-def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, recipe: str) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, name: str) -> None:
     """Stragglers do a part of their steps, some devices vanish, and all rounds are evaluated."""
     made = scenario(
-        tmp_path, bundle, recipe, 4,
+        tmp_path, bundle, name.split()[0], 4,
         **{
-            "plan__round": UNIFORM | {"goal": 3, "weighting": "examples" if recipe == "ditto" else "uniform"},
+            "plan__round": UNIFORM | {"goal": 3, "weighting": "examples" if name == "ditto" else "uniform"},
             "plan__stop__rounds": 6, "failures": {"stragglers": 0.5, "upload": 0.02, "crash": 0.1},
             "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0}},
-        } | RUNS[recipe],
+        } | RUNS[name],
     )  # fmt: skip
     options = Options(backend="bundle", workers=1, checkpoint=1)
     whole = simulate(made, tmp_path / "whole", options)
@@ -207,7 +216,7 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, r
     expected = [(whole.folder / name).read_bytes() for name in names]
     for other in (two, stopped):
         assert [(other.folder / name).read_bytes() for name in names] == expected
-    if recipe == "ditto":
+    if "ditto" in name:
         assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
 
 
