@@ -36,7 +36,10 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.parametrize(
+    "participation",
+    [pytest.param("synchronous", marks=pytest.mark.slow), "asynchronous"],  # 4,840 check-ins
+)
 def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, participation: str) -> None:
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(

@@ -271,7 +271,7 @@ def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -
     target = loss if features is None else loss + features(outputs).sum()
     gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
     found = zip(leaves, gradients, strict=True)
-    return {name: float(torch.linalg.vector_norm(row, torch.inf)) for name, row in found if row is not None}
+    return {name: float(torch.linalg.vector_norm(row.to_dense(), torch.inf)) for name, row in found if row is not None}
 
 
 def _refuse_sum_as_loss(user: UserModel) -> None:
