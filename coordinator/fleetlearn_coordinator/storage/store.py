@@ -140,7 +140,7 @@ class Store:
 
     def is_given_up(self, round: int) -> bool:
         """Return whether the round is to be abandoned: somebody removed the aggregator's files because they were
-        damaged."""
+        damaged, or the plan has another algorithm now."""
         return bool(self.ledger.get("given_up") == round)
 
     @contextmanager
