@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 
 class EnrolmentError(Exception):
-    """The device cannot be enrolled. The text says why, to people."""
+    """The device cannot have this credential. The text says why, to people."""
 
 
 class Event(NamedTuple):
@@ -161,8 +161,12 @@ class Identities:
         return Known(device, tuple(tags.split()), enrolled)
 
     def announce_next(self, device: str, secret: str) -> None:
-        """The device will change to this credential. Both are valid until the new one is used."""
+        """The device will change to this credential. Both are valid until the new one is used. Raises EnrolmentError if
+        it is another device's."""
         with self._transaction():
+            others = "SELECT 1 FROM devices WHERE (hash=?1 OR next=?1) AND device<>?2"
+            if self._db.execute(others, (hash_of(secret), device)).fetchone():
+                raise EnrolmentError(f"the credential that {device} would change to is another device's")
             self._db.execute("UPDATE devices SET next=? WHERE device=?", (hash_of(secret), device))
 
     def revoke(self, device: str, now: float) -> bool:

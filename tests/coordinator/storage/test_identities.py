@@ -69,6 +69,20 @@ def test_both_credentials_are_valid_until_the_new_one_is_used(identities: Identi
     assert [row.what for row in identities.events()] == ["token", "enrolled", "rotated"]
 
 
+def test_no_two_devices_change_to_one_credential(identities: Identities) -> None:
+    token = identities.make_token(2, 1.0, [], 0.0)
+    identities.enrol("a", SECRET, token, 0.0)
+    b = identities.enrol("b", OTHER, token, 0.0)
+    with pytest.raises(EnrolmentError, match="that a would change to is another device's"):
+        identities.announce_next("a", OTHER)
+    following = token_urlsafe(32)
+    for _ in range(2):  # a device says it again at each connection
+        identities.announce_next("b", following)
+    with pytest.raises(EnrolmentError):
+        identities.announce_next("a", following)
+    assert identities.find(following, 0.0) == b
+
+
 def test_another_process_s_changes_are_seen(identities: Identities, tmp_path: Path) -> None:
     known = identities.enrol("a", SECRET, identities.make_token(2, 1.0, [], 0.0), 0.0)
     assert not identities.changed()
