@@ -171,6 +171,8 @@ class Run:
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
+        self._older_digests: dict[int, Mapping[str, str]] = {}
+        """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the oldest in use on."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = self._still_finished()
@@ -335,13 +337,18 @@ class Run:
 
     def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
-        such vector, because the algorithm was another one then, the newest vector's. Raises StoreError (an older
-        version's file is missing or damaged)."""
-        found = {MODEL: self.digest_of(version)}
-        for name in beside:
-            older = None if version == self.engine.version else self.store.load_state(version, found[MODEL], name)
-            found[name] = self.vector_digests[name] if older is None else digest(older)
-        return found
+        such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
+        older = {} if version == self.engine.version else self._digests_in_file(version)
+        return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
+
+    def _digests_in_file(self, version: int) -> Mapping[str, str]:
+        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
+        if version not in self._older_digests:
+            self._older_digests[version] = {}
+            with suppress(StoreError):
+                vectors = self.store.load_vectors(version, self.digest_of(version), self.plan.vectors)
+                self._older_digests[version] = {name: digest(vector) for name, vector in vectors.items()}
+        return self._older_digests[version]
 
     def save_update(
         self,
@@ -524,6 +531,10 @@ class Run:
         self.store.write(new.rows)
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests, self.forms = new.vector_digests, new.forms
+        if self.vectors:
+            oldest, version = self.engine.oldest_version(), self.engine.version + 1
+            kept = {} if oldest is None else {n: each for n, each in self._older_digests.items() if n >= oldest}
+            self._older_digests = {**kept, version: self.vector_digests}
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
