@@ -73,12 +73,14 @@ def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The
 def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show who was enrolled and revoked, and when the coordinator ran. Exit status 1 if a row was changed."""
     with _identities(service) as identities:
-        events, broken = identities.events(), identities.broken_at()
+        broken = identities.broken_at()
+        events = identities.events(broken)
     for row in events:
         about = ", ".join(f"{key} {value}" for key, value in row.about.items())
         print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {_date(row.at)}  {row.what}: {about}")
     if broken is not None:
-        fail("error", f"row {broken} of the audit log was changed, or rows before it were removed")
+        text = f"row {broken} of the audit log was changed, or rows before it were removed; what follows is not shown"
+        fail("error", text)
     if events:
         Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
 

@@ -77,20 +77,24 @@ class Gate:
                 "this coordinator takes enrolled devices alone: start the device with a token (--token), which its "
                 "operator makes with `fleetlearn-coordinator token`",
             )
-        known = self.identities.find(offered.credential, now)
-        if known is None:
-            known = self._enrol(offered, now)
-        elif offered.device not in ("", known.device):
-            raise RefusalError(
-                HTTPStatus.FORBIDDEN,
-                f"this credential is of the device {known.device}, not of {offered.device}: its state directory was "
-                "copied, or its identity.json was changed",
-            )
-        if offered.next not in ("", offered.credential):
-            self.identities.announce_next(known.device, offered.next)
+        try:
+            known = self.identities.find(offered.credential, now)
+            if known is None:
+                known = self._enrol(offered, now)
+            elif offered.device not in ("", known.device):
+                raise RefusalError(
+                    HTTPStatus.FORBIDDEN,
+                    f"this credential is of the device {known.device}, not of {offered.device}: its state directory "
+                    "was copied, or its identity.json was changed",
+                )
+            if offered.next not in ("", offered.credential):
+                self.identities.announce_next(known.device, offered.next)
+        except EnrolmentError as error:
+            raise RefusalError(HTTPStatus.FORBIDDEN, str(error)) from None
         return known
 
     def _enrol(self, offered: Offered, now: float) -> Known:
+        """Make the device known by its token. Raises RefusalError, EnrolmentError."""
         if not offered.token:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,
@@ -99,10 +103,7 @@ class Gate:
             )
         if not offered.device:
             raise RefusalError(HTTPStatus.BAD_REQUEST, "a device that enrols says its name (Fleetlearn-Device)")
-        try:
-            known = self.identities.enrol(offered.device, offered.credential, offered.token, now)
-        except EnrolmentError as error:
-            raise RefusalError(HTTPStatus.FORBIDDEN, str(error)) from None
+        known = self.identities.enrol(offered.device, offered.credential, offered.token, now)
         logger.info("device %s is enrolled", known.device)
         return known
 

@@ -53,7 +53,8 @@ class OpenRound:
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
         self.sums = round_sums.init(self.aggregators, manifest.size)
-        """The aggregators' states, with all accepted reports except those that are still to be added."""
+        """The aggregators' states, with all accepted reports except those that are still to be added. Empty after the
+        round was abandoned."""
         self._plan, self._size, self._store = plan, manifest.size, store
         self._to_add: deque[AcceptedReport] = deque()
         self._early: deque[tuple[int, AcceptedReport]] = deque()
@@ -109,15 +110,23 @@ class OpenRound:
         self.tied[device] = task
 
     def next_work(self) -> Callable[[], None] | None:
-        """Return the work of adding the next report, which may be done in any thread; None if all are added. If the
-        round is abandoned meanwhile, the file may be another upload's: what was added is then not used."""
-        return partial(self._add, self.sums, self._to_add.popleft()) if self._to_add else None
+        """Return the work of adding the next report, which may be done in any thread; None if all are added."""
+        return partial(self._add_if_wanted, self.sums, self._to_add.popleft()) if self._to_add else None
 
     def abandon(self) -> None:
         """The round is over without a model: what is not added yet is not needed, and devices go on from the tied
         vectors that they had before."""
         self._to_add.clear()
-        self.tied = {}
+        self.sums, self.tied = {}, {}
+
+    def _add_if_wanted(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
+        """Add the report. If the round is abandoned meanwhile, the file may be another upload's: then what was added is
+        not used, and bytes that cannot be decoded are no error."""
+        try:
+            self._add(sums, accepted)
+        except Exception:
+            if sums is self.sums:
+                raise
 
     def _add(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
         parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._size)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import RESIDUAL
 from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
@@ -39,6 +40,7 @@ from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
+    STALE,
     Abandon,
     Assign,
     CancelTask,
@@ -169,6 +171,8 @@ class Run:
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
+        self._older_digests: dict[int, Mapping[str, str]] = {}
+        """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the oldest in use on."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = self._still_finished()
@@ -232,7 +236,7 @@ class Run:
     def _give_up(self, found: Unfinished, now: Clocks) -> None:
         assert found.round is not None
         dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
-        closed = self._abandon(found.round, dict(dropped), "the sum of its reports was removed", now)
+        closed = self._abandon(found.round, dict(dropped), "its reports cannot be added up any more", now)
         self.store.write([*(TaskEnded(row.task, LOST) for row in found.leases), closed])
 
     def _load_model(self, now: Clocks) -> int:
@@ -244,7 +248,7 @@ class Run:
             self.store.write(self._write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
         version, self.model, self.state = found
         self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
-        self.store.write(self._begin_algorithm())
+        self.store.write(self._begin_algorithm(version))
         # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
         before = self.store.ledger.get("optimizer") or self.optimizer.name
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
@@ -273,14 +277,25 @@ class Run:
                 found[sha256] = self.store.load_parameters(number, sha256)
         return found
 
-    def _begin_algorithm(self) -> list[Row]:
+    def _begin_algorithm(self, version: int) -> list[Row]:
         """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
-        with the same tied vectors so far: what is here and what devices keep must belong together."""
-        tied, before = " ".join(self.plan.tied), self.store.ledger.get("tied") or ""
-        if tied == before and self.vectors.keys() == {*self.plan.vectors}:
+        with the same tied vectors so far: what is here and what devices keep must belong together. What devices did
+        since the newest model, of this ``version``, then belongs to neither, and is given up."""
+        ledger, tied = self.store.ledger, " ".join(self.plan.tied)
+        before = ledger.get("tied") or ""
+        began_here = ledger.get("tied_since") == version  # in an earlier process; the model's file is older than that
+        if tied == before and not began_here and self.vectors.keys() == {*self.plan.vectors}:
             return []
         self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
-        return [Metadata("tied", tied), TiedVectorsForgotten()]
+        if tied == before and began_here:
+            return []
+        rows: list[Row] = [Metadata("tied", tied), Metadata("tied_since", version), TiedVectorsForgotten()]
+        if {*self.plan.tied, *before.split()} <= {RESIDUAL}:  # reports are the same without it
+            return rows
+        found = ledger.unfinished(0)
+        early = [row.task for row in found.reports if row.round != found.round]
+        ended = [TaskEnded(task, STALE) for task in (*early, *(row.task for row in (*found.leases, *found.lost)))]
+        return [*rows, *ended, Metadata("given_up", ledger.last_round())]
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
@@ -322,13 +337,18 @@ class Run:
 
     def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
-        such vector, because the algorithm was another one then, the newest vector's. Raises StoreError (an older
-        version's file is missing or damaged)."""
-        found = {MODEL: self.digest_of(version)}
-        for name in beside:
-            older = None if version == self.engine.version else self.store.load_state(version, found[MODEL], name)
-            found[name] = self.vector_digests[name] if older is None else digest(older)
-        return found
+        such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
+        older = {} if version == self.engine.version else self._digests_in_file(version)
+        return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
+
+    def _digests_in_file(self, version: int) -> Mapping[str, str]:
+        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
+        if version not in self._older_digests:
+            self._older_digests[version] = {}
+            with suppress(StoreError):
+                vectors = self.store.load_vectors(version, self.digest_of(version), self.plan.vectors)
+                self._older_digests[version] = {name: digest(vector) for name, vector in vectors.items()}
+        return self._older_digests[version]
 
     def save_update(
         self,
@@ -511,6 +531,10 @@ class Run:
         self.store.write(new.rows)
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests, self.forms = new.vector_digests, new.forms
+        if self.vectors:
+            oldest, version = self.engine.oldest_version(), self.engine.version + 1
+            kept = {} if oldest is None else {n: each for n, each in self._older_digests.items() if n >= oldest}
+            self._older_digests = {**kept, version: self.vector_digests}
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))

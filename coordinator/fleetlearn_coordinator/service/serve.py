@@ -98,7 +98,6 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         if service.identities is not None:
             identities = Identities(service.identities)
-            identities.log(now.wall, "started", {"plan": plan.name, "run": store.run})
         host = Host(service, places, None if identities is None else Gate(identities))
         server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
         held_out = _held_out(server, store)
@@ -106,6 +105,8 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         async with host:
             await host.listen()
             store.write([Metadata("address", host.address)])
+            if identities is not None:
+                identities.log(time.time(), "started", {"plan": plan.name, "run": store.run})
             logger.info("listening on %s, data in %s", host.address, plan.data_dir)
             sweeper = server.loop.create_task(_sweep(server))
             measuring = None if held_out is None else server.loop.create_task(_measure(held_out, server))

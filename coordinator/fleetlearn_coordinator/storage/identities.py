@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 
 class EnrolmentError(Exception):
-    """The device cannot be enrolled. The text says why, to people."""
+    """The device cannot have this credential. The text says why, to people."""
 
 
 class Event(NamedTuple):
@@ -161,8 +161,12 @@ class Identities:
         return Known(device, tuple(tags.split()), enrolled)
 
     def announce_next(self, device: str, secret: str) -> None:
-        """The device will change to this credential. Both are valid until the new one is used."""
+        """The device will change to this credential. Both are valid until the new one is used. Raises EnrolmentError if
+        it is another device's."""
         with self._transaction():
+            others = "SELECT 1 FROM devices WHERE (hash=?1 OR next=?1) AND device<>?2"
+            if self._db.execute(others, (hash_of(secret), device)).fetchone():
+                raise EnrolmentError(f"the credential that {device} would change to is another device's")
             self._db.execute("UPDATE devices SET next=? WHERE device=?", (hash_of(secret), device))
 
     def revoke(self, device: str, now: float) -> bool:
@@ -207,9 +211,12 @@ class Identities:
             (number, now, what, text, _chain(before, number, now, what, text)),
         )
 
-    def events(self) -> list[Event]:
-        """Return the audit log, the oldest row first."""
-        rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number")
+    def events(self, end: int | None = None) -> list[Event]:
+        """Return the audit log, the oldest row first, up to the row before ``end``. A row that was changed may be no
+        ``Event`` any more."""
+        rows = self._db.execute(
+            "SELECT number, at, what, about, hash FROM audit WHERE ?1 IS NULL OR number<?1 ORDER BY number", (end,)
+        )
         return [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
 
     def broken_at(self) -> int | None:
@@ -218,7 +225,11 @@ class Identities:
         before = FIRST
         rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number")
         for expected, (number, at, what, about, hash) in enumerate(rows, start=1):
-            if number != expected or hash != _chain(before, number, at, what, about):
+            try:
+                intact = number == expected and hash == _chain(before, number, at, what, about)
+            except TypeError:  # a field is bytes now
+                intact = False
+            if not intact:
                 return int(number)
             before = hash
         return None

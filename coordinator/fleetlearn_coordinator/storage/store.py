@@ -11,7 +11,7 @@ before the batch of rows that closes its round.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -140,7 +140,7 @@ class Store:
 
     def is_given_up(self, round: int) -> bool:
         """Return whether the round is to be abandoned: somebody removed the aggregator's files because they were
-        damaged."""
+        damaged, or the plan has another algorithm now."""
         return bool(self.ledger.get("given_up") == round)
 
     @contextmanager
@@ -177,10 +177,11 @@ class Store:
             )
         return version, vector, state
 
-    def load_state(self, version: int, sha256: str, name: str) -> Vector | None:
-        """Return a vector of the state beside an older model, or None if there is none of this name. Raises StoreError
-        (missing, damaged)."""
-        return self.blobs.load_model(version, sha256).get(OPTIMIZER_STATE + name)
+    def load_vectors(self, version: int, sha256: str, names: Iterable[str]) -> dict[str, Vector]:
+        """Return those vectors of the state beside an older model that have these names and are there. Raises
+        StoreError (missing, damaged)."""
+        tensors = self.blobs.load_model(version, sha256)
+        return {name: tensors[OPTIMIZER_STATE + name] for name in names if OPTIMIZER_STATE + name in tensors}
 
     def load_parameters(self, version: int, sha256: str) -> Vector:
         """Return an older model as a float32 vector (P,). Raises StoreError (missing, damaged)."""

@@ -101,6 +101,7 @@ def test_nobody_speaks_for_another_device(make_plan: PlanMaker, operator: Identi
             assert "credential is of b, and a checked in" in answer.text
             assert [*coordinator.host.devices] == ["a"]
             assert (await refusal(coordinator, SECRET, "b"))[0] == 403
+            assert (await refusal(coordinator, SECRET, "a", following=OTHER))[0] == 403
             status, text = await refusal(coordinator, token_urlsafe(32), "a", token=token)
             assert status == 403
             assert text.startswith("a device called a is enrolled already, with another credential")

@@ -127,6 +127,55 @@ def test_another_algorithm_lets_all_begin_from_zeros(tmp_path: Path) -> None:
         fleet.store.close()
 
 
+def test_zeros_stay_zeros_until_a_round_is_committed_with_them(tmp_path: Path) -> None:
+    """Killed after the first start with another encoding: the newest model's file has the control variate of before."""
+    fleet = Fleet(scaffold_plan(tmp_path))
+    do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 0.5)
+    fleet.store.close()
+    for _ in range(2):
+        fleet = Fleet(scaffold_plan(tmp_path, encoding__up="topk-0.1"))
+        assert fleet.run.tied_to("a") is None
+        assert not fleet.run.vectors["control"].any()
+        fleet.store.close()
+
+
+@pytest.mark.parametrize("before", ["fedavg", "scaffold"])
+def test_another_algorithm_gives_up_the_open_round(tmp_path: Path, before: str) -> None:
+    """Reports of the open round have no part ``control``, or its sum is of changes of what devices have forgotten."""
+    settings = {"fedavg": {"recipe": "fedavg", "server__devices": None}, "scaffold": {"encoding__up": "topk-0.1"}}
+    fleet = Fleet(scaffold_plan(tmp_path, round__goal=2, **settings[before]))
+    first, _ = leases(fleet.check_in("a", "b"))
+    parts = {"update": vector(1.0), "control": vector(0.5)}
+    fleet.save_parts(first, {name: parts[name] for name in fleet.run.plan.parts})
+    fleet.run.record(fleet.run.engine.count_report(first.device, first.task, 0.0), NOW)
+    fleet.store.close()
+    Fleet(scaffold_plan(tmp_path, round__goal=2)).store.close()  # killed before it has given up anything
+    fleet = Fleet(scaffold_plan(tmp_path, round__goal=2))
+    fleet.run.resume(NOW)
+    assert fleet.run.tied_to(first.device) is None
+    do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 0.5)
+    assert fleet.run.vectors["control"].tolist() == [np.float32(0.2)] * P
+    fleet.store.close()
+
+
+def test_another_algorithm_gives_up_reports_that_came_early(tmp_path: Path) -> None:
+    asynchronous = {"round__participation": "asynchronous", "round__goal": 2, "round__concurrency": 4}
+    settings = {**BUFFERED, **asynchronous, "recipe": "fedavg", "server__devices": None}
+    fleet = Fleet(scaffold_plan(tmp_path, **settings))
+    tasks = leases(fleet.check_in("a", "b", "c", "d"))
+    for lease in tasks[:3]:
+        fleet.save_parts(lease, {"update": vector(1.0)})
+        fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
+    assert [row.round for row in fleet.store.ledger.unfinished(0).reports] == [1, 1, 2]
+    fleet.store.close()
+    fleet = Fleet(scaffold_plan(tmp_path, **settings | {"recipe": "scaffold", "server__devices": 5}))
+    fleet.run.resume(NOW)
+    found = fleet.store.ledger.unfinished(0)
+    assert found.reports == found.leases == [], "the running task would report no control"
+    assert fleet.run.do_steps(NOW) == []
+    fleet.store.close()
+
+
 def test_a_part_beyond_what_the_exact_sum_holds_is_refused(tmp_path: Path) -> None:
     fleet = Fleet(scaffold_plan(tmp_path))
     first, _ = leases(fleet.check_in("a", "b"))

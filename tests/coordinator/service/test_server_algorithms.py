@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import pack_chunk
-from fleetlearn_protocol.messages import CONTROL, UPDATE, Accepted, CheckIn, Grant, Task, Uploaded, Welcome
+from fleetlearn_protocol.messages import CONTROL, UPDATE, Accepted, CheckIn, Grant, Held, Task, Uploaded, Welcome
 from fleetlearn_protocol.vector import Vector
-from peers import PERSONAL, SIZE, Peer, fleet, plan_text, report_of, write_personal_bundle
+from peers import BUFFERED, PERSONAL, SIZE, Peer, fleet, plan_text, report_of, write_personal_bundle
 
 P, CHUNK = SIZE - PERSONAL, 2**17
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test
+
+    asyncio.run(bounded())
 
 
 async def report(peer: Peer, task: Task, **vectors: Vector) -> None:
@@ -50,8 +60,42 @@ def test_a_control_variate_that_changed_is_served_where_the_model_did_not_change
             assert second.vector("model") == first.vector("model")
             assert await peer.fetch(second.vector(CONTROL).sha256) == ones.tobytes()
 
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
+    run(test())
 
-    asyncio.run(bounded())
+
+def test_a_device_that_wants_its_old_task_again_does_not_end_the_coordinator(tmp_path: Path) -> None:
+    """It was lost, says that it has done its task, whose model's file is gone by now, and then that it has not."""
+
+    async def test() -> None:
+        bundle = write_personal_bundle(tmp_path / "scaffold.bundle")
+        settings = BUFFERED | {"recipe": "scaffold", "round__participation": "asynchronous", "round__goal": 1}
+        settings |= {"server__devices": 5, "local__lr": 0.5, "round__grace": 0.0}
+        plan = Plan.parse(plan_text(bundle, tmp_path / "run", **settings), tmp_path)
+        update = np.ones(P, np.float32)
+        async with fleet(plan) as (coordinator, join):
+
+            async def connect(name: str, held: Held | None = None) -> Peer:
+                peer: Peer = await join(name, check_in=False)
+                await peer.send(CheckIn(1, name, 10, algorithms=("scaffold",), held=held))
+                await peer.expect(Welcome)
+                return peer
+
+            a = await connect("a")
+            task = await a.task()
+            await report(a, task, update=update, control=update)
+            task = await a.task()
+            b = await connect("b")
+            lost = await b.task()
+            b.connection.transport.abort()
+            while "b" in coordinator.engine.leases:
+                await asyncio.sleep(0.01)
+            for _ in range(5):
+                await report(a, task, update=update, control=update)
+                task = await a.task()
+            await connect("b", Held(lost.task, lost.round))
+            again = await (await connect("b")).task()
+            assert again.task == lost.task
+            assert again.vector("model") == lost.vector("model")
+            await report(a, task, update=update, control=update)
+
+    run(test())

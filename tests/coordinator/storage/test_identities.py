@@ -69,6 +69,20 @@ def test_both_credentials_are_valid_until_the_new_one_is_used(identities: Identi
     assert [row.what for row in identities.events()] == ["token", "enrolled", "rotated"]
 
 
+def test_no_two_devices_change_to_one_credential(identities: Identities) -> None:
+    token = identities.make_token(2, 1.0, [], 0.0)
+    identities.enrol("a", SECRET, token, 0.0)
+    b = identities.enrol("b", OTHER, token, 0.0)
+    with pytest.raises(EnrolmentError, match="that a would change to is another device's"):
+        identities.announce_next("a", OTHER)
+    following = token_urlsafe(32)
+    for _ in range(2):  # a device says it again at each connection
+        identities.announce_next("b", following)
+    with pytest.raises(EnrolmentError):
+        identities.announce_next("a", following)
+    assert identities.find(following, 0.0) == b
+
+
 def test_another_process_s_changes_are_seen(identities: Identities, tmp_path: Path) -> None:
     known = identities.enrol("a", SECRET, identities.make_token(2, 1.0, [], 0.0), 0.0)
     assert not identities.changed()
@@ -96,6 +110,7 @@ def test_a_device_that_is_enrolled_again_is_another(identities: Identities) -> N
         ('UPDATE audit SET about=\'{"device": "b"}\' WHERE number=2', 2),
         ("UPDATE audit SET at=9 WHERE number=1", 1),
         ("DELETE FROM audit WHERE number=2", 3),
+        ("UPDATE audit SET about=x'ff' WHERE number=2", 2),
         ("UPDATE audit SET hash=hash WHERE number=2", None),
     ],
 )
@@ -106,6 +121,7 @@ def test_a_changed_log_shows(identities: Identities, statement: str, broken: int
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute(statement)
     assert identities.broken_at() == broken
+    assert all(row.number < (broken or 4) for row in identities.events(broken)), "the others may be no rows now"
 
 
 def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
