@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from fleetlearn_device.driver.address import Enrolment, checked_address
+from fleetlearn_device.driver.address import Enrolment, check_token, checked_address
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.timing import Timing
@@ -59,8 +59,8 @@ class Device:
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, CA, runtime, number of threads, provider, feature_cache, tag, tier or
-    network that is not allowed.
+    Raises DataError, and ValueError on a url, CA, token, runtime, number of threads, provider, feature_cache, tag, tier
+    or network that is not allowed.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class Device:
         timing: Timing | None = None,
     ) -> None:
         self.address = checked_address(url, ca=ca, insecure=insecure)
+        if token is not None:
+            check_token(token)
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
             raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")

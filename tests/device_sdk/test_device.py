@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,34 @@ def test_two_rounds_give_the_updates_that_training_gives(served: Served, data: A
         assert report is not None
         assert report.task == name
         return report
+
+    asyncio.run(test())
+
+
+def test_a_redirect_is_not_followed_since_nobody_has_checked_where_it_leads(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        asked, elsewhere = list[bytes](), list[bytes]()
+        async with AsyncExitStack() as held:
+
+            async def start(requests: list[bytes], place: str) -> str:
+                async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                    requests.append(await reader.readuntil(b"\r\n\r\n"))
+                    writer.write(f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
+                    writer.close()
+
+                server = await held.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0))
+                return f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+            other = await start(elsewhere, "/")
+            url = await start(asked, other)
+            with caplog.at_level(logging.WARNING, logger="fleetlearn.device"):
+                async with serving(Device(url, data, tmp_path, token=43 * "t", timing=QUICK)):
+                    await until(lambda: len(asked) > 1)
+            assert b"Fleetlearn-Enrolment: " + 43 * b"t" in asked[0]
+            assert not elsewhere
+            assert f"{url} refuses the connection: server rejected WebSocket connection: HTTP 302" in caplog.text
 
     asyncio.run(test())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,6 +13,8 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
 
 from fleetlearn_device.storage.credential import end_change, make_credential, read_credential
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43,128}")
 
 
 class Enrolment:
@@ -75,6 +78,15 @@ def checked_address(url: str, *, ca: str | os.PathLike[str] | None = None, insec
             "sent. Expected wss://; or insecure=True (--insecure) where everybody on the network is trusted"
         )
     return Address(url, None)
+
+
+def check_token(token: str) -> None:
+    """Raise ValueError if this cannot be a token. The text does not have it: it is a secret."""
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 to 128 letters, "
+            "digits, - and _, with no space or line end, as `fleetlearn-coordinator token` prints it"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -28,6 +28,13 @@ Event = Callable[[], Commands]
 """Tells the session what happened. Returns its commands."""
 
 
+class _DirectConnect(connect):
+    """Follows no redirects: nobody has checked the address where they lead, and it would get the device's token."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 class Connection:
     """One open WebSocket."""
 
@@ -115,7 +122,7 @@ class Connector:
         welcomed = False
         try:
             # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
-            async with connect(
+            async with _DirectConnect(
                 self._address.url,
                 ssl=self._address.tls,
                 additional_headers=self._enrolment.headers(),

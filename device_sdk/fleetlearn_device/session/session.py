@@ -520,7 +520,7 @@ class Session:
         text = (
             f"another process connected to the coordinator as device {self.device}, so this one ends ({said}). Each "
             "device needs a state directory of its own, which holds its name: where one was copied, as with a card, "
-            "delete identity.json in the copy"
+            "delete identity.json and, if there is one, credential.json in the copy"
         )
         self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
         return [*self._drop_unfinished_task(), *self._close("another process speaks for this device")]

@@ -55,7 +55,7 @@ class ContentCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._intact: set[Path] = set()
-        """Files whose SHA-256 was checked since the process began."""
+        """Files of the cache whose SHA-256 was checked since the process began."""
         for folder in ("bundles", "models", "partial"):
             (path / folder).mkdir(exist_ok=True)
 
@@ -213,6 +213,7 @@ class ContentCache:
         for path in (self._path / "models").iterdir():
             if path.name not in kept:
                 path.unlink()
+                self._intact.discard(path)
 
     def _partial(self, wanted: Wanted) -> Path:
         return self._path / "partial" / wanted.sha256

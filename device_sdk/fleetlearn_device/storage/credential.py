@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from secrets import token_urlsafe
+from tempfile import mkstemp
 
 import msgspec
 
@@ -57,7 +58,8 @@ def end_change(folder: Path) -> None:
 
 def _write(folder: Path, credential: Credential) -> None:
     with os_errors_as_state_errors(folder):
-        draft = folder / f"{FILE}.new"  # readable by its owner alone, from its first byte on
-        draft.unlink(missing_ok=True)
-        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        write_durably(folder / FILE, msgspec.json.encode(credential), into=draft)
+        # Readable by its owner alone from its first byte on, and of a name of its own: the command ``rotate`` may write
+        # at the same moment as the device.
+        descriptor, draft = mkstemp(prefix=f"{FILE}.", dir=folder)
+        os.close(descriptor)
+        write_durably(folder / FILE, msgspec.json.encode(credential), into=Path(draft))

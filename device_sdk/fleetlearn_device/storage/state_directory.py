@@ -4,14 +4,15 @@
 
     lock                        held while a process uses the directory
     identity.json               the device's name                                   (identity.py)
+    credential.json             its credential, if it is enrolled                   (credential.py)
     bundles/ models/ partial/   what was downloaded                                 (content_cache.py)
     training.json               which task is in training                           (training_starts.py)
     pending/                    the update that the coordinator has not acknowledged (outbox.py)
     kept/                       the kept state and personal model for each bundle   (kept_states.py)
     tied/                       the tied vectors of the last tasks                  (tied_vectors.py)
 
-Every file is written beside its place and renamed. The update, what is kept with it, and the identity are synced as
-well.
+Every file is written beside its place and renamed. The update, what is kept with it, the identity and the credential
+are synced as well.
 """
 
 from __future__ import annotations

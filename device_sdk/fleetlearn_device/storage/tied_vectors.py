@@ -59,7 +59,9 @@ class TiedVectors:
             if task is None:
                 return {}
             if not path.exists():
-                log.warning("%s is lost, of which the coordinator counts the update; zeros take its place", path)
+                log.warning(
+                    "%s is lost, although the coordinator counts the update of its task; zeros take its place", path
+                )
                 return {}
             found = _read(path.read_bytes(), size)
             if found is None:

@@ -212,7 +212,7 @@ def make_train_step(
     norms = known.keys() & normalisation_names(user.model)
     stays = _personal_names(personal, list(known), norms)
     if not set(trained) - stays:
-        raise ExportError(f"personal={list(personal)} leaves no trained parameter that travels")
+        raise ExportError(f"personal={personal!r} leaves no trained parameter that travels")
     values = {
         name: (value.clone() if name in buffers else value).detach().contiguous()
         for name, value in sorted(known.items(), key=lambda row: row[0] in stays)

@@ -93,7 +93,8 @@ class Fleet:
         self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
         """Called with each round's summary."""
         self.before_commit: Callable[[], None] = lambda: None
-        """Called when a round's model is made, before the engine knows of it. No device has a task then."""
+        """Called when a round's model is made, before the engine knows of it. Only tasks that outlive
+        their round run then."""
         for time in scenario.coordinator.crashes:
             self.events.expect(time, "crash")
         self.returns = Returns(scenario, self.events) if scenario.plan.pace.connected is not None else None

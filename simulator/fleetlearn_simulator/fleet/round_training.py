@@ -20,9 +20,10 @@ from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import as_sent
-from fleetlearn_simulator.training.backend import NO_VECTORS, Backend, RoundInputs, jobs_from_columns
+from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
+    NO_VECTORS,
     ResultReader,
     TrainedDevices,
     concatenate,

@@ -33,6 +33,7 @@ from fleetlearn_simulator.scenario.local_passes import passes_of
 from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, row_sizes
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
+    NO_VECTORS,
     TIED,
     PendingResults,
     ResultReader,
@@ -40,8 +41,6 @@ from fleetlearn_simulator.training.trained_devices import (
     TrainedDevices,
     from_rows,
 )
-
-NO_VECTORS: Mapping[str, Vector] = {}
 
 
 class RoundInputs(NamedTuple):

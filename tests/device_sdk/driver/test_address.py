@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from fleetlearn_device.driver.address import checked_address
+from fleetlearn_device.driver.address import check_token, checked_address
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "ws://localhost", "ws://[::1]:8765/", "ws://a.localhost:1"])
@@ -50,3 +50,11 @@ def test_a_ca_is_the_only_one_that_is_trusted(tmp_path: Path) -> None:
 def test_mistakes_are_named(url: str, ca: str | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         checked_address(url, ca=ca)
+
+
+@pytest.mark.parametrize("token", ["", "a" * 42, "a" * 43 + "\n", "a" * 42 + " ", "a" * 129, "ä" * 43])
+def test_what_cannot_be_a_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match=f"it has {len(token)} characters. Expected 43 to 128") as caught:
+        check_token(token)
+    assert not token or token.strip() not in str(caught.value)
+    check_token("a-_0" * 11)

@@ -263,6 +263,17 @@ def test_a_second_round_lacks_the_model_alone(state: StateDirectory) -> None:
     assert not state.contents.vector_path(sha(MODEL)).exists()
 
 
+def test_what_is_known_of_a_vector_goes_with_it(state: StateDirectory) -> None:
+    bundle = manifest()
+    bring_all(state, task(bundle), bundle)
+    known = len(state.contents._intact)
+    for number in range(3):
+        model = b"model of round %04d.." % number
+        (wanted,) = state.contents.lacking(task(bundle, model), "onnx")
+        assert bring(state, wanted, model)
+        assert len(state.contents._intact) == known
+
+
 def test_a_content_with_other_bytes_is_deleted(state: StateDirectory) -> None:
     wanted = state.contents.lacking(task(manifest()), "onnx")[1]
     assert not bring(state, wanted, b"not what it should be")

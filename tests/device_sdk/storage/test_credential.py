@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,21 @@ def test_it_is_changed_in_two_steps(tmp_path: Path) -> None:
     end_change(tmp_path)
     assert credential(tmp_path) == Credential(between.next or "")
     assert stat.S_IMODE((tmp_path / "credential.json").stat().st_mode) == 0o600
+
+
+def test_the_command_may_change_it_while_the_device_does(tmp_path: Path) -> None:
+    make_credential(tmp_path)
+
+    def often(change: Callable[[Path], None]) -> None:
+        for _ in range(100):
+            change(tmp_path)
+            assert stat.S_IMODE((tmp_path / "credential.json").stat().st_mode) == 0o600
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(often, change) for change in (begin_change, begin_change, end_change)]:
+            done.result()
+    assert len(credential(tmp_path).secret) == 43
+    assert [path.name for path in tmp_path.iterdir()] == ["credential.json"]
 
 
 def test_without_one_there_is_nothing_to_change(tmp_path: Path) -> None:

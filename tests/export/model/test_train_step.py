@@ -175,6 +175,14 @@ def test_bad_input_is_refused_by_name(step: Any, options: dict[str, Any], text: 
         made(step, **options)
 
 
+def test_normalisation_alone_cannot_be_all_that_is_trained() -> None:
+    model = Net()
+    for layer in (model.body, model.head):
+        layer.requires_grad_(False)
+    with pytest.raises(ExportError, match="personal='normalisation' leaves no trained parameter that travels"):
+        made(model=model, personal="normalisation")
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
