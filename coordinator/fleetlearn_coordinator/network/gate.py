@@ -14,6 +14,7 @@ from websockets.datastructures import Headers
 
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
+from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
 """A credential or a token: at least 256 bits in base64url (RFC 4648, section 5)."""
@@ -70,7 +71,16 @@ class Gate:
 
     def check(self, headers: Headers) -> Known:
         """Return the device that may connect. Raises RefusalError."""
-        offered, now = offered_by(headers), time.time()
+        try:
+            return self._check(offered_by(headers))
+        except DatabaseError as error:
+            logger.error("nobody can be let in: the database of identities: %s", error)
+            raise RefusalError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the coordinator cannot look credentials up now; try again later"
+            ) from None
+
+    def _check(self, offered: Offered) -> Known:
+        now = time.time()
         if not offered.credential:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,

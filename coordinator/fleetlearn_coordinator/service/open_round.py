@@ -100,6 +100,11 @@ class OpenRound:
         self._to_add.append(accepted)
         self._count(accepted.device, accepted.report, accepted.staleness, accepted.reported)
 
+    def last_task_of(self, device: str) -> str | None:
+        """Return the last task of the device whose report counts, for this round or a later one, or None."""
+        early = (accepted.report.task for _, accepted in reversed(self._early) if accepted.device == device)
+        return next(early, None) or self.tied.get(device)
+
     def accept_early(self, number: int, accepted: AcceptedReport) -> None:
         """The report counts for the round of this number, which is not open yet."""
         self._early.append((number, accepted))

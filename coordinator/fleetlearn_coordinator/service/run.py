@@ -301,7 +301,7 @@ class Run:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
         if not self.plan.tied:
             return None
-        return self.open_round.tied.get(device) or self.store.ledger.tied_to(device)
+        return self.open_round.last_task_of(device) or self.store.ledger.tied_to(device)
 
     def _still_finished(self) -> Finish | None:
         """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""

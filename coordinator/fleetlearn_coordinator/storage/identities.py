@@ -1,10 +1,10 @@
 """Who may speak for which device: tokens to enrol with, devices' credentials, and what happened to them. In SQLite.
 
 A *credential* is 256 random bits that a device makes for itself. A *token* is what an operator gives to a person who
-sets devices up: with it a device's credential becomes known here. Only the SHA-256 of either is kept. Every change is a
-row of the audit log, in the same transaction. Each row has the hash of the one before, so that a row that is changed or
-removed afterwards shows (``broken_at``). Whoever can write to the database can also write the whole log anew: to find
-that, keep the newest hash elsewhere.
+sets devices up: with it a device's credential becomes known here. Only the SHA-256 of either is kept. Every change of
+who is enrolled is a row of the audit log, in the same transaction. Each row has the hash of the one before, so that a
+row that is changed or removed afterwards shows (``broken_at``). Whoever can write to the database can also write the
+whole log anew: to find that, keep the newest hash elsewhere.
 
 The coordinator and an operator's commands may have the database open at the same time.
 """
@@ -27,7 +27,7 @@ from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "identities.sqlite3"
 VERSION = 1
-BUSY_TIMEOUT = 5.0
+BUSY_TIMEOUT = 1.0
 """Seconds to wait for another process's transaction."""
 FIRST = "0" * 64
 """What the first row of the audit log has as the hash before."""
@@ -163,6 +163,8 @@ class Identities:
     def announce_next(self, device: str, secret: str) -> None:
         """The device will change to this credential. Both are valid until the new one is used. Raises EnrolmentError if
         it is another device's."""
+        if self._db.execute("SELECT 1 FROM devices WHERE device=? AND next=?", (device, hash_of(secret))).fetchone():
+            return  # it says so at each connection, until it is used
         with self._transaction():
             others = "SELECT 1 FROM devices WHERE (hash=?1 OR next=?1) AND device<>?2"
             if self._db.execute(others, (hash_of(secret), device)).fetchone():

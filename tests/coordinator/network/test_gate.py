@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -154,6 +155,23 @@ def test_a_credential_is_changed_without_losing_a_lease(
             assert (await refusal(coordinator, SECRET, "a"))[0] == 401
             for connection in (first, second, third):
                 connection.transport.abort()
+
+    run(test())
+
+
+def test_a_database_that_cannot_be_used_lets_nobody_in_and_says_so(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with serving(make_plan(), identities=str(tmp_path / "identities")) as coordinator:
+            token = a_token(operator)
+            with closing(sqlite3.connect(operator.path)) as database:
+                database.execute("BEGIN EXCLUSIVE")  # somebody holds it for longer than the coordinator waits
+                status, text = await refusal(coordinator, SECRET, "a", token=token)
+                assert (status, text) == (503, "the coordinator cannot look credentials up now; try again later\n")
+                database.execute("ROLLBACK")
+            _, connection = await joined(coordinator, SECRET, "a", token=token)
+            connection.transport.abort()
 
     run(test())
 

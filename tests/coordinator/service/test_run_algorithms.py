@@ -205,6 +205,26 @@ def test_asynchronously_a_device_goes_on_from_its_last_report(tmp_path: Path) ->
     fleet.store.close()
 
 
+def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path) -> None:
+    """It was lost, and reports while the next model is being made. It is also what the ledger then has."""
+    settings = {"round__goal": 1, "round__minimum": 1, "round__late": "carry", "round__over_selection": 2}
+    fleet = Fleet(scaffold_plan(tmp_path, **settings))
+    first, second = leases(fleet.check_in("a", "b"))
+    fleet.save_parts(first, {"update": vector(1.0), "control": vector(0.5)})
+    (commit,) = (
+        command
+        for command in fleet.run.record(fleet.run.engine.count_report(first.device, first.task, 0.0), NOW)
+        if isinstance(command, Commit)
+    )
+    fleet.run.begin_commit(commit, NOW)
+    report = fleet.save_parts(second, {"update": vector(2.0), "control": vector(1.0)})
+    assert fleet.run.tied_to(second.device) == report.task, "before its round is open"
+    fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW)
+    fleet.run.do_steps(NOW)
+    assert [fleet.run.tied_to(lease.device) for lease in (first, second)] == [first.task, second.task]
+    fleet.store.close()
+
+
 def test_tasks_are_ordered_as_they_were_given() -> None:
     tasks = ["ab12-10-7", "ab12-9-1.10", "ab12-9-1.2", "ab12-9-1"]
     assert sorted(tasks, key=given_in_order) == ["ab12-9-1", "ab12-9-1.2", "ab12-9-1.10", "ab12-10-7"]
