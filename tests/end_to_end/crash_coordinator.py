@@ -91,6 +91,7 @@ SYNCHRONOUS = {
     "an update is recorded but not acknowledged",
     "an update is acknowledged but not summed",
     "a small update is summed but not acknowledged",
+    "a sum is being written",
     "a sum is written but not recorded",
     "a sum is recorded",
     "a round is closed and its commit not begun",
