@@ -1,8 +1,8 @@
 """Personal models against the shared one, on each device's own unseen digits: labels skewed, or scanners that differ.
 
-Twenty devices have scikit-learn's digits. In each round ten of them, drawn, train with the device's own functions, and
-the coordinator's exact mean makes the next model. After some rounds every device measures what it would use on examples
-of its own on which nobody trained. docs/personal.md says more.
+Twenty devices have scikit-learn's digits; a round is ten of them. Every run is the simulator's, with the real engine.
+After some rounds every device measures what it would use on examples of its own on which nobody trained.
+docs/personal.md says more.
 """
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ from typing import Any, NamedTuple
 
 import _measure as measure
 import numpy as np
-from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
-from fleetlearn_device.runtimes.runtime import open_runtime
+from _personal_data import DEVICES, Device, fleet
+from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
 from fleetlearn_device.training.algorithms import run_algorithm
-from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import evaluate_data
-from fleetlearn_device.training.work import Inputs, Outcome, Settings
+from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle, open_bundle
-from fleetlearn_protocol.messages import UPDATE
-from fleetlearn_protocol.vector import Vector, check_finite
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.training.kept_rows import NO_ROW
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples import digits
 
-DEVICES, COHORT, ROUNDS = 20, 10, (10, 20, 60)
-EPOCHS, PERSONAL_EPOCHS, BATCH, LR = 2, 2, 10, 0.1
-ALPHA = 0.1
-"""Of the Dirichlet distribution by which the labels are shared out."""
-TEST = 0.3
-"""The share of each device's examples on which nobody trains."""
-Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
+COHORT, ROUNDS = 10, (10, 20, 60)
+EPOCHS, BATCH, LR = 2, 10, 0.1
+HERE = Path(__file__).resolve().parent
 
 
 class Method(NamedTuple):
-    algorithm: str = "plain"
+    recipe: str = "fedavg"
     personal: Sequence[str] | str = ()
     """Of the bundle."""
     mu: float = 0.0
     trained_on: bool = False
-    """Whether each device trains the last shared model once more, for itself."""
+    """Whether each device trains the shared model once more, for itself."""
 
 
 METHODS = {
@@ -58,19 +56,14 @@ METHODS = {
     "alone: ditto, lambda 0": Method("ditto"),
     "ditto, lambda 0.1": Method("ditto", mu=0.1),
     "ditto, lambda 1": Method("ditto", mu=1.0),
-    "fedper": Method(personal=["9"]),
-    "fedrep": Method("fedrep", personal=["9"]),
-    "fedbn": Method(personal="normalisation"),
+    "fedper": Method("fedper", ["9"]),
+    "fedrep": Method("fedrep", ["9"]),
+    "fedbn": Method("fedbn", "normalisation"),
 }
 SHARED = next(iter(METHODS))
 
 
-class Device(NamedTuple):
-    train: Arrays
-    test: Arrays
-
-
-def export(folder: Path, personal: Sequence[str] | str) -> Bundle:
+def export(folder: Path, personal: Sequence[str] | str) -> Path:
     """Export a small network with BatchNorm, with a proximal step. The last layer is the module 9."""
     import torch
     from fleetlearn_export import LocalStep, export_bundle
@@ -85,62 +78,75 @@ def export(folder: Path, personal: Sequence[str] | str) -> Bundle:
         ]
     data = digits.data()
     example = data.x_train[:16], data.y_train[:16]
-    path = folder / ("-".join(personal) if not isinstance(personal, str) else personal or "shared")
+    path = folder / f"{''.join(personal) or 'shared'}.bundle"
     options: dict[str, Any] = {"step": LocalStep(proximal=True), "metrics": {"accuracy": digits.accuracy}}
-    return export_bundle(nn.Sequential(*layers), digits.loss, example, path, personal=personal, **options).bundle
+    export_bundle(nn.Sequential(*layers), digits.loss, example, path, personal=personal, **options)
+    return path
 
 
-def fleet(kind: str, seed: int) -> list[Device]:
-    """Share out all digits. ``scanners``: the labels are alike, and each device has another contrast and brightness,
-    half of them dark on light."""
-    data, random = digits.data(), np.random.default_rng(seed)
-    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
-    alpha = ALPHA if kind == "labels" else 1e6
-    devices = []
-    for number, rows in enumerate(digits.dirichlet_shards(y, DEVICES, alpha, seed, minimum=20)):
-        scans = x[rows]
-        if kind == "scanners":
-            scans = 1 - scans if number % 2 else scans
-            scans = scans * np.float32(random.uniform(0.4, 1.6)) + np.float32(random.uniform(-0.5, 0.5))
-        cut = round(TEST * len(rows))
-        devices.append(Device((scans[cut:], y[rows[cut:]]), (scans[:cut], y[rows[:cut]])))
-    return devices
+def scenario(bundle: Path, method: Method, kind: str, rounds: int, seed: int) -> Scenario:
+    local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "mu": method.mu, "evaluate": False}
+    if method.recipe in ("ditto", "fedrep"):
+        local["personal_epochs"] = EPOCHS
+    given = {
+        "name": method.recipe,
+        "seed": seed,
+        "plan": {
+            "bundle": str(bundle),
+            "recipe": method.recipe,
+            "local": local,
+            "round": {"goal": COHORT, "over_selection": 1.0},
+            "stop": {"rounds": rounds},
+        },
+        "population": {"size": DEVICES},
+        "data": {"kind": "function", "function": f"_personal_data:{kind}", "path": str(HERE)},
+    }
+    return Scenario.read(given, bundle.parent)
 
 
-def accuracies(path: Path, method: Method, kind: str, seed: int, rounds: Sequence[int]) -> list[list[float]]:
-    """Train. Returns, after each of these numbers of rounds, each device's accuracy on its own test examples with what
-    it would use."""
-    bundle, devices = open_bundle(path), fleet(kind, seed)
-    runtime, random = open_runtime(bundle), np.random.default_rng(seed)
-    model: Vector = bundle.parameters()[: bundle.manifest.size]
-    own: dict[int, Inputs] = {}
-    """What each device keeps: its kept state and its personal model."""
+class Used(NamedTuple):
+    """What measures the models that devices would use."""
 
-    def train(device: int, seed: int) -> Outcome:
-        inputs = own.get(device, Inputs(model))._replace(model=model)
-        settings = Settings({"lr": LR, "mu": method.mu}, EPOCHS, BATCH, seed, personal_epochs=PERSONAL_EPOCHS)
-        return run_algorithm(method.algorithm, runtime, bundle, devices[device].train, inputs, settings)
+    bundle: Bundle
+    runtime: Runtime
+    method: Method
 
-    def measure(device: int, seed: int) -> float:
-        inputs = own.get(device, Inputs(model))
-        personal = model + train(device, seed).parts[UPDATE] if method.trained_on else inputs.personal
-        load_model(runtime, bundle, model, inputs.kept_state)
-        if personal is not None:
-            runtime.load(personal)
-        measured = evaluate_data(runtime, devices[device].test)
+    def accuracy(self, data: Device, number: int, model: Vector, kept: Vector | None) -> float:
+        """Return the accuracy on the device's test examples. ``kept``: what it has kept, if anything."""
+        if self.method.trained_on:
+            settings = Settings({"lr": LR, "mu": 0.0}, EPOCHS, BATCH, seed=number)
+            model = (
+                model
+                + run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings).parts["update"]
+            )
+        if kept is not None and not kept_state_size(self.bundle.manifest):
+            model, kept = kept, None  # Ditto's personal model
+        load_model(self.runtime, self.bundle, model, kept)
+        measured = evaluate_data(self.runtime, data.test)
         return measured.metric_sums["accuracy"] / measured.examples
 
-    found = []
-    for number in range(1, max(rounds) + 1):
-        total = exact_mean.init(len(model))
-        for device in random.choice(DEVICES, COHORT, replace=False).tolist():
-            outcome = train(device, 1000 * number + device)
-            own[device] = Inputs(model, outcome.result.kept_state, personal=outcome.personal)
-            update, weight = outcome.parts[UPDATE], outcome.result.examples
-            exact_mean.add(total, ArrayUpdate(update), weight, check_finite(update), 1.0)
-        model = (model + exact_mean.mean(total)).astype(np.float32)
-        if number in rounds:
-            found.append([measure(device, 1000 * number + DEVICES + device) for device in range(DEVICES)])
+
+def accuracies(bundle: Path, method: Method, kind: str, seed: int, rounds: Sequence[int]) -> list[list[float]]:
+    """Simulate. Returns, after each of these numbers of rounds, each device's accuracy with what it would use."""
+    used = Used(open_bundle(bundle), open_runtime(bundle), method)
+    found: list[list[float]] = []
+
+    def measured(run: Fleet) -> None:
+        number = len(run.history)
+        if number not in rounds:
+            return
+        coordinator = run.coordinator
+        rows = None if coordinator.kept is None else coordinator.kept.states
+        accuracies = []
+        for device, data in enumerate(fleet(kind, run.scenario.data.seed)):
+            (row,) = [NO_ROW] if rows is None else rows.of([device])
+            kept = None if rows is None or row == NO_ROW else rows.file.read(row)
+            accuracies.append(used.accuracy(data, DEVICES * number + device, coordinator.model, kept))
+        found.append(accuracies)
+
+    options = Options(backend="bundle", workers=1, events=False, checkpoint=10**9)
+    with TemporaryDirectory() as folder:
+        simulate(scenario(bundle, method, kind, max(rounds), seed), Path(folder) / "run", options, progress=measured)
     return found
 
 
@@ -181,7 +187,7 @@ def main() -> None:
         ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool,
     ):
         kinds = {tuple(method.personal): method.personal for method in METHODS.values()}
-        paths = {key: export(Path(folder), personal).path for key, personal in kinds.items()}
+        paths = {key: export(Path(folder), personal) for key, personal in kinds.items()}
         waiting = [
             pool.submit(
                 accuracies, paths[tuple(METHODS[name].personal)], METHODS[name], kind, seed, sorted(chosen.rounds)

@@ -131,12 +131,19 @@ TOP_K_BLOCK = 4096
 """Elements of a block of top-k."""
 FAMILIES = (*ENCODINGS, TOP_K)
 """What a device says that it knows: the encodings, those with parameters by the first word of their names."""
+RESIDUAL = "residual"
+"""The tied vector with what top-k has left out of a device's updates so far."""
 _TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII)
 
 
 def family(name: str) -> str:
     """Return the family of the encoding of this name."""
     return name.split("-")[0]
+
+
+def leaves_residual(name: str) -> bool:
+    """Return whether a device adds to its next update what this encoding left out of the last one."""
+    return family(name) == TOP_K
 
 
 def is_known(name: str, families: Collection[str]) -> bool:

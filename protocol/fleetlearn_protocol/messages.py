@@ -98,6 +98,17 @@ class Held(msgspec.Struct, frozen=True):
     """The task's round."""
 
 
+class Delta(msgspec.Struct, frozen=True):
+    """A vector as its difference from one that the device may still have (section 4)."""
+
+    base: Digest
+    """SHA-256 of the bytes of the vector that it differs from."""
+    sha256: Digest
+    """SHA-256 of the difference's bytes."""
+    size: VectorSize
+    """Bytes of the difference."""
+
+
 class VectorReference(msgspec.Struct, frozen=True):
     """A vector that a task works with. The device fetches its bytes by their hash."""
 
@@ -109,6 +120,8 @@ class VectorReference(msgspec.Struct, frozen=True):
     """Bytes of the encoded vector."""
     encoding: Identifier
     """How numbers became these bytes, such as `float32` (section 4)."""
+    delta: Delta | None = None
+    """What the device may fetch in place of these bytes. null: nothing."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -169,6 +182,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """The algorithms that it knows beside `plain` (section 4). A device is given no task of another."""
     encodings: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ("float32",)
     """The families of encodings that the device knows (section 4). It is asked for no others."""
+    models: Annotated[tuple[Digest, ...], Meta(max_length=MAX_VECTORS)] = ()
+    """SHA-256 of models that it still has. It may be sent a newer one as the difference from one of them."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -22,6 +22,7 @@ from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
     EVALUATIONS,
@@ -47,7 +48,7 @@ from fleetlearn_simulator.training.choice import (
     start_backend,
     with_measured_step,
 )
-from fleetlearn_simulator.training.kept_rows import kept_states_of
+from fleetlearn_simulator.training.kept_rows import residual_file, row_files
 
 GC_THRESHOLD = 20_000
 """New objects after which Python looks for reference cycles."""
@@ -116,7 +117,8 @@ def simulate(
         progress: Called after each round.
         should_stop: Asked after each round. If it returns True, a checkpoint is written and the run stops.
 
-    Where updates may be stale, and with pace steering, there are no checkpoints: a run that was stopped begins again.
+    Where updates may be stale and devices have the corruption "little", there are no checkpoints: a run that was
+    stopped begins again.
 
     Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and BundleError; the folder is
     unchanged then.
@@ -143,7 +145,8 @@ def simulate(
             else choose_backend(scenario, bundle, options.backend, options.provider)
         )
         scenario = with_measured_step(scenario, bundle)
-        kept_states = kept_states_of(folder, bundle)
+        files = row_files(folder, bundle.manifest, local.algorithm)
+        residuals = residual_file(folder, bundle.manifest, scenario.plan.encoding.up)
         backend = start_backend(
             scenario,
             bundle,
@@ -153,13 +156,13 @@ def simulate(
             options.engine,
             options.ray_address,
             options.provider,
-            None if kept_states is None else folder,
+            folder,
         )
         held.callback(backend.close)
         prepare(scenario, folder, options)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
-        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, kept_states)
+        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         written, not_before = 0, 0.0
 
         def round_ended(summary: dict[str, Any]) -> None:
@@ -202,9 +205,10 @@ def simulate(
 
 
 def has_checkpoints(fleet: Fleet) -> bool:
-    """Return whether a checkpoint holds all of the run's state. There is none of tasks that outlive their round, nor of
-    what pace steering has told a million devices."""
-    return not fleet.engine.settings.outlive and fleet.engine.pace is None
+    """Return whether a checkpoint holds all of the run's state. It does not hold which devices conspired, of whom some
+    have a task and others do not any more."""
+    kinds = {row.kind for row in fleet.scenario.failures.corrupt}
+    return not fleet.engine.settings.outlive or LITTLE not in kinds
 
 
 @contextmanager

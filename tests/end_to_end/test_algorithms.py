@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import random
 import runpy
-import signal
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from fleetlearn_coordinator.storage.file_blobs import model_path
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.work import Inputs, Settings
@@ -45,12 +45,20 @@ DEVICES = (*TWO, Quadratic((2.0, 0.5), (4.0, 9.0)))
 STEPS = 10
 SETTINGS = {
     "round__goal": len(DEVICES), "round__minimum": len(DEVICES), "round__gather": 60.0, "round__grace": 60.0,
-    "round__deadline": 600.0, "server__devices": len(DEVICES),
+    "round__deadline": 600.0,
     "local__lr": 0.05, "local__epochs": STEPS, "local__batch_size": 0,
 }  # fmt: skip
 """Every round has all devices. Each has one example, so that the order of its examples, which another turn in the round
 would change, is no matter."""
-MU = {"scaffold": None, "scaffold-gradient": None, "feddyn": 0.5}
+COUNTED = {"server__devices": len(DEVICES)}
+RUNS = {
+    "scaffold": {"recipe": "scaffold", **COUNTED},
+    "scaffold-gradient": {"recipe": "scaffold", "local__algorithm": "scaffold-gradient", **COUNTED},
+    "feddyn": {"recipe": "feddyn", "local__mu": 0.5, **COUNTED},
+    "ditto": {"recipe": "ditto", "local__mu": 0.5, "local__personal_epochs": 3},
+}
+"""What is tried -> its settings beside SETTINGS."""
+CONVERGING = ("scaffold", "scaffold-gradient", "feddyn")
 
 
 class Fleet(NamedTuple):
@@ -60,6 +68,11 @@ class Fleet(NamedTuple):
     plan: Path
     data_dir: Path
     url: str
+    settings: Mapping[str, Any]
+
+    def stop_after(self, rounds: int) -> None:
+        """Write the plan. Processes that start from now on read it."""
+        self.plan.write_text(plan_text(data_dir=self.data_dir, **self.settings, stop__rounds=rounds))
 
     def device(self, number: int, *wrapper: str | Path) -> None:
         self.run.device(f"device-{number}", self.url, self.run.folder / f"{number}.npz", *wrapper)
@@ -70,15 +83,21 @@ def quadratics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quadratics_bundle(tmp_path_factory.mktemp("quadratics") / "quadratics.bundle").path
 
 
-def fleet_of(run: Processes, bundle: Path, algorithm: str, rounds: int) -> Fleet:
+def fleet_of(run: Processes, bundle: Path, name: str, rounds: int) -> Fleet:
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
-    recipe = "scaffold" if algorithm == "scaffold-gradient" else algorithm
-    settings = SETTINGS | {"local__algorithm": algorithm, "local__mu": MU[algorithm], "stop__rounds": rounds}
-    plan.write_text(plan_text(bundle, data_dir, recipe, **settings))
     service_file(plan, port)
     for number, device in enumerate(DEVICES):
         np.savez(run.folder / f"{number}.npz", **device.data)
-    return Fleet(run, plan, data_dir, f"ws://127.0.0.1:{port}")
+    fleet = Fleet(run, plan, data_dir, f"ws://127.0.0.1:{port}", {"bundle": bundle, **SETTINGS, **RUNS[name]})
+    fleet.stop_after(rounds)
+    return fleet
+
+
+class Kept(NamedTuple):
+    """What a device keeps."""
+
+    tied: Mapping[str, Vector]
+    personal: Vector | None
 
 
 class Ended(NamedTuple):
@@ -86,35 +105,36 @@ class Ended(NamedTuple):
 
     model: Vector
     control: Vector | None
-    tied: Sequence[Mapping[str, Vector]]
+    kept: Sequence[Kept]
     """Of each device."""
 
     def bits(self) -> list[bytes]:
-        vectors = [self.model, *([] if self.control is None else [self.control])]
-        return [vector.tobytes() for vector in (*vectors, *(row for kept in self.tied for row in kept.values()))]
+        own = [vector for kept in self.kept for vector in (*kept.tied.values(), kept.personal)]
+        return [b"" if vector is None else vector.tobytes() for vector in (self.model, self.control, *own)]
 
 
 def by_formula(plan: Plan, rounds: int) -> Ended:
     """The same without coordinator, devices or files: their functions in a loop."""
-    bundle = open_bundle(plan.bundle)
+    bundle, local = open_bundle(plan.bundle), plan.local
     runtime, aggregators, optimizer = open_runtime(bundle), plan.aggregators(), plan.optimizer(bundle.manifest)
     model = bundle.parameters()
     state, control = optimizer.init(model), np.zeros_like(model)
-    tied: list[Mapping[str, Vector]] = [{} for _ in DEVICES]
-    settings = Settings(plan.hyper(bundle.manifest), STEPS, 0, 0)
+    kept = [Kept({}, None) for _ in DEVICES]
+    settings = Settings(plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs)
     for _ in range(rounds):
         sums = round_sums.init(aggregators, len(model))
         for number, device in enumerate(DEVICES):
-            inputs = Inputs(model, None, dict.fromkeys(plan.vectors, control), tied[number])
-            outcome = run_algorithm(plan.local.algorithm, runtime, bundle, device.data, inputs, settings)
+            vectors = dict.fromkeys(plan.vectors, control)
+            inputs = Inputs(model, None, vectors, kept[number].tied, kept[number].personal)
+            outcome = run_algorithm(local.algorithm, runtime, bundle, device.data, inputs, settings)
             largest = {name: float(np.abs(vector).max()) for name, vector in outcome.parts.items()}
             parts = {name: ArrayUpdate(vector) for name, vector in outcome.parts.items()}
             round_sums.add(aggregators, sums, parts, 1, largest, 1.0)
-            tied[number] = outcome.tied
+            kept[number] = Kept(outcome.tied, outcome.personal)
         model, state, _ = next_model(aggregators[UPDATE], sums[UPDATE], optimizer, state, model)
         if CONTROL in sums:
             control = round_sums.next_control(control, sums[CONTROL], len(DEVICES))
-    return Ended(model, control if plan.vectors else None, tied)
+    return Ended(model, control if plan.vectors else None, kept)
 
 
 def ended(fleet: Fleet) -> Ended:
@@ -123,14 +143,13 @@ def ended(fleet: Fleet) -> Ended:
     version, model = read_model(fleet.data_dir)
     with sqlite3.connect(fleet.data_dir / DATABASE) as ledger:
         counted = dict(ledger.execute("SELECT device, task FROM tied").fetchall())
-    tied = []
+    bundle, kept = open_bundle(Plan.load(fleet.plan).bundle).sha256, []
     for number in range(len(DEVICES)):
         state = StateDirectory(fleet.run.folder / f"device-{number}.state")
-        tied.append(
-            state.tied_vectors.begin(open_bundle(Plan.load(fleet.plan).bundle).sha256, counted[state.device], 2)
-        )
+        tied = state.tied_vectors.begin(bundle, counted.get(state.device), 2)
+        kept.append(Kept(tied, state.kept_states.load(personal_name(bundle), 2)))
         state.close()
-    return Ended(model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), tied)
+    return Ended(model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), kept)
 
 
 def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: tuple[str, int] | None = None) -> Ended:
@@ -153,16 +172,17 @@ def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: t
     return ended(fleet)
 
 
-@pytest.mark.parametrize("algorithm", list(MU))
-def test_processes_give_the_formula_s_bits(run: Processes, quadratics: Path, algorithm: str) -> None:
-    """25 rounds, near the optimum that all devices have together. A device's control variate is the sum of what it
-    reported, so the server's is their mean."""
-    fleet = fleet_of(run, quadratics, algorithm, 25)
+@pytest.mark.parametrize("name", RUNS)
+def test_processes_give_the_formula_s_bits(run: Processes, quadratics: Path, name: str) -> None:
+    """25 rounds. Where drift is corrected they end near the optimum that all devices have together. A device's control
+    variate is the sum of what it reported, so the server's is their mean."""
+    fleet = fleet_of(run, quadratics, name, 25)
     found = play(fleet)
-    np.testing.assert_allclose(found.model, optimum(DEVICES), atol=0.1)
     assert found.bits() == by_formula(Plan.load(fleet.plan), 25).bits()
+    if name in CONVERGING:
+        np.testing.assert_allclose(found.model, optimum(DEVICES), atol=0.1)
     if found.control is not None:
-        np.testing.assert_allclose(found.control, np.mean([row[CONTROL] for row in found.tied], 0), atol=1e-5)
+        np.testing.assert_allclose(found.control, np.mean([row.tied[CONTROL] for row in found.kept], 0), atol=1e-5)
 
 
 @pytest.fixture(scope="session")
@@ -202,33 +222,32 @@ KILLS, LONGEST = 100, 1.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
-def test_killed_at_random_instants(run: Processes, quadratics: Path, algorithm: str) -> None:
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "ditto"])
+def test_killed_at_random_instants(run: Processes, quadratics: Path, name: str) -> None:
     """100 SIGKILLs of devices and of the coordinator. However many rounds there were, they are the formula's."""
-    luck, fleet = random.Random(7), fleet_of(run, quadratics, algorithm, 10**6)
+    luck, fleet = random.Random(7), fleet_of(run, quadratics, name, 10**6)
     names = ["coordinator", *(f"device-{number}" for number in range(len(DEVICES)))]
 
-    def start(name: str) -> None:
-        if name == "coordinator":
+    def start(process: str) -> None:
+        if process == "coordinator":
             run.coordinator(fleet.plan)
         else:
-            fleet.device(int(name.removeprefix("device-")))
+            fleet.device(int(process.removeprefix("device-")))
 
-    for name in names:
-        start(name)
+    for process in names:
+        start(process)
     wait_for(lambda: (fleet.data_dir / DATABASE).exists() and read_model(fleet.data_dir)[0] > 0, "the first model")
     for _ in range(KILLS):
         time.sleep(luck.uniform(0, LONGEST))
-        name = luck.choice(names)
-        assert run.running[name].poll() is None, run.log(name)
-        run.kill(name)
-        start(name)
-    version = read_model(fleet.data_dir)[0]
-    wait_for(lambda: read_model(fleet.data_dir)[0] > version + 1, "two more models")
-    for name in names:
-        run.running[name].send_signal(signal.SIGTERM)
-    for name in names:
-        assert run.wait(name) == 0, run.log(name)
-    version = read_model(fleet.data_dir)[0]
-    print(f"{algorithm}: {version} rounds")
+        process = luck.choice(names)
+        assert run.running[process].poll() is None, run.log(process)
+        run.kill(process)
+        start(process)
+    run.kill("coordinator")
+    version = read_model(fleet.data_dir)[0] + 2
+    fleet.stop_after(version)
+    start("coordinator")
+    for process in names:
+        assert run.wait(process) == 0, run.log(process)
+    print(f"{name}: {version} rounds")
     assert ended(fleet).bits() == by_formula(Plan.load(fleet.plan), version).bits()

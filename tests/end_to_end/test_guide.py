@@ -13,6 +13,7 @@ import pytest
 import torch
 import typed
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_export import ExportError, LocalStep, export_bundle
 from fleetlearn_protocol import open_bundle
 from processes import ROOT, free_port
@@ -86,7 +87,9 @@ def test_adapters_and_personal_parameters(guide: Guide) -> None:
     names = [row.name for row in open_bundle(guide.folder / "lora.bundle").manifest.parameters]
     assert len([name for name in names if name.endswith((".up", ".down"))]) == 8
     assert set(names) >= {"head.weight", "head.bias"}
-    personal = [row.name for row in open_bundle(guide.folder / "fedbn.bundle").manifest.parameters if row.personal]
+    manifest = open_bundle(guide.folder / "fedbn.bundle").manifest
+    assert personal_misfit("recipe fedbn", "normalisation", manifest) is None
+    personal = [row.name for row in manifest.parameters if row.personal]
     assert len(personal) == 8
     assert all(name.startswith(("body.1.", "body.5.")) for name in personal)
 

@@ -77,9 +77,9 @@ def times(folder: Path, round: int) -> tuple[float, float]:
     return begins, ends
 
 
-@pytest.mark.parametrize("encoding", ["float32", "int8", "topk-0.1-int8"])
+@pytest.mark.parametrize(("up", "down"), [("float32", "float32"), ("int8", "float16"), ("topk-0.1-int8", "delta")])
 def test_processes_and_simulator_make_the_same_model(
-    run: Processes, bundle_path: Path, fleet_data: list[Path], encoding: str
+    run: Processes, bundle_path: Path, fleet_data: list[Path], up: str, down: str
 ) -> None:
     """Three rounds. Device 3 is killed in the second, its training done; device 4 diverges; device 5 is not there."""
     port = free_port()
@@ -89,7 +89,8 @@ def test_processes_and_simulator_make_the_same_model(
         plan_text(
             bundle_path, data_dir, "fedprox", local__lr=0.1, local__mu=0.01, local__epochs=2, local__batch_size=16,
             round__goal=4, round__minimum=3, round__grace=1.0, round__gather=30.0, round__deadline=600.0,
-            server__optimizer="adam", server__lr=0.05, stop__rounds=3, encoding__up=encoding,
+            server__optimizer="adam", server__lr=0.05, stop__rounds=3, encoding__up=up,
+            encoding__down=down,
         )
     )  # fmt: skip
     service_file(plan, port)

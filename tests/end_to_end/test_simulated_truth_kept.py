@@ -3,6 +3,7 @@ kept states, bit for bit."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from bundle_cache import cached_export
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_export import LocalStep
-from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol import Bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -42,15 +43,25 @@ def make(device, seed):
 """
 
 
-def moon(folder: Path) -> Bundle:
-    """Devices keep the model with which their last task ended."""
+def linear(folder: Path, name: str, **options: Any) -> Bundle:
+    """A bundle of a model of two layers, whose loss is that of a line's data."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
-        module, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4)
-    return cached_export(
-        module, lambda outputs, y: ((outputs.sum(1) - y) ** 2).mean(), (x, y), folder / "moon.bundle",
-        step=LocalStep(contrastive=True), features=lambda outputs: outputs,
-    ).bundle  # fmt: skip
+        module, x, y = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(4, 3), torch.randn(4)
+    return cached_export(module, line_loss, (x, y), folder / f"{name}.bundle", **options).bundle
+
+
+def line_loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return ((outputs.sum(1) - y) ** 2).mean()
+
+
+def features(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs
+
+
+def moon(folder: Path) -> Bundle:
+    """Devices keep the model with which their last task ended."""
+    return linear(folder, "moon", step=LocalStep(contrastive=True), features=features)
 
 
 def all_kinds(folder: Path) -> Bundle:
@@ -58,9 +69,27 @@ def all_kinds(folder: Path) -> Bundle:
     return write_line_bundle(folder / "line.bundle", personal=True, state=True, references=["anchor", "previous"])
 
 
+def corrected(folder: Path) -> Bundle:
+    return linear(folder, "corrected", step=LocalStep("sgd", proximal=True, correction=True))
+
+
+def head(folder: Path) -> Bundle:
+    return linear(folder, "head", step=LocalStep("momentum"), personal=["1.*"])
+
+
+def proximal(folder: Path) -> Bundle:
+    return linear(folder, "proximal", step=LocalStep("momentum", proximal=True))
+
+
+COUNTED = {"server__devices": DEVICES, "round__weighting": "uniform"}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "moon": (moon, {"recipe": "moon", "local__mu": 0.5}),
-    "personal, state and previous": (all_kinds, {"recipe": "fedavg"}),
+    "personal, state and previous": (all_kinds, {}),
+    "scaffold": (corrected, {"recipe": "scaffold"} | COUNTED),
+    "scaffold-gradient": (corrected, {"recipe": "scaffold", "local__algorithm": "scaffold-gradient"} | COUNTED),
+    "feddyn": (corrected, {"recipe": "feddyn", "local__mu": 0.1} | COUNTED),
+    "ditto": (proximal, {"recipe": "ditto", "local__mu": 0.3, "local__personal_epochs": 3}),
+    "fedrep": (head, {"recipe": "fedrep", "local__personal_epochs": 3}),
 }
 
 
@@ -100,11 +129,28 @@ def test_processes_and_simulator_keep_the_same(run: Processes, case: str) -> Non
         assert row["train"] == summary["train"], "the devices' own losses, to the last bit"
         assert row["evaluation"] == pytest.approx(summary["evaluation"], rel=1e-6)
 
-    simulated = fleets[0].coordinator.kept
-    assert simulated is not None
-    size = 4 * kept_state_size(bundle.manifest)
-    sha256 = open_bundle(bundle.path).sha256
+    kept = fleets[0].coordinator.kept
+    assert kept is not None
     for device in range(DEVICES):
-        kept = (run.folder / f"{name_of(device)}.state" / "kept" / sha256).read_bytes()[:size]
-        (row,) = simulated.rows.of([device])
-        assert simulated.rows.file.read(row).tobytes() == kept
+        state = run.folder / f"{name_of(device)}.state"
+        assert row_of(kept.states, device) == b"".join(kept_states(state, bundle))
+        assert row_of(kept.tied, device) == tied_vectors(state, bundle)
+
+
+def row_of(rows: DeviceRows | None, device: int) -> bytes:
+    """What a simulated device keeps."""
+    return b"" if rows is None else rows.file.read(*rows.of([device])).tobytes()
+
+
+def kept_states(state: Path, bundle: Bundle) -> Iterator[bytes]:
+    """What a real device keeps: its kept state and its personal model, each before a CRC-32 of 4 bytes."""
+    for name in (bundle.sha256, f"{bundle.sha256}.personal"):
+        path = state / "kept" / name
+        yield path.read_bytes()[:-4] if path.exists() else b""
+
+
+def tied_vectors(state: Path, bundle: Bundle) -> bytes:
+    """The tied vector of a real device's last task."""
+    paths = [*(state / "tied").glob(f"{bundle.sha256}.*")]
+    newest = max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return b"" if newest is None else newest.read_bytes()[: 4 * bundle.manifest.size]

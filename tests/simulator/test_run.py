@@ -387,7 +387,9 @@ def kept_of(fleets: list[Fleet]) -> list[list[float] | None]:
     """What the devices of the last fleet keep."""
     kept = fleets[-1].coordinator.kept
     assert kept is not None
-    return [None if row == NO_ROW else kept.rows.file.read(row).tolist() for row in kept.rows.of(list(range(12)))]
+    assert kept.states is not None
+    rows, file = kept.states.of(list(range(12))), kept.states.file
+    return [None if row == NO_ROW else file.read(row).tolist() for row in rows]
 
 
 def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping: Scenario, tmp_path: Path) -> None:

@@ -17,12 +17,14 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.fleet import Fleet
+from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
-from fleetlearn_simulator.training.kept_rows import kept_states_of
+from fleetlearn_simulator.training.kept_rows import residual_file, row_files
 from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
@@ -110,9 +112,9 @@ def make_fleet(
     task = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
     folder = TemporaryDirectory(prefix="fleetlearn-")
-    kept_states = kept_states_of(Path(folder.name), bundle)
-    trainer = backend(bundle, task, source, kept_states=kept_states)
-    fleet = Fleet(scenario, bundle, source, trainer, task, note, kept_states)
+    files = row_files(Path(folder.name), bundle.manifest, task.algorithm)
+    residuals = residual_file(Path(folder.name), bundle.manifest, scenario.plan.encoding.up)
+    fleet = Fleet(scenario, bundle, source, backend(bundle, task, source, kept=files), task, note, files, residuals)
     finalize(fleet, folder.cleanup)
     return fleet
 
@@ -159,3 +161,18 @@ def one_by_one(outcomes: TrainedDevices) -> list[TrainedDevice]:
         )
         for row in range(len(outcomes))
     ]
+
+
+def simulate_in_parts(scenario: Scenario, folder: Path) -> Outcome:
+    """Simulate, and stop after each committed round; go on from the checkpoint each time."""
+    outcome, times = None, 0
+    while outcome is None:
+        seen: list[int] = []
+        outcome = simulate(
+            scenario, folder, Options(backend="bundle", workers=1, checkpoint=1), resume=times > 0,
+            progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
+            should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
+        )  # fmt: skip
+        times += 1
+    assert times == len([row for row in read_rows(folder, ROUNDS) if row["how"] == "committed"])
+    return outcome

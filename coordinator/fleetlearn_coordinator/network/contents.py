@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, Encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
-from fleetlearn_protocol.vector import Vector
 from websockets.frames import Frame, Opcode
 
 LARGE = 2**24
@@ -50,9 +49,17 @@ class FileContent:
     removed.
     """
 
-    def __init__(self, transfer: int, path: str | os.PathLike[str], begin: int = 0, size: int | None = None) -> None:
-        """``begin``, ``size``: the bytes of the file that are the content; by default all."""
-        self.transfer, self._begin = transfer, begin
+    def __init__(
+        self,
+        transfer: int,
+        path: str | os.PathLike[str],
+        begin: int = 0,
+        size: int | None = None,
+        encoding: Encoding = FLOAT32,
+    ) -> None:
+        """``begin``: the byte of the file at which the content begins. ``size``: of the content; by default all of the
+        file. ``encoding``: as in ``Older``."""
+        self.transfer, self._begin, self._encoding = transfer, begin, encoding
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         self.size = os.fstat(self._file).st_size if size is None else size
@@ -61,10 +68,18 @@ class FileContent:
         """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has become shorter."""
         for place in range(offset, self.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, self.size - place)
-            payload = os.pread(self._file, size, self._begin + place)
+            payload = self._read(place, size)
             if len(payload) < size:
                 raise OSError(f"a file had {self.size} bytes for devices and was cut short while they fetch it")
             yield wire(pack_chunk(self.transfer, place, payload))
+
+    def _read(self, place: int, size: int) -> Buffer:
+        """Return the content's bytes from ``place`` on."""
+        if self._encoding == FLOAT32:
+            return os.pread(self._file, size, self._begin + place)
+        first, end = place // 2, (place + size + 1) // 2  # a device may have half of an element
+        exact = os.pread(self._file, 4 * (end - first), self._begin + 4 * first)
+        return self._encoding.encode(FLOAT32.decode(exact))[place - 2 * first :][:size]
 
 
 def wire(message: bytes) -> bytes:
@@ -77,8 +92,11 @@ class Older(NamedTuple):
 
     path: str
     begin: int
-    """The byte of the file at which they begin."""
+    """The byte of the file at which the vector begins, in float32."""
     size: int
+    """Bytes that travel."""
+    encoding: Encoding = FLOAT32
+    """In which they travel: float32 or float16."""
 
 
 class Contents:
@@ -93,8 +111,8 @@ class Contents:
         self._older: set[str] = set()
         self._count = 0
 
-    def publish(self, newest: Mapping[str, Vector], older: Mapping[str, Older]) -> list[str]:
-        """Serve these vectors as the newest, and the older ones from their files. Returns the SHA-256 of the vectors
+    def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> list[str]:
+        """Serve these bytes as the newest, and the older ones from their files. Returns the SHA-256 of the vectors
         that were served and are not any more."""
         if newest.keys() == self._newest:  # their frames are kept
             return []
@@ -102,8 +120,8 @@ class Contents:
         for before in gone | self._newest | newest.keys():  # the ones before are served from their files, if at all
             self._contents.pop(before, None)
         self._newest, self._older = {*newest}, self._older - gone - newest.keys()
-        for sha256, vector in newest.items():
-            self._add(sha256, FLOAT32.encode(vector))
+        for sha256, content in newest.items():
+            self._add(sha256, content)
         for sha256, where in older.items():
             self.serve_older(sha256, where)
         return sorted(gone)

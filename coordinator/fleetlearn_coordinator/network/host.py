@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator
-from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -107,7 +107,7 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, run: ServedRun, newest: Mapping[str, Vector], older: Mapping[str, Older]) -> None:
+    def publish(self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
         """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began from. Each download of
         another one would keep that one's bytes in memory."""
         for gone in run.contents.publish(newest, older):

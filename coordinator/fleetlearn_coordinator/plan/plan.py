@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FLOAT32, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
@@ -202,6 +202,11 @@ class Plan(Section, frozen=True, kw_only=True):
     def algorithm(self) -> Algorithm:
         """What the devices' algorithm needs."""
         return ALGORITHMS[self.local.algorithm]
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The tied vectors that devices keep."""
+        return (*self.algorithm.tied, *((RESIDUAL,) if leaves_residual(self.encoding.up) else ()))
 
     @property
     def parts(self) -> dict[str, str]:
@@ -414,6 +419,13 @@ def _contradictions(plan: Plan) -> Iterable[str]:
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: recipe fedsgd is one "
             'step on all examples, epochs = 1 and batch_size = 0; more steps are recipe = "fedavg"'
         )
+    if leaves_residual(plan.encoding.up) and plan.aggregation.aggregator != aggregators.MEAN.name:
+        yield (
+            f'encoding.up = "{plan.encoding.up}" leaves most elements of each update out: the aggregator '
+            f"{plan.aggregation.aggregator} compares updates element by element, or by their distances"
+        )
+    if plan.server.mix and plan.encoding.down == "float16":
+        yield 'encoding.down = "float16": server.mix = true moves the model towards what devices were sent exactly'
     try:
         find_encoding(plan.encoding.up)
     except ProtocolError as error:

@@ -167,11 +167,14 @@ class Aggregation(Section, frozen=True, kw_only=True):
 
 
 class Encoding(Section, frozen=True, kw_only=True):
-    """[encoding]: how updates become bytes (docs/encodings.md)."""
+    """[encoding]: how updates and models become bytes (docs/encodings.md)."""
 
     up: str = "float32"
     """Of updates: float32, float16, bfloat16, int8, int4, or top-k with its share: topk-0.01, topk-0.01-float16,
     topk-0.01-int8. Devices that do not know it send float32."""
+    down: Literal["float32", "float16", "delta"] = "float32"
+    """Of the model: float32, float16 (devices train from the rounded model), or float32 as the difference from an
+    earlier model, for devices that still have one of the last two."""
 
 
 class Pace(Section, frozen=True, kw_only=True):

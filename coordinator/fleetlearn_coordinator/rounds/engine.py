@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
@@ -39,11 +39,14 @@ RESTART_GRACE = 90.0
 
 
 class Snapshot(NamedTuple):
-    """An engine whose round is being committed, where no lease outlives its round. So none runs then; the driver knows
-    which devices are connected."""
+    """An engine whose round is being committed. The driver knows which devices are connected."""
 
     version: int
     round: int
+    book: dict[str, Any] | None = None
+    """Tasks that go on, as ``LeaseBook.snapshot`` returned them. None: no task does."""
+    pace: dict[str, Any] | None = None
+    """As ``Pace.snapshot`` returned it."""
 
 
 @dataclass(slots=True)
@@ -53,16 +56,23 @@ class Engine(RoundState):
     # --- the state, taken and brought back ---
 
     def snapshot(self) -> Snapshot:
-        """Return the state between a round and its ``committed``. Raises ValueError at any other time."""
+        """Return the state between a round and its ``committed``, as plain values. Raises ValueError at any other
+        time."""
         self._check_committing()
-        return Snapshot(self.version, self.round)
+        return Snapshot(
+            self.version, self.round, self.book.snapshot(), None if self.pace is None else self.pace.snapshot()
+        )
 
     @classmethod
     def from_snapshot(cls, settings: Settings, prefix: str, taken: Snapshot, connected: Iterable[str]) -> Engine:
         """Return an engine that goes on from a snapshot with these devices. The driver must call ``committed`` next.
-        What the engine remembered about devices is forgotten, as after a restart."""
+        What the engine remembered about devices that failed is forgotten, as after a restart."""
         engine = cls(settings, prefix, taken.version, taken.round, Phase.COMMITTING)
-        engine.selection.resting.update(connected)
+        if taken.book is not None:
+            engine.book.take_up(taken.book)
+        if engine.pace is not None and taken.pace is not None:
+            engine.pace.take_up(taken.pace)
+        engine.selection.resting.update(device for device in connected if device not in engine.book.tasks)
         return engine
 
     def restore(self, found: Restored, now: float) -> list[Command]:

@@ -6,12 +6,12 @@ The book decides nothing. Participation (participation.py) and selection (select
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED
 from fleetlearn_coordinator.rounds.progress_watch import Watch
@@ -126,6 +126,28 @@ class LeaseBook:
         self.accepted = dict(accepted)
         self.dropped = {task: (device, cause) for task, device, cause in dropped}
         self.lost = {task: (device, terms) for task, device, terms in lost}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what outlives a round, as plain values: for ``take_up``."""
+        return {
+            "leases": [[device, task, *self.terms[device]] for device, task in self.tasks.items()],
+            "lost": [[task, device, *terms] for task, (device, terms) in self.lost.items()],
+            "early": [*self.early.items()],
+            "absent": [*self.absent.items()],
+            "watches": [[device, *astuple(watch)] for device, watch in self.watches.items()],
+            "lost_checks": [*self._lost_checks],
+            "stall_checks": [*self._stall_checks],
+        }
+
+    def take_up(self, taken: Mapping[str, Any]) -> None:
+        """Fill an empty book with what another one's ``snapshot`` returned."""
+        self.tasks = {device: task for device, task, *_ in taken["leases"]}
+        self.terms = {device: Terms(*terms) for device, _, *terms in taken["leases"]}
+        self.lost = {task: (device, Terms(*terms)) for task, device, *terms in taken["lost"]}
+        self.early, self.absent = dict(taken["early"]), dict(taken["absent"])
+        self.watches = {device: Watch(*values) for device, *values in taken["watches"]}
+        self._lost_checks = deque(map(tuple, taken["lost_checks"]))
+        self._stall_checks = [*map(tuple, taken["stall_checks"])]
 
     def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool = False) -> Sequence[str]:
         """End these leases: their reports count, in the open round or, ``early``, in a later one. Returns those of the

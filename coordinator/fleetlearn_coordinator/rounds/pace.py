@@ -15,7 +15,7 @@ want of it, and how it is reached here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any
@@ -86,6 +86,15 @@ class Bookings:
             del self.expected[number]
         return self.expected.total()
 
+    def snapshot(self) -> list[Any]:
+        """Return the state as plain values: for ``take_up``."""
+        return [self.free_from, self._needed, self._counted_at, [*self.expected.items()]]
+
+    def take_up(self, taken: Sequence[Any]) -> None:
+        """Go on from what another object's ``snapshot`` returned, on the same clock: to the last bit."""
+        self.free_from, self._needed, self._counted_at, expected = taken
+        self.expected = Counter(dict(expected))
+
     def state(self, now: float) -> dict[str, Any]:
         """Return the state for ``restore``, with times that count from now."""
         self.away(now)  # forgets what has passed
@@ -112,6 +121,9 @@ class Names:
 
     def __getitem__(self, place: int) -> str:
         return self._names[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
     def add(self, name: str) -> None:
         if name not in self._places:
@@ -151,6 +163,27 @@ class Pace:
 
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.rules)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return who is there and what is booked, as plain values: for ``take_up``."""
+        return {
+            "present": sorted(self.present),
+            "fresh": [*self.fresh],
+            "served": [*self.served],
+            "needed": self.needed,
+            "draws": self.draws,
+            "sent_away": self.sent_away,
+            "bookings": self.bookings.snapshot(),
+        }
+
+    def take_up(self, taken: Mapping[str, Any]) -> None:
+        """Go on from what another object's ``snapshot`` returned."""
+        self.present = {*taken["present"]}
+        for names, saved in ((self.fresh, taken["fresh"]), (self.served, taken["served"])):
+            for name in saved:
+                names.add(name)
+        self.needed, self.draws, self.sent_away = taken["needed"], taken["draws"], taken["sent_away"]
+        self.bookings.take_up(taken["bookings"])
 
     def check_in(
         self,

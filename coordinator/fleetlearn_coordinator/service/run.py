@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     summarise_staleness,
     training_of,
 )
+from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
@@ -60,6 +62,7 @@ from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords,
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -79,6 +82,9 @@ from fleetlearn_coordinator.storage.ledger import (
 from fleetlearn_coordinator.storage.store import Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
+
+DELTA_BASES = 2
+"""Models before the newest from which devices are sent differences: their files are kept (``MODELS_KEPT``)."""
 
 
 class Clocks(NamedTuple):
@@ -114,6 +120,8 @@ class WrittenModel(NamedTuple):
     """Their SHA-256."""
     sha256: str
     """Of the model's bytes."""
+    forms: Forms
+    """In which it travels beside float32."""
     rows: list[Row]
     """What makes it the newest model, and its round closed."""
     summary: dict[str, Any]
@@ -243,12 +251,23 @@ class Run:
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
+        self.forms = make_forms(self.plan.encoding.down, self.model, self._earlier_models(version))
         return version
+
+    def _earlier_models(self, version: int) -> dict[str, Vector]:
+        """Return SHA-256 -> model, for the versions before this one from which devices are sent differences."""
+        found = {}
+        if self.plan.encoding.down == "delta":
+            for number in range(max(0, version - DELTA_BASES), version):
+                with suppress(StoreError):
+                    sha256 = self.store.ledger.model_digest(number)
+                    found[sha256] = self.store.load_parameters(number, sha256)
+        return found
 
     def _begin_algorithm(self) -> list[Row]:
         """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
         with the same tied vectors so far: what is here and what devices keep must belong together."""
-        tied, before = " ".join(self.plan.algorithm.tied), self.store.ledger.get("tied") or ""
+        tied, before = " ".join(self.plan.tied), self.store.ledger.get("tied") or ""
         if tied == before and self.vectors.keys() == {*self.plan.vectors}:
             return []
         self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
@@ -256,7 +275,7 @@ class Run:
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
-        if not self.plan.algorithm.tied:
+        if not self.plan.tied:
             return None
         return self.open_round.tied.get(device) or self.store.ledger.tied_to(device)
 
@@ -443,7 +462,7 @@ class Run:
         self, round: int, summary: dict[str, Any], at: float, needed: int | None, began: Began | None
     ) -> WrittenModel:
         """``needed``: the oldest model version that a lease still needs."""
-        open_round, algorithm = self.open_round, self.plan.algorithm
+        open_round = self.open_round
         model, state, summary["change"] = next_model(
             open_round.aggregators[UPDATE],
             open_round.sums[UPDATE],
@@ -461,20 +480,22 @@ class Run:
                 self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
             )
         digests = {name: digest(vector) for name, vector in vectors.items()}
-        row = ModelMade(self.engine.version + 1, digest(model), round, at)
+        version = self.engine.version + 1
+        forms = make_forms(self.plan.encoding.down, model, self._earlier_models(version))
+        row = ModelMade(version, digest(model), round, at)
         rows = [
             *self._write_model(row, model, state | vectors, needed),
             RoundClosed(round, "committed", summary, at),
-            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if algorithm.tied),
+            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if self.plan.tied),
         ]
-        return WrittenModel(round, model, state, vectors, digests, row.sha256, rows, summary)
+        return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary)
 
     def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
         tell the engine."""
         self.store.write(new.rows)
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
-        self.vector_digests = new.vector_digests
+        self.vector_digests, self.forms = new.vector_digests, new.forms
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))

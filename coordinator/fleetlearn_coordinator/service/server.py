@@ -10,7 +10,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fleetlearn_protocol.encodings import FLOAT32, family
+import msgspec
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, family
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
@@ -27,7 +28,9 @@ from fleetlearn_protocol.messages import (
     VectorReference,
     Welcome,
 )
+from fleetlearn_protocol.vector import digest
 
+from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import check_parts
 from fleetlearn_coordinator.network.contents import Older
@@ -66,6 +69,12 @@ class RunServer:
         self.spool, self.elements = run.store.blobs, run.model.size
         self._knows_encoding: set[str] = set()
         """Connected devices that know the plan's encoding of updates. The others are asked for float32."""
+        self._knows_half: set[str] = set()
+        """Connected devices that know float16, if models travel so. The others are sent float32."""
+        self._last_model: dict[str, str] = {}
+        """Connected device -> SHA-256 of the model that it has, if models travel as differences."""
+        self._half_digests: dict[int, str | None] = {}
+        """Version -> SHA-256 of its model as float16, for the newest and for those that tasks began from."""
         self._served = host.serve_run(self, run.bundle, self.fail)
         files = run.bundle.manifest.files.values()
         self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
@@ -132,10 +141,7 @@ class RunServer:
             self._idle.add(device)
             return
         self._idle.discard(device)
-        if family(self.run.plan.encoding.up) in check_in.encodings:
-            self._knows_encoding.add(device)
-        else:
-            self._knows_encoding.discard(device)
+        self._learn_encodings(check_in)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
         if check_in.evaluates:
@@ -145,7 +151,7 @@ class RunServer:
 
     def leave(self, device: str, now: float) -> None:
         self.run.evaluations.tiers.pop(device, None)
-        self._knows_encoding.discard(device)
+        self._forget_encodings(device)
         if device in self._idle:
             self._idle.remove(device)
             return
@@ -153,6 +159,24 @@ class RunServer:
             self._carry_out(self.engine.disconnect(device, now), now)
             if self.run.selection is not None:
                 self.run.selection.selection.stated.pop(device, None)
+
+    def _learn_encodings(self, check_in: CheckIn) -> None:
+        device, encoding = check_in.device, self.run.plan.encoding
+        self._forget_encodings(device)
+        if family(encoding.up) in check_in.encodings:
+            self._knows_encoding.add(device)
+        if encoding.down == FLOAT16.name and FLOAT16.name in check_in.encodings:
+            self._knows_half.add(device)
+        for base in check_in.models:
+            if base in self.run.forms.deltas:
+                self._last_model[device] = self.run.forms.deltas[base].base
+            elif base == self.run.model_digest and encoding.down == "delta":
+                self._last_model[device] = self.run.model_digest
+
+    def _forget_encodings(self, device: str) -> None:
+        self._knows_encoding.discard(device)
+        self._knows_half.discard(device)
+        self._last_model.pop(device, None)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
@@ -298,7 +322,7 @@ class RunServer:
                 task=lease.task,
                 round=lease.round,
                 bundle=run.bundle.sha256,
-                vectors=self._serve_model(lease.version, run.plan.vectors),
+                vectors=self._serve_model(lease.device, lease.version, run.plan.vectors),
                 parts=run.plan.parts if lease.device in self._knows_encoding else run.plan.exact_parts,
                 hyper=run.hyper_of(lease.version),
                 epochs=local.epochs,
@@ -314,11 +338,11 @@ class RunServer:
         )
 
     def _measure(self, lease: Measure) -> None:
-        vectors, left = self._serve_model(lease.version), max(0.0, lease.deadline - self.loop.time())
+        vectors, left = self._serve_model(lease.device, lease.version), max(0.0, lease.deadline - self.loop.time())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
-    def _serve_model(self, version: int, beside: Iterable[str] = ()) -> tuple[VectorReference, ...]:
-        """Let devices fetch this version's model and the vectors beside it. Returns what a task says of them."""
+    def _serve_model(self, device: str, version: int, beside: Iterable[str] = ()) -> tuple[VectorReference, ...]:
+        """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
         run = self.run
         self._publish()
         digests = run.digests_of(version, beside)
@@ -326,7 +350,16 @@ class RunServer:
             for sha256, where in self._find_older([version], beside).items():
                 self._served.contents.serve_older(sha256, where)
         size = FLOAT32.size(run.model.size)
-        return tuple(VectorReference(name, digest, size, FLOAT32.name) for name, digest in digests.items())
+        references = {name: VectorReference(name, digest, size, FLOAT32.name) for name, digest in digests.items()}
+        half = self._half_digest(version) if device in self._knows_half else None
+        if half is not None:
+            references[MODEL] = VectorReference(MODEL, half, FLOAT16.size(run.model.size), FLOAT16.name)
+        elif run.plan.encoding.down == "delta":
+            if version == run.engine.version and (base := self._last_model.get(device)) is not None:
+                delta = run.forms.deltas.get(base)
+                references[MODEL] = msgspec.structs.replace(references[MODEL], delta=delta)
+            self._last_model[device] = digests[MODEL]
+        return tuple(references.values())
 
     def held_out_measured(self, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
@@ -343,14 +376,16 @@ class RunServer:
     def _publish(self) -> None:
         run = self.run
         # A vector may change where the model stays as it is, bit for bit.
-        newest = {run.model_digest: run.model, **{run.vector_digests[name]: each for name, each in run.vectors.items()}}
-        if newest.keys() == self._published:
+        vectors = {run.model_digest: run.model} | {run.vector_digests[name]: each for name, each in run.vectors.items()}
+        if vectors.keys() == self._published:
             return
-        self._published = {*newest}
+        self._published = {*vectors}
         versions = {terms.version for terms in self.engine.book.terms.values()}
         if self.engine.evaluations.is_open:
             versions.add(self.engine.evaluations.version)
         versions.discard(self.engine.version)
+        newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(run.forms.contents)
+        self._half_digests = {number: self._half_digest(number) for number in (*versions, run.engine.version)}
         self.host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
     def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
@@ -363,8 +398,26 @@ class RunServer:
                     if sha256 in self.run.vector_digests.values():  # served as the newest
                         continue
                     tensor = PARAMETERS if name == MODEL else OPTIMIZER_STATE + name
-                    found[sha256] = Older(*self.run.store.blobs.find_tensor(number, tensor), size)
+                    where = self.run.store.blobs.find_tensor(number, tensor)
+                    found[sha256] = Older(*where, size)
+                    if name == MODEL and (half := self._half_digest(number)) is not None:
+                        found[half] = Older(*where, FLOAT16.size(self.run.model.size), FLOAT16)
         return found
+
+    def _half_digest(self, version: int) -> str | None:
+        """Return the SHA-256 of a model as float16; None if it does not travel so."""
+        run = self.run
+        if run.plan.encoding.down != FLOAT16.name:
+            return None
+        if version == run.engine.version:
+            return run.forms.half
+        if version not in self._half_digests:  # its tasks were given by an earlier process
+            self._half_digests[version] = None
+            with suppress(StoreError):
+                model = run.store.load_parameters(version, run.digest_of(version))
+                half = half_of(model)
+                self._half_digests[version] = None if half is None else digest(half)
+        return self._half_digests[version]
 
     def _finish(self, reason: str) -> None:
         self._send_away(3600.0, "finished")

@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
 
 from fleetlearn_device.driver.address import Address
-from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.timing import Timing, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Online
 
 log = logging.getLogger("fleetlearn.device")
@@ -70,7 +70,7 @@ class Connector:
         address: Of the coordinator.
         timing: Time limits.
         session: Is told of each opened and ended connection, and of each frame.
-        description: What the device states at each check-in.
+        state: Returns what the device states at a check-in.
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
     """
@@ -80,7 +80,7 @@ class Connector:
         address: Address,
         timing: Timing,
         session: Session,
-        description: Description,
+        state: Callable[[], Statement],
         handle: Callable[[Event], Awaitable[None]],
         on_end: Callable[[], None],
     ) -> None:
@@ -89,7 +89,7 @@ class Connector:
         self.come_back_after: float | None = None
         """Seconds after which the coordinator said to connect again, on the last connection."""
         self._address, self._timing = address, timing
-        self._session, self._description = session, description
+        self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
         self._dice = random.SystemRandom()
 
@@ -126,7 +126,7 @@ class Connector:
             ) as socket:
                 self.connection = Connection(socket, timing)
                 log.info("connected to %s", self._address.url)
-                await self._handle(lambda: session.connected(time.monotonic(), self._description.state()))
+                await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 async for frame in socket:
                     received = session.received if isinstance(frame, str) else session.received_chunk
                     await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]

@@ -36,6 +36,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
 )
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.train import StoppedError
@@ -58,8 +59,8 @@ class Driver:
         description: Description,
     ) -> None:
         self._contents, self._outbox = directory.contents, directory.outbox
-        self._trainer, self._session = trainer, session
-        self._connector = Connector(address, timing, session, description, self._handle, self._stop_upload)
+        self._trainer, self._session, self._description = trainer, session, description
+        self._connector = Connector(address, timing, session, self._state, self._handle, self._stop_upload)
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -76,6 +77,10 @@ class Driver:
         handled = asyncio.get_running_loop().create_future()
         self._events.put_nowait((event, handled))
         await handled
+
+    def _state(self) -> Statement:
+        """Return what the device states at a check-in."""
+        return self._description.state()._replace(models=self._contents.models())
 
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""

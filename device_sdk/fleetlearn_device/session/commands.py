@@ -22,6 +22,10 @@ class Wanted:
     """Most bytes that the content may have."""
     have: int = 0
     """Bytes that arrived in an earlier attempt."""
+    base: str | None = None
+    """For a difference: SHA-256 of the vector that it differs from."""
+    instead: Wanted | None = None
+    """For a difference: the whole vector, which is fetched if the difference cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,9 @@ class Session:
         if not isinstance(work, Storing) or work.wanted[0].sha256 != sha256:
             return []
         wanted, *others = work.wanted
+        if not good and wanted.instead is not None:
+            note = Note(f"{wanted.name} does not give the vector that it should", True)
+            return [note, *self._fetch(work, (wanted.instead, *others), now)]
         if not good:
             note = Note(f"{wanted.name} arrived with another SHA-256 than {sha256}", True)
             return [note, *self._fetch(work, (replace(wanted, have=0), *others), now)]
@@ -491,6 +494,9 @@ class Session:
         if refused.code is Code.WRONG_OFFSET and wanted.have:
             note = Note(f"{wanted.name} is fetched from its beginning: {said}", True)
             return [note, *self._fetch(work, (replace(wanted, have=0), *others), now)]
+        if wanted.instead is not None:
+            note = Note(f"{wanted.name} cannot be had, so all of it is fetched: {said}")
+            return [note, *self._fetch(work, (wanted.instead, *others), now)]
         return self._fail_task(work, "bad-bundle", f"fetching {wanted.name} was refused: {said}")
 
     def _task_refused(self, refused: Refused, task_id: str, said: str) -> Commands:

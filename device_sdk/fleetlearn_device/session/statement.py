@@ -17,6 +17,8 @@ class Statement(NamedTuple):
     charging: bool | None = None
     """Whether it is charging, or has mains power."""
     network: Network | None = None
+    models: tuple[str, ...] = ()
+    """SHA-256 of the models that it still has."""
 
 
 NOTHING_STATED = Statement()

@@ -20,7 +20,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.deltas import apply_delta
+from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -36,7 +37,8 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     read_manifest,
 )
-from fleetlearn_protocol.messages import Evaluate, Task
+from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Evaluate, Task
+from fleetlearn_protocol.vector import digest
 
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
@@ -90,7 +92,9 @@ class ContentCache:
                 place = f"models/{vector.sha256}"
                 if all(place != other.place for other in wanted):  # two vectors may be the same, such as zeros
                     wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
-            return self._resume([content for content in wanted if not (self._has(content) or self._link(content))])
+            lacking = [content for content in wanted if not (self._has(content) or self._link(content))]
+            deltas = {vector.sha256: vector.delta for vector in task.vectors}
+            return self._resume([self._smaller(content, deltas.get(content.sha256)) for content in lacking])
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
         """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises StateError."""
@@ -100,7 +104,8 @@ class ContentCache:
             file.write(payload)
 
     def finish(self, wanted: Wanted) -> bool:
-        """Move a complete content to its place. Deletes it and returns False where its SHA-256 is wrong.
+        """Move a complete content, or the vector that a difference gives, to its place. Deletes it and returns False
+        where the SHA-256 is wrong.
 
         Raises StateError.
         """
@@ -111,10 +116,37 @@ class ContentCache:
             if _digest(source) != wanted.sha256:
                 source.unlink()
                 return False
+            if wanted.base is not None and not self._apply(source, wanted):
+                source.unlink()
+                return False
             target.parent.mkdir(parents=True, exist_ok=True)
             source.replace(target)
             self._intact.add(target)
             return True
+
+    def models(self) -> tuple[str, ...]:
+        """Return the SHA-256 of the vectors that later ones may come as differences from. Raises StateError."""
+        with os_errors_as_state_errors(self._path):
+            return tuple(sorted(path.name for path in (self._path / "models").iterdir())[:MAX_VECTORS])
+
+    def _smaller(self, content: Wanted, delta: Delta | None) -> Wanted:
+        """Return the difference that gives this content, if there is one, and the device has what it differs from."""
+        if delta is None or not self._has(Wanted(delta.base, "the earlier model", f"models/{delta.base}", None, 0)):
+            return content
+        name = f"the difference of {content.name}"
+        return Wanted(delta.sha256, name, content.place, delta.size, delta.size, base=delta.base, instead=content)
+
+    def _apply(self, source: Path, wanted: Wanted) -> bool:
+        """Replace the difference in this file by the vector that it gives. Returns False if that is another one than
+        is wanted."""
+        assert wanted.base is not None
+        try:
+            content = apply_delta(self.vector_path(wanted.base).read_bytes(), source.read_bytes())
+        except (ProtocolError, FileNotFoundError) as error:
+            log.warning("%s is of no use: %s", wanted.name, error)
+            return False
+        source.write_bytes(content)
+        return f"models/{digest(content)}" == wanted.place
 
     def recheck_bundle(self, sha256: str) -> None:
         """Check the SHA-256 of a bundle's files again when they are needed next.
@@ -176,8 +208,10 @@ class ContentCache:
         os.utime(folder)
         for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
             self.delete_bundle(old.name)
+        kept = {vector.sha256 for vector in task.vectors}
+        kept |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
         for path in (self._path / "models").iterdir():
-            if path.name not in {vector.sha256 for vector in task.vectors}:
+            if path.name not in kept:
                 path.unlink()
 
     def _partial(self, wanted: Wanted) -> Path:

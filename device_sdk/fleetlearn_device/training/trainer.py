@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import Encoding, find_encoding
-from fleetlearn_protocol.errors import BundleError, ProtocolError
+from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
@@ -26,8 +26,8 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
+from fleetlearn_device.training.sent_parts import encode_parts, residual_of
 from fleetlearn_device.training.train import (
-    DivergedError,
     OutOfTimeError,
     StoppedError,
     TrainingError,
@@ -160,18 +160,19 @@ class Trainer:
     def _train(self, task: Task, end: float) -> FinishedUpdate:
         encodings = {name: find_encoding(encoding) for name, encoding in task.parts.items()}
         algorithm = ALGORITHMS[task.algorithm]
+        names = (*algorithm.tied, *residual_of(task.parts))
         with self._bundle_rechecked(task.bundle):
             vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
             model = vectors.pop(MODEL)
             bundle, runtime = self._open(task, model)
             size = bundle.manifest.size
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
-            tied = self._tied_vectors.begin(task.bundle, task.kept, size) if algorithm.tied else {}
+            tied = self._tied_vectors.begin(task.bundle, task.kept, size) if names else {}
             personal_size = size if algorithm.personal == "model" else 0
             self._outbox.reserve(
                 sum(encoding.size(size) for encoding in encodings.values()),
                 4 * kept_state_size(bundle.manifest),
-                file_size(algorithm.tied, size),
+                file_size(names, size),
                 4 * personal_size,
             )
             settings = Settings(
@@ -192,7 +193,7 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
-        contents = {name: _encode(encoding, outcome.parts[name], task.seed) for name, encoding in encodings.items()}
+        contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
         result = outcome.result
         report = Report(
             task=task.task,
@@ -209,7 +210,7 @@ class Trainer:
             personal=outcome.personal_evaluation,
         )
         encode(report)  # raises here what the coordinator would refuse
-        kept = result.kept_state, outcome.tied, outcome.personal
+        kept = result.kept_state, {**outcome.tied, **residual}, outcome.personal
         return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept)
 
     def _read_vector(self, reference: VectorReference) -> Vector:
@@ -271,11 +272,3 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
-
-
-def _encode(encoding: Encoding, part: Vector, seed: int) -> memoryview:
-    """Return the part's bytes. Raises DivergedError: the encoding cannot hold it."""
-    try:
-        return encoding.encode(part, seed)
-    except ProtocolError as error:
-        raise DivergedError(error.text) from error

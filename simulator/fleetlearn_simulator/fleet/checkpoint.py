@@ -1,6 +1,7 @@
 """The state of a fleet after a round, as tensors and JSON: a run that was stopped goes on from it.
 
-It is taken when a round's model is made, and no evaluation is open. No device has a task then.
+It is taken when a round's model is made, and no evaluation is open. Only tasks that outlive their round run then
+(checkpoint_tasks.py).
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Snapshot
+from fleetlearn_protocol.messages import CONTROL
 from numpy.typing import NDArray
 
+from fleetlearn_simulator.fleet import checkpoint_tasks
 from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.events import Event
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.selection import to_json
 
-LASTING_EVENTS = ("leave", "crash", "fill", "back")
-"""Events that are expected across rounds. The others belong to tasks."""
+LASTING_EVENTS = ("leave", "crash", "fill", "back", "window", "return")
+"""Events that are expected across rounds. The others belong to tasks, and follow from them."""
 OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
-
-
-KEPT = "kept."
-"""Prefix of the tensors that say which row is whose kept state."""
+KEPT, TIED, RESIDUALS = "kept.", "tied.", "residual."
+"""Prefixes of the tensors that say which row is whose kept state, whose tied vectors and whose residual."""
+TASKS = "tasks."
+"""Prefix of the tensors of the tasks that run."""
+RETURNS = "returns."
+"""Prefix of the tensors that say when devices come back, with pace steering."""
 
 
 def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -37,13 +43,24 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "earlier": coordinator.earlier,
         "has_bundle": np.array(sorted(fleet.tasks.has_bundle), np.int64),
     }
-    if coordinator.kept is not None:
-        tensors |= {f"{KEPT}{name}": value for name, value in coordinator.kept.rows.state().items()}
+    for prefix, rows in _kept_rows(fleet):
+        tensors |= {f"{prefix}{name}": value for name, value in rows.state().items()}
+    if coordinator.control is not None:
+        tensors[CONTROL] = coordinator.control.vector
     tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in coordinator.optimizer_state.items()}
+    of_tasks, tasks = checkpoint_tasks.snapshot(fleet.tasks)
+    tensors |= {f"{TASKS}{name}": value for name, value in of_tasks.items()}
+    of_returns, returns = ({}, None) if fleet.returns is None else fleet.returns.snapshot()
+    tensors |= {f"{RETURNS}{name}": value for name, value in of_returns.items()}
     state = {
         "now": events.now,
         "version": engine.version + 1,
         "round": engine.round,
+        "book": engine.book,
+        "pace": engine.pace,
+        "tasks": tasks,
+        "returns": returns,
+        "rates": coordinator.saved_rates(),
         "evaluated": [fleet.engine.evaluations.number, fleet.engine.evaluations.version],
         "change": fleet.history[-1]["change"],
         "metrics": fleet.metrics_of(fleet.history[-1]),
@@ -63,8 +80,10 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
     coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
     coordinator.optimizer_state = _named(tensors, OPTIMIZER)
-    if coordinator.kept is not None:
-        coordinator.kept.rows.restore(_named(tensors, KEPT))
+    for prefix, rows in _kept_rows(fleet):
+        rows.restore(_named(tensors, prefix))
+    if coordinator.control is not None:
+        coordinator.control.vector = tensors[CONTROL]
     fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
     events.now = coordinator.last_end = state["now"]
     connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
@@ -74,10 +93,21 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     heapq.heapify(events.heap)
     there = [device for device in connections.connected if device not in connections.away]
     evaluated = state.get("evaluated", (0, 0))  # an earlier version had no evaluations
-    taken = Snapshot(state["version"] - 1, state["round"])
+    taken = Snapshot(state["version"] - 1, state["round"], state.get("book"), state.get("pace"))
     coordinator.resume(taken, tuple(evaluated), list(map(name_of, there)), state.get("selection"))
+    coordinator.restore_rates(state.get("rates"))
+    if state.get("tasks") is not None:  # in an earlier version no task ran
+        checkpoint_tasks.restore(fleet.tasks, _named(tensors, TASKS), state["tasks"])
+    if fleet.returns is not None:
+        fleet.returns.take_up(_named(tensors, RETURNS), state["returns"])
     fleet.state([*connections.connected])
     fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+
+
+def _kept_rows(fleet: Fleet) -> list[tuple[str, DeviceRows]]:
+    kept = fleet.coordinator.kept
+    rows = [] if kept is None else [(KEPT, kept.states), (TIED, kept.tied), (RESIDUALS, kept.residuals)]
+    return [(prefix, row) for prefix, row in rows if row is not None]
 
 
 def _named(tensors: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
+from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
@@ -17,24 +19,26 @@ from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluatio
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.encodings import FLOAT16, find_encoding
+from fleetlearn_protocol.messages import CONTROL, Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.round_totals import RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.server_control import ServerControl
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
+from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 
 class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
-    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptStates | None) -> None:
+    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
@@ -55,6 +59,12 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
+        self.control = (
+            ServerControl(len(self.model), self.plan.server.devices)
+            if CONTROL in self.plan.vectors and self.plan.server.devices
+            else None
+        )
+        """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
         self.kept_before: list[int] = []
         """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
@@ -96,14 +106,33 @@ class SimulatedCoordinator:
             for name in names:
                 self._rates.add(number, name)
 
+    def saved_rates(self) -> list[tuple[int, dict[str, int]]] | None:
+        """Return the counts on which weights depend, for a checkpoint, if they do."""
+        return None if self._rates is None else [(number, dict(row)) for number, row in self._rates.rounds.items()]
+
+    def restore_rates(self, rows: Iterable[tuple[int, dict[str, int]]] | None) -> None:
+        """Go on from what ``saved_rates`` returned."""
+        if self._rates is not None and rows is not None:
+            self._rates.rounds = {number: Counter(row) for number, row in rows}
+
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.totals.opened = now
-        inputs = RoundInputs(self.model, hyper=self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None)
+        inputs = RoundInputs(
+            self.sent(self.model),
+            {} if self.control is None else {CONTROL: self.control.vector},
+            self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None,
+        )
+        earlier = self.sent(self.earlier)
         if self.outlive:
-            self.training.add_round(number, inputs, self.earlier, lambda: running().union(self.totals.given_in))
+            self.training.add_round(number, inputs, earlier, lambda: running().union(self.totals.given_in))
         else:
-            self.training.begin_round(number, inputs, self.earlier)
+            self.training.begin_round(number, inputs, earlier)
+
+    def sent(self, model: Vector) -> Vector:
+        """Return what devices have of a model that they were sent."""
+        half = half_of(model) if self.plan.encoding.down == FLOAT16.name else None
+        return model if half is None else FLOAT16.decode(half)
 
     @property
     def outlive(self) -> bool:
@@ -125,7 +154,8 @@ class SimulatedCoordinator:
             self.optimizer_state,
             self.model,
             self._began(),
-            scale=self.weighing.scale(self.totals.reported, self.totals.state),
+            self.plan.share(len(self.totals.devices)),
+            self.weighing.scale(self.totals.reported, self.totals.state),
         )
         return self._close("committed", number, dropped, change, now, connected)
 
@@ -135,6 +165,16 @@ class SimulatedCoordinator:
             return None
         ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
         return Began(self.training.given[number].inputs.model, self.plan.staleness_factor(staleness))
+
+    def refuse(
+        self, found: TrainedDevices, weights: NDArray[np.int64], reported: list[Reported]
+    ) -> tuple[int, str] | None:
+        """Return the first row that is not accepted, and why. None: all are. The arguments are those of
+        ``RoundTotals.refuse``."""
+        refused = [self.totals.refuse(found, weights, reported)]
+        if self.control is not None:
+            refused.append(self.control.refuse(found))
+        return min((row for row in refused if row is not None), key=lambda row: row[0], default=None)
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
@@ -166,9 +206,11 @@ class SimulatedCoordinator:
         self.history.append(summary)
         self.last_end = now
         self.totals = self._no_totals()
+        if self.control is not None:
+            self.control.end_round(how == "committed")
         if self.kept is not None:
             self.training.settle()
-            self.kept.rows.end_round()
+            self.kept.end_round(how == "committed")
             self.kept_before = []
         return summary
 
@@ -181,20 +223,28 @@ class SimulatedCoordinator:
         devices, names = self.totals.devices, ("loss", *self.metrics)
         given_in = self.totals.given_in or [self.engine.round] * len(devices)
         rows = self.totals.evaluations or self._evaluated(given_in, devices, self.kept_before)
-        return evaluation_of(rows, names, self.plan.round.max_weight)
+        personal: list[Evaluation | None] = []
+        if self.plan.algorithm.personal_model:
+            personal = self._evaluated(given_in, devices, self.kept_before, self.backend.evaluate_personal)
+        return evaluation_of(rows, names, self.plan.round.max_weight, personal)
 
     def _evaluated(
-        self, given_in: Sequence[int], devices: Sequence[int], kept_before: Sequence[int]
+        self,
+        given_in: Sequence[int],
+        devices: Sequence[int],
+        kept_before: Sequence[int],
+        measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]] | None = None,
     ) -> list[Evaluation | None]:
         """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
-        something. Returns a row for each."""
+        something. Returns a row for each. ``measure``: the back end's function, ``evaluate`` unless given."""
+        measure = measure or self.backend.evaluate
         found: dict[tuple[int, int, int], Evaluation | None] = {}
         keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
             own = sorted({key for key in keys if key[0] == number})
             jobs = [Job(device, kept=kept) for _, device, kept in own]
-            evaluated = self.backend.evaluate(self.training.given[number].inputs, jobs)
-            found |= zip(own, evaluated, strict=True)
+            inputs = self.training.given[number].inputs
+            found |= zip(own, measure(inputs, jobs), strict=True)
         return [found[key] for key in keys]
 
     def resume(

@@ -14,10 +14,10 @@ from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.events import EventQueue
+from fleetlearn_simulator.fleet.kept_by_devices import rows_of
 from fleetlearn_simulator.population.failures import CAUSES, sample_evaluation_fates
 from fleetlearn_simulator.population.traits import traits
 from fleetlearn_simulator.training.backend import Job, RoundInputs, steps_of
-from fleetlearn_simulator.training.kept_rows import NO_ROW
 
 
 class Running(NamedTuple):
@@ -34,7 +34,7 @@ class DeviceEvaluations:
 
     def __init__(self, tasks: DeviceTasks, coordinator: SimulatedCoordinator, events: EventQueue) -> None:
         self.scenario, self.tasks, self.coordinator, self.events = tasks.scenario, tasks, coordinator, events
-        self.inputs = RoundInputs(coordinator.model)
+        self.inputs = RoundInputs(coordinator.sent(coordinator.model))
         """With the model that the open evaluation measures."""
         self.opened = 0.0
         self.running: dict[int, Running] = {}
@@ -45,7 +45,7 @@ class DeviceEvaluations:
         """Task of the open evaluation -> its device, where the result was accepted."""
 
     def open(self, command: EvaluationOpened) -> None:
-        self.inputs, self.opened = RoundInputs(self.coordinator.model), self.events.now
+        self.inputs, self.opened = RoundInputs(self.coordinator.sent(self.coordinator.model)), self.events.now
         self.results, self.accepted = {}, {}
         self.tasks.write([{"time": self.opened, "event": "evaluation", **command._asdict()}])
 
@@ -60,12 +60,11 @@ class DeviceEvaluations:
         down = np.full(len(given), tasks.model_bytes)
         down += tasks.bundle_bytes * np.array([device not in tasks.has_bundle for device in numbers])
         tasks.has_bundle.update(numbers)
-        steps = steps_of(local, tasks.source.examples(devices)) // local.epochs
+        steps = steps_of(local, tasks.source.examples(devices)) // local.passes
         seconds, causes = sample_evaluation_fates(self.scenario, devices, given[0].number, steps=steps, down=down)
-        kept, rows = self.coordinator.kept, [NO_ROW] * len(numbers)
-        if kept is not None:
-            self.coordinator.training.settle()
-            rows = kept.rows.of(numbers)
+        kept = self.coordinator.kept
+        self.coordinator.training.settle()
+        rows = rows_of(None if kept is None else kept.states, numbers)
         jobs = [Job(device, kept=row) for device, row in zip(numbers, rows, strict=True)]
         found = self.coordinator.backend.evaluate(self.inputs, jobs)
         self.coordinator.totals.down += int(down.sum())

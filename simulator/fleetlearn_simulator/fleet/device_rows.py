@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ class DeviceRows:
         """Rows that the file has, or had."""
         self._rows = np.zeros(population, np.int32)
         """Each device's row plus 1; 0: none. What nobody writes takes no memory."""
-        self._replaced: list[int] = []
-        """Rows that were replaced in the open round."""
+        self._replaced: list[tuple[int, int]] = []
+        """Devices that have another row since the open round began, and the rows that they had before."""
         self._free: list[int] = []
         self._free_later: list[int] = []
         """Rows that nobody needs, except for the last checkpoint."""
@@ -45,18 +46,26 @@ class DeviceRows:
         else:
             row, self.used = self.used, self.used + 1
         self.file.write(row, values)
-        before = int(self._rows[device]) - 1
-        if before != NO_ROW:
-            self._replaced.append(before)
+        self._replaced.append((device, int(self._rows[device]) - 1))
         self._rows[device] = row + 1
 
-    def end_round(self) -> None:
-        """Give back the rows that were replaced in the round."""
-        self._give_back(self._replaced)
-        self._replaced = []
-
-    def _give_back(self, rows: Iterable[int]) -> None:
-        for row in rows:
+    def end_round(self, keep: bool = True) -> None:
+        """The open round is over. With ``keep`` devices have the rows that were written in it, else those before it.
+        A device that had two new rows has none then: for the second one it has deleted what it had before the first."""
+        replaced, self._replaced = self._replaced, []
+        if not keep:
+            times = Counter(device for device, _ in replaced)
+            given_up = list(zip(times, self.of([*times]), strict=True))
+            for device, before in replaced:
+                if times[device] == 1:
+                    self._rows[device] = before + 1
+                else:
+                    given_up.append((device, before))
+                    self._rows[device] = 0
+            replaced = given_up
+        for _, row in replaced:
+            if row == NO_ROW:
+                continue
             place = int(np.searchsorted(self._saved, row))
             saved = place < len(self._saved) and self._saved[place] == row
             (self._free_later if saved else self._free).append(row)

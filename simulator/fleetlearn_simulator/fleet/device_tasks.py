@@ -12,6 +12,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from numpy.typing import NDArray
 
@@ -21,6 +22,7 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
+from fleetlearn_simulator.fleet.kept_by_devices import rows_of
 from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
@@ -66,8 +68,13 @@ class DeviceTasks:
         limited, service = scenario.coordinator.limits, scenario.service
         self.downloads = DownloadQueue(service.downloads) if limited else None
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
-        self.model_bytes = coordinator.model.nbytes
-        self.update_bytes = coordinator.training.encoding.size(coordinator.model.size)
+        plan, size = scenario.plan, coordinator.model.size
+        # A model that travels as a difference counts as all of it.
+        self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
+        self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
+        """Bytes of the model and the vectors that a task has beside it."""
+        self.up_bytes = sum(find_encoding(encoding).size(size) for encoding in plan.parts.values())
+        """Bytes of a report's parts."""
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
     def begin_round(self) -> None:
@@ -89,7 +96,7 @@ class DeviceTasks:
         coordinator, engine, totals = self.coordinator, self.coordinator.engine, self.coordinator.totals
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.local, self.source.examples(devices))
-        down = np.full(size, self.model_bytes)
+        down = np.full(size, self.down_bytes)
         if not self.has_bundle.issuperset(numbers):
             down += self.bundle_bytes * np.array([device not in self.has_bundle for device in numbers])
             self.has_bundle.update(numbers)
@@ -101,7 +108,7 @@ class DeviceTasks:
             deadline=assigned[0].deadline,
             steps=steps,
             down=down,
-            up=np.full(size, self.update_bytes),
+            up=np.full(size, self.up_bytes),
             queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
         )
         ends = fates.seconds
@@ -221,19 +228,19 @@ class DeviceTasks:
             last = row + len(found)
             weights = coordinator.weights(tasks.name[row:last], found.examples)
             reported = totals.measure(found, weights)
-            refused = totals.refuse(found, weights, reported)
+            refused = coordinator.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
-                coordinator.kept_before += coordinator.kept.rows.of(tasks.device[row : row + good])
-                coordinator.kept.keep(tasks.device[made], tasks.task[made], found)
+                coordinator.kept_before += rows_of(coordinator.kept.states, tasks.device[row : row + good])
+                coordinator.kept.finished(tasks.device[made], tasks.task[made], found)
             rows, accepted = slice(row, row + good), found.select(range(good))
             commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
                 training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
-                totals.up += self.update_bytes
+                totals.up += self.up_bytes
                 self.lose(tasks.device[row], refused[1])
                 commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
             del found  # its memory must be free when the next round begins
@@ -260,7 +267,7 @@ class DeviceTasks:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
         totals = self.coordinator.totals
-        totals.up += self.update_bytes * len(times)
+        totals.up += self.up_bytes * len(times)
         devices, ids = tasks.device[rows], tasks.task[rows]
         coordinator, staleness = self.coordinator, list[int]()
         if coordinator.outlive:
@@ -269,6 +276,10 @@ class DeviceTasks:
         reported = coordinator.with_losses(tasks.round[rows], devices, reported)
         totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
         coordinator.count_updates(tasks.name[rows])
+        if coordinator.kept is not None:
+            coordinator.kept.accepted(devices, found)
+        if coordinator.control is not None:
+            coordinator.control.add(found)
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
             del self.running[device]

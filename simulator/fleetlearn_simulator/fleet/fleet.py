@@ -40,11 +40,11 @@ from fleetlearn_simulator.fleet.device_evaluations import DeviceEvaluations
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
-from fleetlearn_simulator.training.kept_rows import RowFile
+from fleetlearn_simulator.training.kept_rows import NO_FILES, KeptRows, RowFile
 
 MAX_BACK_OFF = 30.0
 """Seconds in which all devices connect again after the coordinator's restart. Their delays are uniform."""
@@ -67,14 +67,16 @@ class Fleet:
         backend: Backend,
         local: LocalSettings,
         log: WriteLines,
-        kept_states: RowFile | None = None,
+        files: KeptRows[RowFile] = NO_FILES,
+        residuals: RowFile | None = None,
     ) -> None:
-        """``log``: writes lines of the event log. ``kept_states``: the file for what devices keep, if they keep
-        something."""
+        """``log``: writes lines of the event log. ``files``, ``residuals``: for what devices keep."""
         self.scenario, self._log = scenario, log
         self.events = EventQueue()
         self.connections = Connections(scenario, self.events)
-        kept = None if kept_states is None else KeptStates(kept_states, scenario.population.size)
+        kept = None
+        if any((*files, residuals)):
+            kept = KeptByDevices(files, scenario.population.size, residuals)
         self.coordinator = SimulatedCoordinator(scenario, bundle, backend, kept)
         self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
         self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)

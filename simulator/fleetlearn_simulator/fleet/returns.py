@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.events import EventQueue
@@ -55,16 +57,35 @@ class Returns:
             if leaves < end:
                 self.events.expect(leaves, "leave", device)
         ids: Ids = np.flatnonzero(self.due < end)
-        leave = until(scenario, ids, now)
-        come = online(scenario, ids, now) & (leave > np.maximum(self.due[ids], now))
         self.due[ids] = np.maximum(self.due[ids], now)
-        absent = ids[~come]
-        self.due[absent] = np.maximum(end, next_online(scenario, absent, end) + BACK_OFF * self._random(len(absent)))
+        here, leave = online(scenario, ids, now), until(scenario, ids, now)
+        come = here & (leave > self.due[ids])
+        leaving, offline = ids[here & ~come], ids[~here]
+        self.due[leaving] = np.maximum(end, next_online(scenario, leaving, end) + BACK_OFF * self._random(len(leaving)))
+        due = np.maximum(self.due[offline], next_online(scenario, offline, now) + BACK_OFF * self._random(len(offline)))
+        # A window late rather than at its end: else all that come online in a window come in half of the next one.
+        self.due[offline] = np.where(due < end, due + WINDOW, due)
         ids, leave = ids[come], leave[come]
         order = np.argsort(self.due[ids], kind="stable")
         self._ends = dict(zip(ids.tolist(), leave.tolist(), strict=True))
         for device in ids[order].tolist():
             self.events.expect(float(self.due[device]), "return", device)
+
+    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return who comes when, as tensors and plain values: for ``take_up``."""
+        tensors = {
+            "due": self.due,
+            "devices": np.array([*self._ends], np.int64),
+            "ends": np.array([*self._ends.values()], np.float64),
+            "luck": np.array(self._luck, np.float64),
+        }
+        return tensors, {"window_end": self._window_end, "draws": self._draws}
+
+    def take_up(self, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
+        """Go on from what another object's ``snapshot`` returned."""
+        self.due, self._luck = tensors["due"], tensors["luck"].tolist()
+        self._ends = dict(zip(tensors["devices"].tolist(), tensors["ends"].tolist(), strict=True))
+        self._window_end, self._draws = state["window_end"], state["draws"]
 
     def is_due(self, device: int, time: float) -> bool:
         """Return whether the device checks in at this time, as it was expected."""

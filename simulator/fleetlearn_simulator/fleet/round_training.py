@@ -6,21 +6,21 @@ It can begin so early because it changes nothing in a round, except through devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count, islice, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.encodings import FLOAT32, Encoding
-from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.encodings import Encoding
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
-from fleetlearn_simulator.fleet.kept_states import KeptStates
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
-from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
-from fleetlearn_simulator.training.kept_rows import NO_ROW
+from fleetlearn_simulator.fleet.sent_updates import as_sent
+from fleetlearn_simulator.training.backend import NO_VECTORS, Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
     ResultReader,
@@ -50,7 +50,7 @@ class GivenInRound(NamedTuple):
 class RoundTraining:
     """Devices that are trained in batches, each from its round's model."""
 
-    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptStates | None = None) -> None:
+    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptByDevices | None = None) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
         something."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
@@ -126,14 +126,14 @@ class RoundTraining:
 
     def _begin_from(self, inputs: RoundInputs, chosen: RunningTasks) -> None:
         if chosen.task:
-            kept = [NO_ROW] * len(chosen.task) if self.kept is None else self.kept.rows.of(chosen.device)
-            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, kept))
+            states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
+            rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
+            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows))
             if LITTLE in chosen.corrupt:
                 reader = _Conspiracy(reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, reader, chosen)
-            if self.encoding != FLOAT32:
-                reader = partial(_read_as_sent, self.encoding, reader, chosen)
+            reader = as_sent(self.encoding, None if self.kept is None else self.kept.residuals, reader, chosen)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
@@ -161,6 +161,33 @@ class RoundTraining:
         if self.kept is not None and self.kept.lost(tasks.device[row], tasks.task[row], now):
             self._finished.append((tasks, row, begun))
 
+    def snapshot(self, running: RunningTasks) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it when no device owes
+        what its training left it (``settle``)."""
+        tensors, hyper = dict[str, NDArray[Any]](), dict[str, Mapping[str, float] | None]()
+        stale = {round for round, corrupt in zip(running.round, running.corrupt, strict=True) if corrupt == "stale"}
+        for round in sorted({*running.round}):
+            inputs = self.given[round].inputs
+            hyper[str(round)] = inputs.hyper
+            tensors[f"{round}.model"] = inputs.model
+            tensors |= {f"{round}.vector.{name}": vector for name, vector in inputs.vectors.items()}
+            if round in stale:
+                tensors[f"{round}.earlier"] = self.given[round].stale.model
+        return tensors, {"hyper": hyper, "begun": [task for task in running.task if task in self.begun]}
+
+    def take_up(self, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any], running: RunningTasks) -> None:
+        """Go on with these tasks from what another object's ``snapshot`` returned."""
+        self.started = bool(running.task)
+        for round in {*running.round}:
+            model, prefix = tensors[f"{round}.model"], f"{round}.vector."
+            vectors = {name.removeprefix(prefix): row for name, row in tensors.items() if name.startswith(prefix)}
+            inputs = RoundInputs(model, vectors or NO_VECTORS, state["hyper"][str(round)])
+            self.given[round] = _given(inputs, tensors.get(f"{round}.earlier", model))
+        begun = {*state["begun"]}
+        rows = [row for row, cause in enumerate(running.cause) if not cause]
+        self.untrained = {running.task[row]: (running, row) for row in rows if running.task[row] not in begun}
+        self._begin(running.select([row for row in rows if running.task[row] in begun]))
+
     def settle(self) -> None:
         """Let the devices keep what their training left that was finished and has not been reported."""
         while self._finished:
@@ -172,7 +199,7 @@ class RoundTraining:
             for tasks, row, begun in finished:
                 reader, index = begun or self.begun.pop(tasks.task[row])
                 assert self.kept is not None
-                self.kept.keep([tasks.device[row]], [tasks.task[row]], reader([index]))
+                self.kept.finished([tasks.device[row]], [tasks.task[row]], reader([index]))
 
 
 def _given(inputs: RoundInputs, earlier: Vector) -> GivenInRound:
@@ -222,23 +249,6 @@ def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indice
             with np.errstate(over="ignore"):  # the coordinator refuses what overflows
                 found.updates[row] = update = spoilt(seed, tasks.row(index), found.updates[row])
             found.largest[row] = np.abs(update).max()
-    return found
-
-
-def _read_as_sent(
-    encoding: Encoding, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]
-) -> TrainedDevices:
-    """Read results, and make of the updates what the coordinator gets: encoded by the device, decoded there."""
-    found = reader(indices)
-    for row, index in enumerate(indices[: len(found)]):
-        if not found.diverged[row]:
-            try:
-                content = encoding.encode(found.updates[row], tasks.seed[index])
-            except ProtocolError:  # the encoding cannot hold it
-                found.diverged[row] = True
-            else:
-                found.updates[row] = encoding.decode(content, found.updates.shape[1])
-                found.largest[row] = encoding.check(content, found.updates.shape[1])
     return found
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,14 @@ class DownloadQueue:
     def clear(self) -> None:
         """Forget all transfers: their round is over."""
         self._free.clear()
+
+    def snapshot(self) -> list[float]:
+        """Return the transfers that go on, for ``take_up``."""
+        return [*self._free]
+
+    def take_up(self, taken: Sequence[float]) -> None:
+        """Go on from what another object's ``snapshot`` returned."""
+        self._free = [*taken]
 
     def wait(self, now: float, seconds: Floats) -> Floats:
         """Return how long each of these devices waits. They ask now, one after the other, and take ``seconds``."""
@@ -61,6 +69,18 @@ class UploadQueue(Generic[T]):
         self._taken.clear()
         self._waiting.clear()
         self._order.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the transfers that go on or are to come, for ``take_up``."""
+        waiting = [(task, self._waiting[task][0]) for task in self._order if task in self._waiting]
+        return {"expected": dict(self.expected), "taken": sorted(self._taken), "waiting": waiting}
+
+    def take_up(self, taken: Mapping[str, Any], of: Callable[[str], T]) -> None:
+        """Go on from what another object's ``snapshot`` returned. ``of``: returns what is to be returned with a
+        task."""
+        self.expected, self._taken = dict(taken["expected"]), {*taken["taken"]}
+        self._waiting = {task: (seconds, of(task)) for task, seconds in taken["waiting"]}
+        self._order = deque(self._waiting)
 
     def expect(self, seconds: Mapping[str, float]) -> None:
         """Announce tasks that will ask."""

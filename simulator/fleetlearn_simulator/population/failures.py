@@ -14,6 +14,7 @@ from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
 from fleetlearn_simulator.scenario.corruptions import corruptions_of
+from fleetlearn_simulator.scenario.local_passes import passes_of
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.scenario.sections import Weibull
 
@@ -185,8 +186,11 @@ def _training(
         )
     step = compute.step_seconds / speed
     before = compute.start_seconds / speed
+    batches = np.ceil(steps / passes_of(local.algorithm, local.epochs, local.personal_epochs))
     if local.evaluate:
-        before = before + EVALUATION_COST * np.ceil(steps / local.epochs) * step
+        before = before + EVALUATION_COST * batches * step
+    if local.algorithm == "scaffold-gradient":  # the gradient of all data takes a pass by itself
+        before = before + batches * step
     part, most = UPLOAD_MARGIN
     left = deadline - download - min(part * deadline, most)
     if local.time_budget is not None:

@@ -6,6 +6,8 @@
     rounds.jsonl            one line for each round
     evaluations.jsonl       one line for each evaluation on devices, if there are any
     kept_states.f32         what devices keep from task to task, if they keep something: a row of float32 for each
+    tied_vectors.f32        what they keep from tasks whose reports counted, such as SCAFFOLD's c_k, in the same way
+    residuals.f32           what top-k left out of their updates that counted, in the same way
     checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on from it
     model.safetensors       the model at the end
     summary.json            the run in a few numbers
@@ -29,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.kept_rows import KEPT_STATES
+from fleetlearn_simulator.training.kept_rows import KEPT_STATES, RESIDUALS, TIED_VECTORS
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 EVALUATIONS = "evaluations.jsonl"
@@ -50,7 +52,7 @@ class RunLogs:
     def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.events = folder, events
-        for name in () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES):
+        for name in () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES, TIED_VECTORS, RESIDUALS):
             (folder / name).unlink(missing_ok=True)
         if EVALUATIONS not in (at or {}):  # there were none until then
             (folder / EVALUATIONS).unlink(missing_ok=True)

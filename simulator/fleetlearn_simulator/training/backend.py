@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
-from itertools import count as count_up
 from math import fsum
 from typing import NamedTuple, Protocol
 
@@ -19,18 +17,23 @@ import numpy as np
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.train import DivergedError, evaluate_data, train
+from fleetlearn_device.training.train import DivergedError, evaluate_data
+from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.messages import PLAIN, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
-from fleetlearn_simulator.training.kept_rows import NO_ROW, RowReader
+from fleetlearn_simulator.scenario.local_passes import passes_of
+from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, row_sizes
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
+    TIED,
     PendingResults,
     ResultReader,
     TrainedDevice,
@@ -62,13 +65,19 @@ class Job(NamedTuple):
     """Steps that the device does. None: all steps of its epochs."""
     kept: int = NO_ROW
     """The row with the device's kept state."""
+    tied: int = NO_ROW
+    """The row with the tied vectors that the task goes on from."""
 
 
 def jobs_from_columns(
-    devices: Sequence[int], seeds: Sequence[int], steps: Sequence[int | None], kept: Sequence[int]
+    devices: Sequence[int],
+    seeds: Sequence[int],
+    steps: Sequence[int | None],
+    kept: Sequence[int],
+    tied: Sequence[int],
 ) -> list[Job]:
     """Make one job of each row. This takes less than half the time of calling ``Job`` for each."""
-    return list(map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, strict=True)))
+    return list(map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, tied, strict=True)))
 
 
 class Backend(Protocol):
@@ -84,6 +93,9 @@ class Backend(Protocol):
         """Return the sums of the model's loss and metrics over the own data of each job's device, with the device's
         personal parameters. None: the loss there is not finite."""
 
+    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        """Return the same of each device's personal model (Ditto's), which before its first task is the round's."""
+
     def close(self) -> None: ...
 
 
@@ -93,19 +105,30 @@ class LocalSettings(NamedTuple):
     hyper: dict[str, float]
     epochs: int
     batch_size: int
+    algorithm: str = PLAIN
+    personal_epochs: int | None = None
+    """Passes in which what is the device's own is trained by itself. None: as many as ``epochs``."""
+
+    @property
+    def passes(self) -> int:
+        """How often a device passes over its data."""
+        return passes_of(self.algorithm, self.epochs, self.personal_epochs)
 
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     """Raises PlanError if the plan and the bundle do not fit together."""
     plan.check_against(bundle.manifest)
-    return LocalSettings(plan.hyper(bundle.manifest), plan.local.epochs, plan.local.batch_size)
+    local = plan.local
+    return LocalSettings(
+        plan.hyper(bundle.manifest), local.epochs, local.batch_size, local.algorithm, local.personal_epochs
+    )
 
 
 def steps_of(task: LocalSettings, examples: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of steps that devices with these numbers of examples do."""
     if not task.batch_size:
-        return np.full_like(examples, task.epochs)
-    return task.epochs * -(-examples // task.batch_size)
+        return np.full_like(examples, task.passes)
+    return task.passes * -(-examples // task.batch_size)
 
 
 class PerDevice:
@@ -117,16 +140,21 @@ class PerDevice:
         task: LocalSettings,
         source: Source,
         provider: ProviderName = "cpu",
-        kept_states: RowReader | None = None,
+        kept: KeptRows[RowReader] = NOTHING_KEPT,
     ) -> None:
-        """``kept_states``: where the rows of jobs are, if jobs have any."""
+        """``kept``: where the rows of jobs are, if jobs have any."""
         self.bundle, self.task, self.source, self.manifest = bundle, task, source, bundle.manifest
         self.runtime = open_runtime(bundle, kind="onnx", provider=provider)
-        self.kept_states, self.kept_size = kept_states, kept_state_size(bundle.manifest)
+        self.algorithm, self.kept = ALGORITHMS[task.algorithm], kept
+        sizes = row_sizes(self.manifest, task.algorithm)
+        more = {KEPT_STATE: sizes.states, TIED: sizes.tied}
+        more |= {part: self.manifest.size for part in EXCHANGES[task.algorithm].parts if part != UPDATE}
+        self.more = {name: size for name, size in more.items() if size}
+        """The vectors that training makes beside the update, and their elements."""
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
-        rows, more = [self._train(inputs, job) for job in jobs], {KEPT_STATE: self.kept_size} if self.kept_size else {}
-        return from_rows(rows, len(inputs.model), self.manifest.metrics, more)
+        rows = [self._train(inputs, job) for job in jobs]
+        return from_rows(rows, len(inputs.model), self.manifest.metrics, self.more)
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         # There is no other process: a device is trained when its result is read, and never if it is not.
@@ -134,10 +162,19 @@ class PerDevice:
 
     def kept_state(self, job: Job) -> Vector | None:
         """Return what the job's device has kept; None: nothing yet."""
-        if job.kept == NO_ROW:
-            return None
-        assert self.kept_states is not None
-        return self.kept_states.read(job.kept)
+        return _row(self.kept.states, job.kept)
+
+    def tied(self, job: Job) -> dict[str, Vector]:
+        """Return the tied vectors that the job's task goes on from, by name; empty: zeros."""
+        row, names = _row(self.kept.tied, job.tied), self.algorithm.tied
+        return {} if row is None else dict(zip(names, row.reshape(len(names), -1), strict=True))
+
+    def _split(self, row: Vector | None) -> tuple[Vector | None, Vector | None]:
+        """Return the kept state and the personal model of a row, each None if there is none."""
+        if row is None:
+            return None, None
+        size = kept_state_size(self.manifest)
+        return row[:size] if size else None, row[size:] if size < len(row) else None
 
     def _train(self, inputs: RoundInputs, job: Job) -> TrainedDevice:
         data = as_data(self.source.arrays(job.device))
@@ -147,42 +184,59 @@ class PerDevice:
             nonlocal done
             done = steps
 
-        load_model(self.runtime, self.bundle, inputs.model, self.kept_state(job))
+        settings = Settings(
+            hyper=self.task.hyper if inputs.hyper is None else inputs.hyper,
+            epochs=self.task.epochs,
+            batch_size=self.task.batch_size,
+            seed=job.seed,
+            time_budget=None if job.steps is None else float(job.steps),
+            clock=lambda: float(done),  # seconds are steps: a budget of n seconds ends the training after n steps
+            on_step=count,
+            personal_epochs=self.task.personal_epochs,
+        )
+        kept_state, personal = self._split(self.kept_state(job))
+        given = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
         try:
-            outcome = train(
-                self.runtime,
-                data,
-                hyper=self.task.hyper if inputs.hyper is None else inputs.hyper,
-                epochs=self.task.epochs,
-                batch_size=self.task.batch_size,
-                seed=job.seed,
-                # A clock that counts steps: then a budget of n seconds ends the training after n steps. The loop reads
-                # the clock twice before the first step, and once after each.
-                time_budget=None if job.steps is None else float(job.steps),
-                clock=partial(next, chain((0.0,), count_up(0.0))),
-                on_step=count,
-            )
+            outcome = run_algorithm(self.task.algorithm, self.runtime, self.bundle, data, given, settings)
         except DivergedError:
             return TrainedDevice(np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True)
+        result, vectors = outcome.result, dict(outcome.parts)
+        vectors[KEPT_STATE] = result.kept_state
+        if outcome.personal is not None:
+            vectors[KEPT_STATE] = np.concatenate([result.kept_state, outcome.personal])
+        if outcome.tied:
+            vectors[TIED] = np.concatenate([outcome.tied[name] for name in self.algorithm.tied])
         return TrainedDevice(
-            outcome.update,
-            dict(outcome.metrics),
-            outcome.examples,
-            outcome.steps,
-            outcome.seen,
-            outcome.complete,
-            outcome.loss,
-            check_finite(outcome.update),
-            vectors={KEPT_STATE: outcome.kept_state},
+            result.update,
+            dict(result.metrics),
+            result.examples,
+            result.steps,
+            result.seen,
+            result.complete,
+            result.loss,
+            check_finite(result.update),
+            vectors=vectors,
         )
 
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
         self.runtime.load(inputs.model)
-        return [self._evaluate(inputs.model, job) for job in jobs]
+        found = []
+        for job in jobs:
+            if self.manifest.local_size > self.manifest.size:
+                load_model(self.runtime, self.bundle, inputs.model, self.kept_state(job))
+            found.append(self._evaluate(job))
+        return found
 
-    def _evaluate(self, model: Vector, job: Job) -> Evaluation | None:
-        if self.kept_size:
-            load_model(self.runtime, self.bundle, model, self.kept_state(job))
+    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        found = []
+        for job in jobs:
+            _, personal = self._split(self.kept_state(job))
+            self.runtime.load(inputs.model if personal is None else personal)
+            found.append(self._evaluate(job))
+        return found
+
+    def _evaluate(self, job: Job) -> Evaluation | None:
+        """Evaluate the loaded model on the job's device."""
         try:
             return evaluate_data(self.runtime, self.source.arrays(job.device))
         except DivergedError:
@@ -190,6 +244,14 @@ class PerDevice:
 
     def close(self) -> None:
         """Does nothing: only memory is held."""
+
+
+def _row(reader: RowReader | None, row: int) -> Vector | None:
+    """Return a copy of a row. None: there is none."""
+    if row == NO_ROW:
+        return None
+    assert reader is not None
+    return reader.read(row)
 
 
 def means(parts: Sequence[Evaluation]) -> dict[str, float]:

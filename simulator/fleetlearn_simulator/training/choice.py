@@ -22,7 +22,7 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs, local_settings
-from fleetlearn_simulator.training.kept_rows import kept_states_of
+from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, row_files
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.vectorized import (
     Vectorized,
@@ -56,13 +56,13 @@ def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
 def make_backend(
     scenario: Scenario, kind: BackendName, provider: ProviderName = "cpu", folder: Path | None = None
 ) -> Backend:
-    """Make a back end with its own copy of the data, for this process alone. ``folder``: the run's, if the jobs' rows
-    are there. Sets the number of threads of the numeric libraries to 1: the last bits of a product depend on that
-    number, which would not be the same in each process."""
+    """Make a back end with its own copy of the data, for this process alone. ``folder``: the run's, where the jobs'
+    rows are, if they have any. Sets the number of threads of the numeric libraries to 1: the last bits of a product
+    depend on that number, which would not be the same in each process."""
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
-    kept_states = None if folder is None else kept_states_of(folder, bundle)
-    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider, kept_states)
+    kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
+    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider, kept)
     threadpool_limits(1)  # now that all libraries are loaded, also those of the user's module
     return backend
 
@@ -83,10 +83,10 @@ def choose_backend(
 ) -> tuple[BackendName, str]:
     """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
     if wanted == "vectorized":
-        check_many(bundle, scenario.plan.local.batch_size)
+        check_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm)
     if wanted != "auto":
         return wanted, "chosen"
-    if why := not_for_many(bundle, scenario.plan.local.batch_size):
+    if why := not_for_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm):
         return "bundle", why
     assert bundle.manifest.many is not None
     jobs = [Job(number % scenario.population.size, number) for number in range(bundle.manifest.many.devices)]
@@ -131,15 +131,16 @@ def start_backend(
     folder: Path | None = None,
 ) -> Backend:
     """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples.
-    ``folder``: the run's, if devices keep something. The other arguments are those of
+    ``folder``: the run's. The other arguments are those of
     ``fleetlearn_simulator.Options``."""
     make, divide = partial(make_backend, scenario, kind, provider, folder), _divider(scenario, bundle, source, kind)
     if engine == "ray":
         from fleetlearn_simulator.training.ray_pool import RayPool
 
         make = partial(make_backend, scenario, kind, provider)  # its workers do not see the folder
-        kept_states = None if folder is None else kept_states_of(folder, bundle)
-        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept_states)
+        local = local_settings(scenario.plan, bundle)
+        kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
+        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept)
     # If a round is one block, one process trains it: to hand it to another would only cost time. Processes share a GPU
     # by turns, and each takes memory of it for CUDA itself.
     alone = provider != "cpu" or (kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source))

@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import finalize
 
 import numpy as np
+from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_device.training.kept_state import kept_state_size
-from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import leaves_residual
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
 
 KEPT_STATES = "kept_states.f32"
-"""The name of the file of kept states in a run's folder."""
+TIED_VECTORS = "tied_vectors.f32"
+RESIDUALS = "residuals.f32"
+"""The names of the files in a run's folder."""
 NO_ROW = -1
 """In place of a row's number: the device keeps nothing yet."""
 
@@ -79,7 +83,45 @@ class RowsInMemory:
         return self.rows[row]
 
 
-def kept_states_of(folder: Path, bundle: Bundle) -> RowFile | None:
-    """Return the file of kept states in a run's folder. None: devices keep nothing for such a bundle."""
-    size = kept_state_size(bundle.manifest)
-    return RowFile(folder / KEPT_STATES, size) if size else None
+R_co = TypeVar("R_co", bound=RowReader, covariant=True)
+
+
+class KeptRows(NamedTuple, Generic[R_co]):
+    """Where the rows of devices are; None where devices have no such rows."""
+
+    states: R_co | None = None
+    """Kept states (personal parameters, kept rows of the step's state, the previous model), each with the device's
+    personal model after it, if the algorithm has one."""
+    tied: R_co | None = None
+    """The algorithm's tied vectors, such as SCAFFOLD's c_k, one after the other."""
+
+
+NOTHING_KEPT: KeptRows[RowReader] = KeptRows()
+NO_FILES: KeptRows[RowFile] = KeptRows()
+
+
+class RowSizes(NamedTuple):
+    """The elements of a device's rows; 0 where it has none."""
+
+    states: int
+    tied: int
+
+
+def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
+    """Return what a device keeps of such a bundle's tasks by this algorithm."""
+    personal = manifest.size if ALGORITHMS[algorithm].personal == "model" else 0
+    return RowSizes(kept_state_size(manifest) + personal, manifest.size * len(ALGORITHMS[algorithm].tied))
+
+
+def row_files(folder: Path, manifest: Manifest, algorithm: str) -> KeptRows[RowFile]:
+    """Return the files of rows in a run's folder."""
+    sizes = row_sizes(manifest, algorithm)
+    return KeptRows(
+        RowFile(folder / KEPT_STATES, sizes.states) if sizes.states else None,
+        RowFile(folder / TIED_VECTORS, sizes.tied) if sizes.tied else None,
+    )
+
+
+def residual_file(folder: Path, manifest: Manifest, encoding: str) -> RowFile | None:
+    """Return the file of what the updates' encoding leaves out; None: it leaves nothing."""
+    return RowFile(folder / RESIDUALS, manifest.size) if leaves_residual(encoding) else None

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Job, RoundInputs
-from fleetlearn_simulator.training.kept_rows import NO_ROW, RowReader
+from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, RowsInMemory
 from fleetlearn_simulator.training.process_pool import environment
 from fleetlearn_simulator.training.ray_worker import Answer, Worker, error_of
 from fleetlearn_simulator.training.trained_devices import PendingResults, TrainedDevices
@@ -83,8 +83,8 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         workers: How many, of one CPU each. Default: the CPUs of the cluster.
         address: Of a cluster that runs. Default: the address in RAY_ADDRESS, or else a new cluster on this machine that
             ``close`` ends. If the program has called ``ray.init`` itself, that cluster is used.
-        kept_states: Where the rows of jobs are, if jobs have any. They are sent with their jobs: the run's folder is on
-            this machine.
+        kept: Where the rows of jobs are, if jobs have any. They are sent with their jobs: the run's folder is on this
+            machine.
 
     Raises SimulatorError if Ray is not installed, if no cluster is at the address, and if workers do not start, differ
     in the bits of their results, or keep dying. Raises what a worker raised.
@@ -97,10 +97,10 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         model: Vector,
         workers: int | None = None,
         address: str | None = None,
-        kept_states: RowReader | None = None,
+        kept: KeptRows[RowReader] = NOTHING_KEPT,
     ) -> None:
         self.ray, self.owns_cluster = connect(address, workers)
-        self.make, self.inputs, self.kept_states = make, RoundInputs(model), kept_states
+        self.make, self.inputs, self.kept = make, RoundInputs(model), kept
         self.stored = self.trial = self.ray.put(self.inputs)
         """References in Ray's store: a round's inputs, and those that new workers do a step with."""
         self.first: tuple[str, str] | None = None
@@ -148,8 +148,9 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         return min(free, key=lambda handle: len(handle.tasks), default=None)
 
     def _give(self, worker: _WorkerHandle, work: _Part) -> None:
-        rows = {job.kept for block in work.blocks for job in block} - {NO_ROW}
-        kept = {row: self.kept_states.read(row) for row in rows} if self.kept_states else {}
+        jobs = [job for block in work.blocks for job in block]
+        states, tied = self.kept
+        kept = KeptRows(_copies(states, (job.kept for job in jobs)), _copies(tied, (job.tied for job in jobs)))
         self._add_task(worker, getattr(worker.actor, work.method).remote(work.inputs, work.blocks, kept), work)
 
     def collect(self) -> None:
@@ -229,6 +230,11 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
                 "bits: a run would not be reproducible. The nodes need the same bundle and data at the same paths, the "
                 "same versions of fleetlearn, onnxruntime and numpy, and processors of the same kind"
             )
+
+
+def _copies(reader: RowReader | None, rows: Iterable[int]) -> RowsInMemory | None:
+    """Return copies of rows. None: there are no rows."""
+    return None if reader is None else RowsInMemory({row: reader.read(row) for row in {*rows} - {NO_ROW}})
 
 
 def connect(address: str | None, workers: int | None) -> tuple[ModuleType, bool]:

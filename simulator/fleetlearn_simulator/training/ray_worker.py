@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import digest
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs
-from fleetlearn_simulator.training.kept_rows import RowsInMemory
+from fleetlearn_simulator.training.kept_rows import KeptRows, RowsInMemory
 from fleetlearn_simulator.training.worker_pool import MakeBackend
 
 
@@ -44,19 +44,25 @@ class Worker:
 
         return answer(begun)
 
-    def train(self, inputs: RoundInputs, blocks: list[list[Job]], kept: dict[int, Vector]) -> list[Answer]:
+    def train(self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]) -> list[Answer]:
         backend = self._backend(kept)
         return [answer(partial(backend.train, inputs, jobs)) for jobs in blocks]
 
-    def evaluate(self, inputs: RoundInputs, blocks: list[list[Job]], kept: dict[int, Vector]) -> list[Answer]:
+    def evaluate(self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]) -> list[Answer]:
         backend = self._backend(kept)
         return [answer(partial(backend.evaluate, inputs, jobs)) for jobs in blocks]
 
-    def _backend(self, kept: dict[int, Vector]) -> Backend:
-        """Return the back end. ``kept``: the rows of its next jobs, by their numbers."""
+    def evaluate_personal(
+        self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]
+    ) -> list[Answer]:
+        backend = self._backend(kept)
+        return [answer(partial(backend.evaluate_personal, inputs, jobs)) for jobs in blocks]
+
+    def _backend(self, kept: KeptRows[RowsInMemory]) -> Backend:
+        """Return the back end. ``kept``: the rows of its next jobs."""
         assert self.backend is not None
         if isinstance(self.backend, PerDevice):
-            self.backend.kept_states = RowsInMemory(kept)
+            self.backend.kept = kept
         return self.backend
 
 

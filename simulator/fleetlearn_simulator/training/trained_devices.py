@@ -11,8 +11,9 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
-KEPT_STATE = "kept_state"
-"""The name of the kept state among the vectors that training makes beside the update."""
+KEPT_STATE, TIED = "kept_state", "tied"
+"""Names of what the device keeps, among the vectors that training makes beside the update: its kept state, and its tied
+vectors one after the other."""
 NO_VECTORS: Mapping[str, Vector] = {}
 NO_MORE: Mapping[str, int] = {}
 

@@ -14,15 +14,18 @@ from fleetlearn_device.training.shuffling import permutations
 from fleetlearn_device.training.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
+from fleetlearn_protocol.messages import PLAIN
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs, steps_of
-from fleetlearn_simulator.training.kept_rows import RowReader
+from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, KeptRows, RowReader
+from fleetlearn_simulator.training.tied_rules import RULES, Rule
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
+    TIED,
     PendingResults,
     ResultReader,
     TrainedDevices,
@@ -81,10 +84,10 @@ class Vectorized(PerDevice):
         task: LocalSettings,
         source: Source,
         provider: ProviderName = "cpu",
-        kept_states: RowReader | None = None,
+        kept: KeptRows[RowReader] = NOTHING_KEPT,
     ) -> None:
-        super().__init__(bundle, task, source, provider, kept_states)
-        check_many(bundle, task.batch_size)
+        super().__init__(bundle, task, source, provider, kept)
+        check_many(bundle, task.batch_size, task.algorithm)
         many = bundle.manifest.many
         assert many is not None
         self.many = many
@@ -174,6 +177,12 @@ class Block:
         self.worst = np.zeros(lanes)
         """The largest magnitude of any step's loss."""
         self.seeds = np.array([job.seed for job in jobs] + [0] * free, np.int64)
+        hyper = inputs.hyper
+        self.hyper = backend.hyper if hyper is None else check_hyper(hyper, self.manifest.hyper)
+        self.rule = RULES.get(backend.task.algorithm)
+        """How the steps are corrected, and what becomes of the tied vector, if the algorithm has one."""
+        self.own = self._own_vectors()
+        """The tied vector of each job's device, (jobs, P)."""
         self.feed = self._feed()
 
     def _feed(self) -> dict[str, NDArray[Any]]:
@@ -192,13 +201,17 @@ class Block:
                 if reference == "previous":
                     given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
-        for lane, job in enumerate(self.jobs if self.backend.kept_size else ()):
+        for lane, job in enumerate(self.jobs if self.backend.kept_rows else ()):
             kept_state = self.backend.kept_state(job)
             if kept_state is not None:
                 self._feed_kept(feed, lane, kept_state)
-        hyper = self.inputs.hyper
-        values = self.backend.hyper if hyper is None else check_hyper(hyper, self.manifest.hyper)
-        return feed | {f"hyper.{name}": np.array(value, np.float32) for name, value in values.items()}
+        feed |= {f"hyper.{name}": np.array(value, np.float32) for name, value in self.hyper.items()}
+        if self.rule is not None:
+            correction = self._without_buffers(self.rule.correction(self.own, self.inputs.vectors))
+            for row in self.manifest.travelling:
+                part = slice(row.offset, row.offset + prod(row.shape))
+                feed[f"correction.{row.name}"][: len(self.jobs)] = correction[:, part].reshape(-1, *row.shape)
+        return feed
 
     def _feed_kept(self, feed: Mapping[str, NDArray[Any]], lane: int, kept_state: Vector) -> None:
         """Let a lane begin with what its device has kept."""
@@ -207,6 +220,27 @@ class Block:
             lane_of = feed[name][lane : lane + 1]  # a view, also of a scalar
             lane_of[...] = kept_state[place : place + count].reshape(lane_of.shape)
             place += count
+
+    def _own_vectors(self) -> NDArray[np.float32]:
+        own = np.zeros((len(self.jobs) if self.rule else 0, len(self.model)), np.float32)
+        for lane, job in enumerate(self.jobs if self.rule else ()):
+            for vector in self.backend.tied(job).values():
+                own[lane] = vector
+        return own
+
+    def _tied_vectors(self, rule: Rule, updates: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Return the tied vectors after the training, and the parts that are reported of them."""
+        steps = self.done[: len(self.jobs), None]
+        change = self._without_buffers(rule.change(self.inputs.vectors, updates, steps, self.hyper))
+        parts = {part: change for part in self.backend.more if part not in (KEPT_STATE, TIED)}
+        return {**parts, TIED: self.own + change}
+
+    def _without_buffers(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vectors``."""
+        for row in self.manifest.travelling:
+            if row.buffer:
+                vectors[:, row.offset : row.offset + prod(row.shape)] = 0
+        return vectors
 
     def _kept_states(self) -> NDArray[np.float32]:
         """Return what the devices keep now, (jobs, kept_size)."""
@@ -269,9 +303,13 @@ class Block:
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
         finite = np.isfinite(largest)
         vectors: dict[str, NDArray[np.float32]] = {}
-        if self.backend.kept_size:
+        if self.backend.kept_rows:
             vectors[KEPT_STATE] = self._kept_states()
-            finite &= np.isfinite(vectors[KEPT_STATE]).all(axis=1)
+        if self.rule is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+                vectors |= self._tied_vectors(self.rule, updates)
+        for made in vectors.values():
+            finite &= np.isfinite(made).all(axis=1)
         seen = self.seen[:count]
         loss, *metrics = self.sums[:, :count] / seen
         return TrainedDevices(
@@ -288,9 +326,11 @@ class Block:
         )
 
 
-def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
-    """Return why the bundle cannot train many devices at once; None if it can."""
+def not_for_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> str | None:
+    """Return why the bundle cannot train many devices at once by this algorithm; None if it can."""
     many = bundle.manifest.many
+    if algorithm != PLAIN and algorithm not in RULES:
+        return f"the algorithm {algorithm} trains device by device"
     if many is None:
         return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
     if many.batch is not None and many.batch != batch_size:
@@ -301,7 +341,9 @@ def not_for_many(bundle: Bundle, batch_size: int) -> str | None:
     return None
 
 
-def check_many(bundle: Bundle, batch_size: int) -> None:
-    """Raise SimulatorError if the bundle cannot train many devices at once."""
+def check_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> None:
+    """Raise SimulatorError if the bundle cannot train many devices at once by this algorithm."""
+    if algorithm != PLAIN and algorithm not in RULES:
+        raise SimulatorError(f'{not_for_many(bundle, batch_size, algorithm)}: choose the back end "bundle"')
     if why := not_for_many(bundle, batch_size):
         raise SimulatorError(f'{why}: export it with many=TrainMany(devices, steps), or choose the back end "bundle"')

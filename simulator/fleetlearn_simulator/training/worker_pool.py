@@ -70,9 +70,15 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
         return self._begin("train", inputs, jobs, self.divide(jobs)).read
 
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        return self._evaluate("evaluate", inputs, jobs)
+
+    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+        return self._evaluate("evaluate_personal", inputs, jobs)
+
+    def _evaluate(self, method: str, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
         size = max(1, -(-len(jobs) // self.shares))
         blocks = [list(range(start, min(start + size, len(jobs)))) for start in range(0, len(jobs), size)]
-        pending = self._begin("evaluate", inputs, jobs, blocks)
+        pending = self._begin(method, inputs, jobs, blocks)
         return [pending.value(index) for index in range(len(jobs))]
 
     def assign_waiting(self) -> None:

@@ -25,7 +25,7 @@ from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
 from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish, Measure
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import (
@@ -507,6 +507,27 @@ def test_a_failed_task_goes_to_another_device() -> None:
     assert any(isinstance(effect, Note) and effect.warning for effect in a.effects)
     assert a.conversation.upload is None
     assert isinstance(one(b.heard(), Task), Task)
+
+
+def test_a_measurement_is_accepted_before_what_follows_and_counts_once() -> None:
+    room = Room(goal=1, cohort=1, evaluation=EvaluationSettings(devices=1))
+    a = Device(room)
+    task = one(a.say(CheckIn(1, "a", 10, evaluates=True))[1:], Task)
+    room.tell(room.engine.request_evaluation(room.now))
+    assert a.heard() == [], "it trains first"
+    grant = granted(a, task, UPDATE)
+    accepted, evaluate = a.say(*chunks(grant, UPDATE), Uploaded(task.task))
+    assert accepted == Accepted(task.task)
+    assert isinstance(evaluate, Evaluate)
+    found = Evaluated(evaluate.task, Evaluation(10, 7.0, {}))
+    assert one(a.say(Evaluated("t7-7", found.evaluation)), Refused).code is Code.UNKNOWN_TASK
+    accepted, following = a.say(found)
+    assert accepted == Accepted(evaluate.task)
+    assert isinstance(following, Task)
+    assert room.measured == {evaluate.task: found.evaluation}
+    assert not room.engine.evaluations.is_open
+    assert a.say(found) == [Accepted(evaluate.task)], "its `accepted` may have got lost"
+    assert len(room.engine.evaluations.book.accepted) == 1
 
 
 def test_the_end_of_training_is_told_after_the_last_accepted() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.network.contents import Content, Contents, FileContent, Older
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
+from fleetlearn_protocol.encodings import FLOAT16
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from websockets.frames import Frame, Opcode
@@ -37,8 +38,8 @@ def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
 
 def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     contents = Contents(open_bundle(bundle_path))
-    contents.publish({"1" * 64: MODEL}, {})
-    contents.publish({"2" * 64: MODEL}, {})
+    contents.publish({"1" * 64: MODEL.tobytes()}, {})
+    contents.publish({"2" * 64: MODEL.tobytes()}, {})
     assert contents.find("2" * 64, 0).size == MODEL.nbytes
     with pytest.raises(ProtocolError) as caught:
         contents.find("1" * 64, 0)
@@ -49,18 +50,28 @@ def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_p
     contents, old = Contents(open_bundle(bundle_path)), np.arange(len(MODEL), dtype=np.float32)
     (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
     where = Older(str(tmp_path / "v1"), 6, old.nbytes)
-    assert contents.publish({"1" * 64: old}, {}) == []
+    assert contents.publish({"1" * 64: old.tobytes()}, {}) == []
     transfer = contents.find("1" * 64, 0).transfer
-    assert contents.publish({"2" * 64: MODEL}, {"1" * 64: where}) == []
+    assert contents.publish({"2" * 64: MODEL.tobytes()}, {"1" * 64: where}) == []
     found = contents.find("1" * 64, 0)
     assert isinstance(found, FileContent)
     assert found.transfer != transfer, "chunks of the two cannot be taken for each other"
     assert received(found, 5) == old.tobytes()[5:]
     contents.serve_older("0" * 64, where)  # another device came back with a task of it
-    assert contents.publish({"3" * 64: MODEL}, {"1" * 64: where}) == ["0" * 64, "2" * 64]
-    assert contents.publish({"4" * 64: MODEL}, {}) == ["1" * 64, "3" * 64]
+    assert contents.publish({"3" * 64: MODEL.tobytes()}, {"1" * 64: where}) == ["0" * 64, "2" * 64]
+    assert contents.publish({"4" * 64: MODEL.tobytes()}, {}) == ["1" * 64, "3" * 64]
     with pytest.raises(ProtocolError):
         contents.find("1" * 64, 0)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 131071, 131072, 200001])
+def test_an_older_model_is_served_as_float16_from_its_file(bundle_path: Path, tmp_path: Path, offset: int) -> None:
+    contents, old = Contents(open_bundle(bundle_path)), np.linspace(-3, 3, 150_000, dtype=np.float32)
+    (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
+    contents.serve_older("1" * 64, Older(str(tmp_path / "v1"), 6, 2 * len(old), FLOAT16))
+    found = contents.find("1" * 64, offset)
+    assert found.size == 2 * len(old)
+    assert received(found, offset) == FLOAT16.encode(old)[offset:]
 
 
 def received(content: Content | FileContent, offset: int) -> bytes:

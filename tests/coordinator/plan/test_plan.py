@@ -487,6 +487,15 @@ def test_what_an_update_weighs() -> None:
         (f"{BUFFERED}goal = 2\n[server]\nmix = true", ["server.mix = true", "round.goal = 1 (it is 2)"]),
         (f'{SMALL}[encoding]\nup = "int16"', ['encoding.up = "int16": there is no encoding int16; expected float32']),
         (f'{SMALL}[encoding]\nup = "topk-1.5"', ["topk-1.5", "topk-0.01-int8", "above 0, below 1"]),
+        (
+            BUFFERED.replace("fedbuff", "fedasync") + '[encoding]\ndown = "float16"',
+            ['encoding.down = "float16"', "server.mix = true"],
+        ),
+        (
+            f'recipe = "median"\n{SMALL}[encoding]\nup = "topk-0.1"',
+            ['encoding.up = "topk-0.1" leaves most elements', "the aggregator median"],
+        ),
+        (f'{SMALL}[encoding]\ndown = "int8"', ["encoding.down = 'int8'"]),
         (f"{SMALL}[encoding]\nup = 8", ["encoding.up = 8"]),
         (f"{SMALL}[pace]\nlongest = 60.0", ["pace.longest and pace.check_ins need pace.connected"]),
         (f"{SMALL}[pace]\nconnected = 5", ["pace.connected = 5 is less than the cohort", "6: rounds"]),

@@ -22,7 +22,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
-from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine, Snapshot
+from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code, ProtocolError
@@ -364,7 +364,7 @@ def test_a_snapshot_goes_on_as_the_engine_that_it_was_taken_of() -> None:
         engine.snapshot()
     together(engine, [(device, tasks[device].task) for device in list(tasks)[:2]], 10.0)
     taken = engine.snapshot()
-    assert taken == Snapshot(version=0, round=1)
+    assert taken[:2] == (0, 1)
     other = Engine.from_snapshot(SETTINGS, "t", taken, "abcd")
     expected = engine.committed(11.0, change=1.0, metrics={})
     assert expected[0] == Opened(2)

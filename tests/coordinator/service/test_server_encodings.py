@@ -11,10 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_protocol import Code
-from fleetlearn_protocol.encodings import FAMILIES, FLOAT32, Encoding, find_encoding
+from fleetlearn_protocol.deltas import apply_delta
+from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding
 from fleetlearn_protocol.frames import pack_chunk
-from fleetlearn_protocol.messages import Accepted, Grant, Held, Refused, Task, Uploaded
-from peers import SIZE, Connect, Peer, PlanMaker, fleet, report_of
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Evaluated,
+    Evaluation,
+    Failed,
+    Grant,
+    Held,
+    Refused,
+    Task,
+    Uploaded,
+)
+from fleetlearn_protocol.vector import digest
+from peers import BUFFERED, SIZE, Connect, Peer, PlanMaker, fleet, report_of
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -47,11 +59,16 @@ async def upload(peer: Peer, task: Task, content: memoryview, encoding: Encoding
     return await peer.receive()
 
 
-async def joined(join: Connect, name: str, held: Held | None = None) -> Peer:
+async def joined(join: Connect, name: str, held: Held | None = None, **stated: Any) -> Peer:
     """Return a device that knows all encodings, checked in."""
     peer = await join(name, check_in=False)
-    await peer.check_in(held, encodings=FAMILIES)
+    await peer.check_in(held, encodings=FAMILIES, **stated)
     return peer
+
+
+async def exactly(peer: Peer, task: Task) -> None:
+    """Do the task, and report in float32."""
+    assert isinstance(await upload(peer, task, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"])
@@ -146,3 +163,108 @@ async def test_bytes_that_no_encoder_writes_end_the_task(
         other = await joined(join, "b")
         second = await other.task()
         assert isinstance(await upload(other, second, encoding.encode(VECTOR), encoding), Accepted)
+
+
+@run_async
+async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: PlanMaker) -> None:
+    """Evaluations too. The coordinator's own model stays float32."""
+    async with fleet(make_plan(encoding__down="float16", round__goal=1, evaluation__every=1)) as (coordinator, join):
+        new = await joined(join, "new", evaluates=True)
+        await exactly(new, await new.task())
+        task = await new.receive()
+        model = coordinator.run.model
+        assert not np.equal(FLOAT16.decode(FLOAT16.encode(model)), model).all()
+        assert task.vectors == (FLOAT16.reference("model", model),)
+        assert await new.fetch(task.vectors[0].sha256) == FLOAT16.encode(model)
+        old = await join("old")
+        while not isinstance(task, Task):
+            await new.send(Evaluated(task.task, Evaluation(10, 1.0, {"accuracy": 5.0})))
+            await new.expect(Accepted)
+            task = await new.task()
+        await new.send(Failed(task.task, "stopping"))
+        exact = await old.task()
+        assert exact.vectors == (FLOAT32.reference("model", model),)
+        assert await old.fetch(exact.vectors[0].sha256) == model.tobytes()
+
+
+@run_async
+async def test_a_model_that_float16_cannot_hold_travels_as_float32(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(encoding__down="float16", round__goal=1)) as (coordinator, join):
+        a = await joined(join, "a")
+        task = await a.task()
+        assert isinstance(await upload(a, task, FLOAT32.encode(1e5 * VECTOR), FLOAT32), Accepted)
+        task = await a.task()
+        assert task.vectors == (FLOAT32.reference("model", coordinator.run.model),)
+
+
+@run_async
+async def test_an_older_model_is_served_as_float16_while_a_task_needs_it(make_plan: PlanMaker) -> None:
+    """Of asynchronous rounds; over a restart too."""
+    plan = make_plan(encoding__down="float16", **BUFFERED)
+    async with fleet(plan) as (coordinator, join):
+        a, b, c = [await joined(join, name) for name in "abc"]
+        slow, others = await a.task(), [await b.task(), await c.task()]
+        first = coordinator.run.model.copy()
+        await exactly(b, others[0])
+        await exactly(c, others[1])
+        await until(lambda: coordinator.engine.version == 1)
+        assert slow.vectors == (FLOAT16.reference("model", first),)
+        assert await a.fetch(slow.vectors[0].sha256) == FLOAT16.encode(first)
+    async with fleet(plan) as (coordinator, join):
+        a = await joined(join, "a")
+        again = await a.task()
+        assert (again.task, again.vectors) == (slow.task, slow.vectors)
+        assert await a.fetch(slow.vectors[0].sha256) == FLOAT16.encode(first)
+
+
+@run_async
+async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device_has(make_plan: PlanMaker) -> None:
+    """On the same connection, on a later one, and from another process; from no model that is older than two."""
+    plan = make_plan(encoding__down="delta", round__goal=1, round__over_selection=4)
+    models = []
+    async with fleet(plan) as (coordinator, join):
+        a = await join("a")
+        for version in range(3):
+            task = await a.task()
+            (reference,), model = task.vectors, coordinator.run.model
+            assert reference.sha256 == digest(model)
+            if version:
+                assert reference.delta is not None
+                assert reference.delta.base == digest(models[-1])
+                content = await a.fetch(reference.delta.sha256)
+                assert len(content) == reference.delta.size < model.nbytes
+                assert apply_delta(models[-1].tobytes(), content) == model.tobytes()
+            else:
+                assert reference.delta is None
+            models.append(model.copy())
+            await exactly(a, task)
+        assert (await a.task()).vectors[0].delta is not None
+        for held, base in ((models[1], digest(models[1])), (models[0], None), (np.zeros(3, np.float32), None)):
+            peer = await joined(join, f"b{held[0]}", models=(digest(held),))
+            (reference,) = (await peer.task()).vectors
+            assert (reference.delta and reference.delta.base) == base
+    async with fleet(plan) as (coordinator, join):
+        a = await joined(join, "a", models=(digest(models[2]),))
+        (reference,) = (await a.task()).vectors
+        assert reference.delta is not None
+        content = await a.fetch(reference.delta.sha256)
+        assert apply_delta(models[2].tobytes(), content) == coordinator.run.model.tobytes()
+
+
+@run_async
+async def test_a_top_k_task_names_the_task_whose_residual_it_goes_on_from(make_plan: PlanMaker) -> None:
+    """The last one that counted, over a restart too; with another kind of encoding none, and none after it."""
+    encoding = find_encoding("topk-0.3")
+    plan = make_plan(encoding__up=encoding.name, round__goal=1)
+    async with fleet(plan) as (_, join):
+        a = await joined(join, "a")
+        first = await a.task()
+        assert first.kept is None
+        assert isinstance(await upload(a, first, encoding.encode(VECTOR), encoding), Accepted)
+        assert (await a.task()).kept == first.task
+    async with fleet(plan) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept == first.task
+    async with fleet(make_plan(encoding__up="int8", round__goal=1)) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept is None
+    async with fleet(plan) as (_, join):
+        assert (await (await joined(join, "a")).task()).kept is None

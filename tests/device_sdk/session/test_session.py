@@ -339,6 +339,22 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
     assert isinstance(session.link, Online), "it waits like any other"
 
 
+@pytest.mark.parametrize("how", ["refused", "not the vector"])
+def test_a_difference_that_cannot_be_had_is_replaced_by_the_whole(how: str) -> None:
+    session = brought_to("idle")
+    tell(session, task())
+    delta = Wanted("d" * 64, "the difference of the model", WANTED.place, 9, 9, base="b" * 64, instead=WANTED)
+    assert acts(session.located("A", [delta], 0.0)) == [Send(Fetch("d" * 64))]
+    if how == "refused":
+        commands = tell(session, Refused(Code.UNKNOWN_CONTENT, "of an old round", None, "d" * 64))
+    else:
+        tell(session, Content(3, "d" * 64, 9, 0))
+        assert acts(session.received_chunk(pack_chunk(3, 0, bytes(9)), 0.0))[-1] == FinishContent(delta)
+        commands = session.stored("d" * 64, False, 0.0)
+    assert acts(commands) == [Send(Fetch(SHA))]
+    assert isinstance(session.work, Fetching)
+
+
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
     session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
     assert session.connected(0.0) == [

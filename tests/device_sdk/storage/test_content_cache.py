@@ -6,13 +6,17 @@ import hashlib
 import os
 import resource
 import signal
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.content_cache import MAX_BUNDLES, needed_files
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
+from fleetlearn_protocol.deltas import encode_delta
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -30,7 +34,7 @@ from fleetlearn_protocol.manifest import (
     read_manifest,
     write_manifest,
 )
-from fleetlearn_protocol.messages import Task, VectorReference
+from fleetlearn_protocol.messages import Delta, Task, VectorReference
 
 FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}
 MODEL = b"model of the round.."
@@ -88,6 +92,71 @@ def bring_all(state: StateDirectory, given: Task, bundle: bytes) -> list[str]:
             names.append(wanted.name)
             assert bring(state, wanted, contents[wanted.sha256])
     return names
+
+
+BASE = np.linspace(-1, 1, 5, dtype=np.float32)
+NEXT = BASE + np.float32(0.01)
+DELTA = encode_delta(BASE, NEXT)
+
+
+def with_delta(bundle: bytes, content: bytes = DELTA) -> Task:
+    """A task of the model NEXT, which may be fetched as a difference from BASE."""
+    given = task(bundle, NEXT.tobytes())
+    delta = Delta(sha(BASE.tobytes()), sha(content), len(content))
+    return msgspec.structs.replace(given, vectors=(msgspec.structs.replace(given.vectors[0], delta=delta),))
+
+
+def holding(state: StateDirectory, bundle: bytes) -> None:
+    """Bring what a task of the model BASE needs."""
+    contents = {sha(content): content for content in (*FILES.values(), bundle, BASE.tobytes())}
+    given = task(bundle, BASE.tobytes())
+    while lacking := state.contents.lacking(given, "onnx"):
+        for wanted in lacking:
+            assert bring(state, wanted, contents[wanted.sha256])
+    assert state.contents.models() == (sha(BASE.tobytes()),)
+
+
+def test_a_model_comes_as_the_difference_from_the_one_before(state: StateDirectory) -> None:
+    bundle = manifest()
+    holding(state, bundle)
+    given = with_delta(bundle)
+    (wanted,) = state.contents.lacking(given, "onnx")
+    assert (wanted.sha256, wanted.size, wanted.base) == (sha(DELTA), len(DELTA), sha(BASE.tobytes()))
+    assert wanted.instead == Wanted(sha(NEXT.tobytes()), "the model", f"models/{sha(NEXT.tobytes())}", 20, 20)
+    assert bring(state, wanted, DELTA)
+    assert state.contents.lacking(given, "onnx") == []
+    assert state.contents.vector_path(sha(NEXT.tobytes())).read_bytes() == NEXT.tobytes()
+    assert set(state.contents.models()) == {sha(BASE.tobytes()), sha(NEXT.tobytes())}
+    assert state.contents.lacking(task(bundle, NEXT.tobytes()), "onnx") == []
+    assert state.contents.models() == (sha(NEXT.tobytes()),), "the base is deleted when no task names it"
+
+
+@pytest.mark.parametrize("lost", ["deleted", "damaged"])
+def test_without_the_base_all_of_the_model_is_fetched(tmp_path: Path, lost: str) -> None:
+    bundle = manifest()
+    with closing(StateDirectory(tmp_path)) as state:
+        holding(state, bundle)
+    with closing(StateDirectory(tmp_path)) as state:
+        base = state.contents.vector_path(sha(BASE.tobytes()))
+        if lost == "deleted":
+            base.unlink()
+        else:
+            base.write_bytes(bytes(20))
+        (wanted,) = state.contents.lacking(with_delta(bundle), "onnx")
+        assert (wanted.sha256, wanted.base) == (sha(NEXT.tobytes()), None)
+
+
+@pytest.mark.parametrize("content", [encode_delta(BASE, BASE), b"nonsense"], ids=["another vector's", "no difference"])
+def test_a_difference_that_gives_another_vector_is_deleted(state: StateDirectory, content: bytes) -> None:
+    bundle = manifest()
+    holding(state, bundle)
+    given = with_delta(bundle, content)
+    (wanted,) = state.contents.lacking(given, "onnx")
+    assert not bring(state, wanted, content)
+    assert state.contents.models() == (sha(BASE.tobytes()),)
+    assert wanted.instead is not None
+    assert bring(state, wanted.instead, NEXT.tobytes())
+    assert state.contents.lacking(given, "onnx") == []
 
 
 def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:

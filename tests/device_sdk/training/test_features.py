@@ -11,11 +11,15 @@ from features import BYTES, examples, features_bundle
 from fleetlearn_device import open_runtime
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.training import features as module
+from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.data import ArrayData
 from fleetlearn_device.training.features import TOGETHER, FeatureCache, graphs_of
 from fleetlearn_device.training.train import BadValuesError, StoppedError, TrainingResult, train
+from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.manifest import FEATURES
+from fleetlearn_protocol.messages import CONTROL, UPDATE
 from numpy.typing import NDArray
 
 N = 100
@@ -55,6 +59,25 @@ def trained(
     given = given or data()
     settings: dict[str, Any] = {"hyper": {"lr": 0.2}, "epochs": 3, "batch_size": 8, "seed": 5, "evaluate": True}
     return train(runtime, cache.of(given) if cache else given, **{**settings, **options})
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-gradient"])
+def test_an_algorithm_does_the_same_from_features(tmp_path: Path, algorithm: str) -> None:
+    bundle = features_bundle(tmp_path / "corrected.bundle", step=LocalStep("sgd", correction=True)).bundle
+    luck, size = np.random.default_rng(0), bundle.manifest.size
+    server, own = luck.normal(size=(2, size)).astype(np.float32)
+    inputs = Inputs(bundle.parameters()[:size], None, {CONTROL: server}, {CONTROL: own})
+    settings = Settings({"lr": 0.05}, 2, 8, 5)
+    whole, kept = (
+        run_algorithm(
+            algorithm, open_runtime(bundle.path, from_features=cache is not None), bundle,
+            cache.of(data()) if cache else data(), inputs, settings,
+        )
+        for cache in (None, FeatureCache(bundle, 1, ALL))
+    )  # fmt: skip
+    for name in (UPDATE, CONTROL):
+        assert np.abs(whole.parts[name]).max() > 0.05
+        np.testing.assert_allclose(kept.parts[name], whole.parts[name], atol=1e-5)
 
 
 def test_the_training_is_the_same_as_of_whole_models(bundle: Bundle) -> None:

@@ -103,6 +103,23 @@ def test_the_update_is_sent_as_the_task_asks(state: StateDirectory, full: Bundle
     assert contents[0].contents[0] == encoding.encode(exact, given.seed)
 
 
+def test_a_task_goes_on_from_the_residual_of_the_one_that_it_names(state: StateDirectory, full: Bundle) -> None:
+    """Two updates of top-k: the second one's bytes are those of its update plus what the first left out. A set that no
+    task names any more is deleted."""
+    encoding, trainer = find_encoding("topk-0.3"), Trainer(state, DATA, "onnx", 1)
+    exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
+    first = trainer.train(task(full, 0, parts={"update": encoding.name}), 100.0)
+    residual = exact - encoding.decode(first.contents[0], 4)
+    assert first.tied is not None
+    assert first.tied["residual"].tobytes() == residual.tobytes()
+    state.outbox.save(first.report, first.contents, first.bundle, None, first.tied)
+    state.outbox.drop("t0")
+    given = msgspec.structs.replace(task(full, 0, parts={"update": encoding.name}), task="t1")
+    for kept, sent in (("t0", exact + residual), (None, exact), ("t0", exact)):
+        again = trainer.train(msgspec.structs.replace(given, kept=kept), 100.0)
+        assert again.contents[0] == encoding.encode(sent, given.seed)
+
+
 def test_an_update_that_its_encoding_cannot_hold_has_diverged(state: StateDirectory, full: Bundle) -> None:
     given = task(full, 0, parts={"update": "float16"}, hyper={"lr": 3000.0, "mu": 0.0}, epochs=1)
     bring(state, full, given)

@@ -14,8 +14,8 @@ from fleetlearn_coordinator.rounds import participation
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet import device_tasks
-from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
-from virtual import Driven, by_lines, drive, make_scenario
+from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS, read_checkpoint, read_rows
+from virtual import Driven, Row, by_lines, drive, make_scenario, simulate_in_parts
 
 BUFFERED: dict[str, Any] = {
     "plan__recipe": "fedbuff",
@@ -139,16 +139,55 @@ def test_late_updates_are_carried_into_the_next_round(tmp_path: Path, line: Path
     assert all(not row["causes"].get("surplus") for row in run.rounds)
 
 
-def test_a_run_that_was_stopped_begins_again(tmp_path: Path, line: Path) -> None:
-    scenario = make_scenario(tmp_path, line, 6, **BUFFERED)
+CARRIED: Row = {
+    "plan__round": {"goal": 4, "over_selection": 1.5, "minimum": 2, "deadline": 40.0, "late": "carry"},
+    "plan__staleness": {"max": 3},
+    "plan__stop__rounds": 12,
+}
+OFFLINE: Row = {"availability": {"kind": "bernoulli", "share": 0.6, "slot": 100.0}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        OFFLINE,
+        {"failures": {"crash": 0.2, "stragglers": 0.3, "corrupt": [{"kind": "stale", "share": 0.4}]}},
+        {"coordinator": {"limits": True, "crashes": [35.0, 150.0], "restart": 7.0}, "service": {"uploads": 1}},
+        {"plan__round": {**BUFFERED["plan__round"], "weighting": "inverse-participation"}},
+        CARRIED,
+        CARRIED | OFFLINE,
+    ],
+    ids=["quiet", "offline", "failures", "limits and crashes", "rates", "carried", "carried, offline"],
+)
+def test_a_run_stopped_after_each_round_ends_as_if_it_was_not(tmp_path: Path, line: Path, more: Row) -> None:
+    """With tasks that go on, of models that were made before the checkpoint."""
+    settings = BUFFERED | more
+    if more.get("plan__round") is CARRIED["plan__round"]:
+        settings["plan__recipe"] = "fedavg"
+    scenario = make_scenario(tmp_path, line, 9, **settings)
+    whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
+    assert whole is not None
+    rounds = read_rows(whole.folder, ROUNDS)
+    assert max(row["staleness"]["max"] for row in rounds) > 0
+    again = simulate_in_parts(scenario, tmp_path / "part.sim")
+    assert again.model.tobytes() == whole.model.tobytes()
+    for name in (ROUNDS, EVENTS):
+        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_conspirators_that_outlive_their_round_are_in_no_checkpoint(tmp_path: Path, line: Path) -> None:
+    """What they send depends on others that have reported already. The run begins again, and ends as it would have."""
+    failures = {"corrupt": [{"kind": "little", "share": 0.5}]}
+    scenario = make_scenario(tmp_path, line, 6, **BUFFERED, failures=failures)
     whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
     asked = count()
     assert simulate(scenario, tmp_path / "part.sim", should_stop=lambda: next(asked) > 20) is None
+    assert read_checkpoint(tmp_path / "part.sim") is None
     again = simulate(scenario, tmp_path / "part.sim", resume=True)
     assert whole is not None
     assert again is not None
     assert again.model.tobytes() == whole.model.tobytes()
-    assert read_rows(again.folder, ROUNDS) == read_rows(whole.folder, ROUNDS)
 
 
 def test_a_device_s_second_turn_in_a_round_has_a_fate_of_its_own(tmp_path: Path, line: Path) -> None:

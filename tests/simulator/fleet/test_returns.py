@@ -12,8 +12,8 @@ import pytest
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.returns import FIRST_CHECK_INS
-from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
-from virtual import Row, make_fleet, make_scenario
+from fleetlearn_simulator.results.run_folder import EVENTS, MODEL, ROUNDS
+from virtual import Row, make_fleet, make_scenario, simulate_in_parts
 
 PACED: Row = {
     "plan__round": {"goal": 6, "minimum": 6, "over_selection": 1.2, "deadline": 4000.0, "grace": 10.0},
@@ -100,13 +100,20 @@ def test_asynchronous_rounds(tmp_path: Path, line: Path) -> None:
     assert len(run.fleet.tasks.has_bundle) > 40
 
 
-def test_a_stopped_run_begins_again(tmp_path: Path, line: Path) -> None:
-    scenario = make_scenario(tmp_path, line, 20, **(PACED | {"plan__stop__rounds": 4}))
-    options = Options(backend="bundle", workers=1, checkpoint=1)
-    whole = simulate(scenario, tmp_path / "whole.sim", options)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"coordinator": {"crashes": [700.0], "restart": 40.0}},
+        {"plan__recipe": "fedbuff", "plan__round": {"goal": 4, "concurrency": 8, "deadline": 1000.0}},
+    ],
+    ids=["synchronous", "the coordinator dies", "asynchronous"],
+)
+def test_a_run_stopped_after_each_round_ends_as_if_it_was_not(tmp_path: Path, line: Path, more: Row) -> None:
+    """Devices come back when they were told to, to the last bit."""
+    scenario = make_scenario(tmp_path, line, 60, **(PACED | AWAY | {"plan__stop__rounds": 25} | more))
+    whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
     assert whole is not None
-    assert simulate(scenario, tmp_path / "cut.sim", options, should_stop=lambda: True) is None
-    cut = simulate(scenario, tmp_path / "cut.sim", options, resume=True)
-    assert cut is not None
-    assert cut.summary["model"] == whole.summary["model"]
-    assert len(read_rows(tmp_path / "cut.sim", ROUNDS)) == 4
+    again = simulate_in_parts(scenario, tmp_path / "parts.sim")
+    for name in (ROUNDS, EVENTS, MODEL):
+        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -12,9 +13,11 @@ import pytest
 from fleetlearn_protocol.encodings import FLOAT32, Encoding, find_encoding
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_simulator.fleet import round_training
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Job, RoundInputs
+from fleetlearn_simulator.training.kept_rows import NO_FILES, RowFile
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from rounds import running_task, trained_device, trained_devices
 from virtual import bits
@@ -51,8 +54,10 @@ class Doubles:
         self.begun.append((inputs.model.tolist(), [job.device for job in jobs]))
         return self.train(inputs, jobs).select
 
-    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation]:
+    def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
         raise AssertionError
+
+    evaluate_personal = evaluate
 
     def close(self) -> None: ...
 
@@ -81,6 +86,30 @@ def test_updates_are_what_the_coordinator_decodes(name: str) -> None:
         assert found.updates[row].tobytes() == decoded.tobytes()
         assert found.largest[row] == np.abs(decoded).max()
     assert found.diverged[2]
+
+
+def test_what_top_k_leaves_out_is_added_to_the_next_update_that_follows_one_that_counted(tmp_path: Path) -> None:
+    encoding = find_encoding("topk-0.5")
+    kept = KeptByDevices(NO_FILES, 9, RowFile(tmp_path / "residuals", 2))
+    training = RoundTraining(Doubles(), 1, encoding, kept)
+    task = running_task(1, 10.0)
+
+    def sent() -> list[float]:
+        """What the device sends of the update MODEL, 1 and 2."""
+        training.begin_round(3, RoundInputs(MODEL), EARLIER)
+        training.expect(RunningTasks.from_rows([task]), room=1)
+        (found,) = taken(training, task)
+        kept.accepted([1], found)
+        updates: list[list[float]] = found.updates.tolist()
+        return updates[0]
+
+    assert sent() == [0, 2]
+    kept.end_round(committed=True)
+    assert sent() == [2, 0], "1 + 1 is as much as 2: the first of the two"
+    kept.end_round(committed=False)
+    assert sent() == [2, 0], "what an abandoned round took does not count"
+    kept.end_round(committed=True)
+    assert sent() == [0, 4]
 
 
 def test_the_first_who_report_are_begun_together() -> None:

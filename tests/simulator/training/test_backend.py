@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from fleetlearn_simulator.training.backend import (
     means,
     steps_of,
 )
-from fleetlearn_simulator.training.kept_rows import NO_ROW, kept_states_of
+from fleetlearn_simulator.training.kept_rows import NO_ROW, row_files
 from fleetlearn_simulator.training.trained_devices import KEPT_STATE, TrainedDevices, concatenate
-from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, workloads_of
+from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, not_for_many, workloads_of
 from numpy.typing import NDArray
 from torch import nn
 from virtual import bits, one_by_one
@@ -359,12 +360,12 @@ def test_wanting_blocks_of_a_bundle_without_them(line: Path) -> None:
 
 
 def test_jobs_are_made_of_columns() -> None:
-    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3], [NO_ROW, 7])
-    assert jobs == [Job(5, 1, None), Job(6, 2, 3, 7)]
+    jobs = jobs_from_columns([5, 6], [1, 2], [None, 3], [NO_ROW, 7], [8, NO_ROW])
+    assert jobs == [Job(5, 1, None, tied=8), Job(6, 2, 3, 7)]
     assert {type(job) for job in jobs} == {Job}
-    assert jobs_from_columns([], [], [], []) == []
+    assert jobs_from_columns([], [], [], [], []) == []
     with pytest.raises(ValueError, match="zip"):
-        jobs_from_columns([1, 2], [1], [None], [NO_ROW])
+        jobs_from_columns([1, 2], [1], [None], [NO_ROW], [NO_ROW])
 
 
 def test_bundles_with_features_are_simulated_by_whole_models(tmp_path: Path) -> None:
@@ -415,10 +416,11 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
         module, x, y = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 10)), torch.randn(10, 6), torch.randint(10, (10,))
     options = KEPT_WHAT[what] | {"many": TrainMany(4, 3), "metrics": {"accuracy": accuracy}}
     bundle = cached_export(module, nn.functional.cross_entropy, (x, y), tmp_path / "kept.bundle", **options).bundle
-    file = kept_states_of(tmp_path, bundle)
+    files = row_files(tmp_path, bundle.manifest, "plain")
+    file = files.states
     assert file is not None
     task = LocalSettings({"lr": 0.05} | ({"mu": 0.5} if what == "moon" else {}), 2, 10)
-    one, many = (kind(bundle, task, Own(SIZES, 6), kept_states=file) for kind in (PerDevice, Vectorized))
+    one, many = (kind(bundle, task, Own(SIZES, 6), kept=files) for kind in (PerDevice, Vectorized))
     inputs, jobs = RoundInputs(bundle.parameters()[: bundle.manifest.size]), some_jobs(SIZES)
     first = one.train(inputs, jobs)
     assert first.vectors[KEPT_STATE].shape == (len(jobs), kept_state_size(bundle.manifest))
@@ -439,3 +441,53 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
     evaluated = [one.evaluate(inputs, some) for some in (jobs, later)]
     assert evaluated == [many.evaluate(inputs, some) for some in (jobs, later)]
     assert (evaluated[0][1:] == evaluated[1][1:]) == (what != "personal head")
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) -> None:
+    """A round in which every second device goes on from tied vectors; some do a part of their steps."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module, x, y = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), torch.randn(10, 6), torch.randint(8, (10,))
+    step, many = LocalStep("sgd", proximal=True, correction=True), TrainMany(4, 3)
+    bundle = cached_export(module, nn.functional.cross_entropy, (x, y), tmp_path / "tied.bundle", step=step, many=many)
+    manifest = bundle.bundle.manifest
+    files = row_files(tmp_path, manifest, algorithm)
+    assert files.tied is not None
+    random, sizes = np.random.default_rng(1), [size for size in SIZES if size > 1]  # BatchNorm needs two
+    task = LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 0, algorithm)
+    source = Own(sizes, 6, classes=8)
+    one, many_at_once = (kind(bundle.bundle, task, source, kept=files) for kind in (PerDevice, Vectorized))
+    buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in manifest.parameters if row.buffer]
+    assert buffers
+
+    def noise() -> NDArray[np.float32]:
+        made = random.normal(0, 0.01, manifest.size).astype(np.float32)
+        for place in buffers:
+            made[place] = 0
+        return made
+
+    control = noise()
+    inputs = RoundInputs(bundle.bundle.parameters(), {"control": control} if algorithm == "scaffold" else {})
+    jobs = some_jobs(sizes)
+    for row in range(0, len(jobs), 2):
+        files.tied.write(row, noise())
+        jobs[row] = jobs[row]._replace(tied=row)
+    first, second = one.train(inputs, jobs), many_at_once.train(inputs, jobs)
+    check_alike(first, second, 5e-6)
+    assert {*first.vectors} == ({"tied", "control"} if algorithm == "scaffold" else {"tied"})
+    for name, vectors in first.vectors.items():
+        np.testing.assert_allclose(second.vectors[name], vectors, atol=2e-4, rtol=1e-4)
+        for place in buffers:
+            assert not vectors[:, place].any()
+            assert not second.vectors[name][:, place].any()
+    plain = one.train(inputs, [job._replace(tied=NO_ROW) for job in jobs])
+    assert (np.abs(plain.updates - first.updates).max(axis=1) > 1e-4).tolist() == [job.tied != NO_ROW for job in jobs]
+
+
+def test_what_trains_device_by_device_says_so(softmax: Path) -> None:
+    bundle = open_bundle(softmax)
+    assert not_for_many(bundle, 10) is None
+    assert not_for_many(bundle, 10, "scaffold-gradient") == "the algorithm scaffold-gradient trains device by device"
+    with pytest.raises(SimulatorError, match='trains device by device: choose the back end "bundle"'):
+        Vectorized(bundle, LocalSettings({"lr": 0.1}, 1, 10, "scaffold-gradient"), Own([10], 60))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.kept_rows import KEPT_STATES, RowFile, kept_states_of
+from fleetlearn_simulator.training.kept_rows import KEPT_STATES, TIED_VECTORS, RowFile, row_files
 from full_disk import largest_file
 from line_bundle import write_line_bundle
 
@@ -49,9 +48,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_only_where_devices_keep_something(tmp_path: Path) -> None:
     bundle = write_line_bundle(tmp_path / "line.bundle")
-    assert kept_states_of(tmp_path, bundle) is None
+    assert row_files(tmp_path, bundle.manifest, "plain") == (None, None)
     keeping = write_line_bundle(tmp_path / "keeping.bundle", personal=True, state=True)
-    file = kept_states_of(tmp_path, open_bundle(keeping.path))
+    file, none = row_files(tmp_path, keeping.manifest, "plain")
+    assert none is None
     assert file is not None
     assert (file.path, file.size) == (tmp_path / KEPT_STATES, 2)
     assert not file.path.exists()
+    for algorithm in ("scaffold", "feddyn"):
+        none, file = row_files(tmp_path, bundle.manifest, algorithm)
+        assert none is None
+        assert file is not None
+        assert (file.path, file.size) == (tmp_path / TIED_VECTORS, 5)

@@ -226,7 +226,7 @@ def test_several_calls_may_be_under_way(
 def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
     """Otherwise both ends would wait until the other one reads."""
     jobs = [
-        Job(10**7 - number, 2**53 - 1 - number, 10**5 + number, 10**6 + number)
+        Job(10**7 - number, 2**53 - 1 - number, 10**5 + number, 10**6 + number, 10**6 - number)
         for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
     ]
     inputs, pending = RoundInputs(np.zeros(5, np.float32)), PendingResults(lambda pending, place: None)

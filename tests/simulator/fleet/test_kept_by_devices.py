@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from line_bundle import INITIAL, INITIAL_STATE, line_data, line_step, write_line_bundle
-from virtual import drive, make_fleet, make_scenario
+from virtual import drive, make_fleet, make_scenario, simulate_in_parts
 
 FULL = {"plan__local__batch_size": 0}
 """All examples in one step, so that an epoch takes 10 seconds on each device."""
@@ -37,8 +39,9 @@ def kept_by(fleet: Fleet, device: int) -> list[float] | None:
     """What a device keeps: h and t."""
     kept = fleet.coordinator.kept
     assert kept is not None
-    (row,) = kept.rows.of([device])
-    return None if row == NO_ROW else [float(value) for value in kept.rows.file.read(row)]
+    assert kept.states is not None
+    (row,) = kept.states.of([device])
+    return None if row == NO_ROW else [float(value) for value in kept.states.file.read(row)]
 
 
 def one_round(scenario: Scenario) -> Fleet:
@@ -156,6 +159,21 @@ def test_a_lost_device_goes_on_from_what_it_kept_in_the_same_round(tmp_path: Pat
     kept = kept_by(run.fleet, 0)
     assert kept is not None
     assert kept[1] == INITIAL_STATE["t"] + trainings
+
+
+def test_devices_with_a_task_keep_the_same_after_a_checkpoint(tmp_path: Path, keeping: Path) -> None:
+    """Asynchronously: tasks go on from one checkpoint to the next, some of them trained and not reported."""
+    scenario = make_scenario(
+        tmp_path, keeping, 8, **SLOW_UPLOAD, plan__stop__rounds=10, failures={"crash": 0.2},
+        availability={"kind": "bernoulli", "share": 0.7, "slot": 50.0},
+        plan__recipe="fedbuff", plan__round={"goal": 3, "concurrency": 5, "deadline": 1000.0},
+    )  # fmt: skip
+    whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
+    assert whole is not None
+    again = simulate_in_parts(scenario, tmp_path / "parts.sim")
+    for name in (ROUNDS, EVENTS):
+        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert again.model.tobytes() == whole.model.tobytes()
 
 
 def test_a_device_measures_with_what_it_keeps(tmp_path: Path, keeping: Path) -> None:

@@ -1,0 +1,53 @@
+"""The parts of a report as bytes, and what of them is left for the device's next update (error feedback)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.encodings import RESIDUAL, find_encoding, leaves_residual
+from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.messages import UPDATE
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.training.train import DivergedError
+
+
+class SentParts(NamedTuple):
+    """What a task sends."""
+
+    contents: dict[str, memoryview]
+    """Part -> its bytes."""
+    tied: dict[str, Vector]
+    """The residual, if the update's encoding leaves one: a tied vector."""
+
+
+def residual_of(asked: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the name of the tied vector that a task leaves beside its algorithm's, if any. ``asked``: part ->
+    encoding."""
+    return (RESIDUAL,) if leaves_residual(asked[UPDATE]) else ()
+
+
+def encode_parts(
+    asked: Mapping[str, str], parts: Mapping[str, Vector], seed: int, tied: Mapping[str, Vector]
+) -> SentParts:
+    """Encode the parts as a task asks. ``tied``: what it goes on from.
+
+    With top-k, what did not travel of the device's earlier updates is added to this one, and what does not travel now
+    is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv 1809.07599, algorithm 1; here
+    of whole updates). Raises DivergedError: an encoding cannot hold its part.
+    """
+    contents, left = dict[str, memoryview](), dict[str, Vector]()
+    try:
+        for name, encoding in ((name, find_encoding(encoding)) for name, encoding in asked.items()):
+            part = parts[name]
+            if name == UPDATE and leaves_residual(encoding.name):
+                part = part + tied.get(RESIDUAL, np.float32(0))
+                contents[name] = encoding.encode(part, seed)
+                left[RESIDUAL] = part - encoding.decode(contents[name], len(part))
+            else:
+                contents[name] = encoding.encode(part, seed)
+    except ProtocolError as error:
+        raise DivergedError(error.text) from error
+    return SentParts(contents, left)
