@@ -85,6 +85,8 @@ def text(
         "Over-selection and deadlines": plans(results),
         "All devices as likely to vanish": equal(results),
     }
+    if any(cell.recipe == "fednova" for cell in results):
+        parts["Unequal work"] = unequal(results)
     return "\n\n".join(f"## {title}\n\n{measure.table(list(rows))}" for title, rows in parts.items())
 
 
@@ -184,6 +186,27 @@ def plans(results: Results) -> Iterator[Sequence[str]]:
             of(runs, "evenness", show=ratio),
             *until,
             worst_tier(runs),
+        )
+
+
+def unequal(results: Results) -> Iterator[Sequence[str]]:
+    """FedAvg and FedNova with each deadline: slow devices report the steps that they did by then."""
+    recipes = ("fedavg", "fednova")
+    yield (
+        *("dropout", "deadline, s", "partial, %"),
+        *(f"{recipe}: {what}" for what in ("rounds", "accuracy, %", "worst tier, %") for recipe in recipes),
+    )
+    cells = [cell for cell in results if cell.recipe == "fednova" and cell._replace(recipe="fedavg") in results]
+    last = cells[-1].data
+    for cell in sorted(cells, key=lambda cell: (cell.dropout, -cell.deadline)):
+        if cell.data != last:
+            continue
+        both = [results[cell._replace(recipe=recipe)] for recipe in recipes]
+        yield (
+            *(f"{percent(cell.dropout)} %", f"{cell.deadline:g}", of(both[0], "partial_share", show=percent)),
+            *(of(runs, "to_target", "rounds", show=digits) for runs in both),
+            *(of(runs, "accuracy", show=percent) for runs in both),
+            *map(worst_tier, both),
         )
 
 

@@ -309,13 +309,15 @@ def target_of(text: str) -> Target:
 
 def grid(chosen: Any) -> list[Cell]:
     """All recipes on all kinds of data; FedAvg on the first and the last kind with other plans, and on the last with
-    another kind of dropout."""
+    another kind of dropout; on the last FedNova with other deadlines, where devices do unequal work."""
     last, ends = chosen.data[-1], dict.fromkeys((chosen.data[0], chosen.data[-1]))
     usual = [Cell(data, recipe, "by time", 0.0, **USUAL) for data, recipe in product(chosen.data, chosen.recipes)]
     others = product(ends, chosen.over_selection, chosen.deadlines)
     plans = [Cell(data, "fedavg", "by time", 0.0, share, deadline) for data, share, deadline in others]
     equal = [Cell(last, "fedavg", "equal", 0.0, share, USUAL["deadline"]) for share in (1.0, USUAL["over_selection"])]
-    found = [cell._replace(dropout=share) for cell in (*usual, *plans, *equal) for share in chosen.dropout]
+    work = [usual[-1]._replace(recipe="fednova", deadline=deadline) for deadline in chosen.deadlines]
+    unequal = work if "fednova" in chosen.recipes else []
+    found = [cell._replace(dropout=share) for cell in (*usual, *plans, *equal, *unequal) for share in chosen.dropout]
     return list(dict.fromkeys(cell if cell.dropout else cell._replace(hazard="by time") for cell in found))
 
 
