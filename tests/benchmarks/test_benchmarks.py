@@ -335,6 +335,7 @@ def test_aggregation(tmp_path: Path) -> None:
     assert all(row["cpu"] > 0 for row in results.values())
 
 
+@pytest.mark.slow
 def test_robust(tmp_path: Path) -> None:
     command = ["robust.py", "--keep", str(tmp_path / "kept"), "--seeds", "2", "--rounds", "3", "--workers", "1"]
     command += ["--recipes", "fedavg", "median", "--data", "alike", "--attacks", "a little", "--shares", "0.2"]
@@ -344,6 +345,7 @@ def test_robust(tmp_path: Path) -> None:
     assert (tmp_path / "robust.svg").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_personal(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--rounds", "1", "3", "--workers", "1", "--data", "labels")
     cells = {row["method"]: row["runs"] for row in figures(tmp_path, "personal.py", *sizes)["cells"]}
