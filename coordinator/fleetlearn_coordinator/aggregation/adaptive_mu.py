@@ -2,7 +2,7 @@
 1812.06127, section 5.3.2: "increasing mu by 0.1 whenever the loss increases and decreasing it by 0.1 whenever the loss
 decreases for 5 consecutive rounds".
 
-The loss of a committed round is that of its model before training, as the devices measure it (of their training where
+The loss of a committed round is what devices measure of its model before training (or of their training where
 they do not evaluate). What a round leaves for the next is in its summary, and so survives the process.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 STEP = 0.1
 FALLS = 5
-"""So many rounds in which the loss falls, one after the other, let mu fall."""
+"""Rounds in a row with a falling loss after which mu falls."""
 
 
 class MuState(NamedTuple):

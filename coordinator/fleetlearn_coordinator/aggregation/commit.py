@@ -67,7 +67,7 @@ def next_model(
     alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
     arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
 
-    The mean of the trained parameters is multiplied by ``scale`` (``Weighing.scale``), that of the buffers is not.
+    ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters, and leaves the buffers' mean as it is.
     """
     delta = aggregator.result(aggregate)
     if scale != 1.0:

@@ -34,7 +34,7 @@ class Algorithm(NamedTuple):
     personal_passes: bool = False
     """Whether what is the device's own is trained in passes by itself (``local.personal_epochs``)."""
     personal_model: bool = False
-    """Whether each device has a whole model of its own, which it measures beside the round's."""
+    """Whether each device has a personal model, which it measures beside the round's."""
 
 
 _SCAFFOLD = Algorithm(("correction",), True, (CONTROL,), True)

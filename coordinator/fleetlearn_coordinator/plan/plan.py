@@ -43,7 +43,7 @@ from fleetlearn_coordinator.plan.sections import (
 )
 from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Section, near, paths_from, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Settings
 
 
@@ -101,18 +101,12 @@ class Plan(Section, frozen=True, kw_only=True):
     @classmethod
     def read(cls, raw: dict[str, Any], base: Path, *, file: str = "plan") -> Plan:
         """A plan from a plan file's tables, which are filled in on the way. Raises PlanError."""
-
-        def place(_: type, given: object) -> Path:
-            if not isinstance(given, str) or not given:
-                raise TypeError("Expected a path")
-            return (base / Path(given).expanduser()).absolute()
-
         try:
             if "service" in raw:
                 raise ValueError(MOVED)
             refuse_unknown(raw, "plan", Plan, {**SECTIONS, **NESTED}, hidden=("file",))
             fill_defaults(raw)
-            plan = read_tables({**raw, "file": file}, "plan", cls, place)
+            plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))
             for problem in contradictions(plan):
                 raise ValueError(problem)
         except ValueError as error:

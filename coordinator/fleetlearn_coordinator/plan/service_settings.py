@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
+from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import Code, FleetError
 from msgspec import Meta
 
-from fleetlearn_coordinator.plan.toml_errors import Positive, Section, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Positive, Section, paths_from, read_tables, refuse_unknown
 
 ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 """What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
@@ -83,17 +83,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     ) -> ServiceSettings:
         """Return the settings of a service file's keys. ``base`` is what its paths are relative to; ``file`` is named
         in errors. Raises ServiceError."""
-
-        def place(_: type, given: object) -> Path:
-            if not isinstance(given, str) or not given:
-                raise TypeError("Expected a path")
-            return (Path(base) / Path(given).expanduser()).absolute()
-
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
             refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=())
-            settings = read_tables(raw, "service file", cls, place)
+            settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
                     f'host = "{settings.host}" lets other machines connect, and without TLS whoever is on the way '
@@ -119,11 +113,3 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         except ValueError as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return settings
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of this machine alone."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")  # RFC 6761, section 6.3

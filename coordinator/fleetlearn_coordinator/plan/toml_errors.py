@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import repeat
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -23,6 +24,17 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Table = TypeVar("Table", bound=Section)
+
+
+def paths_from(base: Path) -> Callable[[type, Any], Path]:
+    """Return ``read_tables``'s ``dec_hook`` for a file whose paths are relative to the folder ``base``."""
+
+    def place(_: type, given: object) -> Path:
+        if not isinstance(given, str) or not given:
+            raise TypeError("Expected a path")
+        return (base / Path(given).expanduser()).absolute()
+
+    return place
 
 
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:

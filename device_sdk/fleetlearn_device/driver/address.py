@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from fleetlearn_protocol.addresses import is_loopback
 from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
 
@@ -72,7 +72,7 @@ def checked_address(url: str, *, ca: str | os.PathLike[str] | None = None, insec
         return Address(url, _context(ca))
     if ca is not None:
         raise ValueError(f"a CA was given for {url}, which has no TLS; expected wss://")
-    if not insecure and not _is_loopback(parsed.host):
+    if not insecure and not is_loopback(parsed.host):
         raise ValueError(
             f"{url} is another machine's address without TLS: whoever is on the way reads and changes all that is "
             "sent. Expected wss://; or insecure=True (--insecure) where everybody on the network is trusted"
@@ -87,13 +87,6 @@ def check_token(token: str) -> None:
             f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 to 128 letters, "
             "digits, - and _, with no space or line end, as `fleetlearn-coordinator token` prints it"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")  # RFC 6761, section 6.3
 
 
 def _context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:

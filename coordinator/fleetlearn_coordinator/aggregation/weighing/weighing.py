@@ -1,6 +1,6 @@
 """How the updates of a round are weighed, beside their examples and their staleness.
 
-Each update x_i is multiplied by a factor of its own when it is added, and the mean by a scale when all are there:
+Each update x_i is multiplied by its factor when it is added, and the mean by a scale when all are there:
 
     scale * sum(w_i * s_i * c_i * f_i * x_i) / sum(w_i)
 
