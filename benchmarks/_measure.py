@@ -54,7 +54,7 @@ evaluate = false
 [round]
 goal = {devices}
 minimum = {devices}
-deadline = {deadline}
+deadline = 600.0
 {participation}
 [encoding]
 up = "{encoding}"
@@ -134,15 +134,13 @@ def coordinator(
     durable: str = "process",
     encoding: str = "float32",
     held: int = SPOOL_FILES_HELD,
-    deadline: float = 600.0,
-    more_of_round: str = "",
     **service: Any,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
     of the ``devices``, asynchronous ones for as many reports.
 
     It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
-    which the sum is saved. ``deadline``: seconds of a round; ``more_of_round``: further lines of the plan's [round].
+    which the sum is saved.
     ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
@@ -151,13 +149,7 @@ def coordinator(
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
             devices=devices, over_selection=over_selection
         )
-        values_of_plan = {
-            "devices": devices,
-            "rounds": rounds,
-            "participation": f"{participation}\n{more_of_round}",
-            "durable": durable,
-            "deadline": deadline,
-        }
+        values_of_plan = {"devices": devices, "rounds": rounds, "participation": participation, "durable": durable}
         plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
         settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
