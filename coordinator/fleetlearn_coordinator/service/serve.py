@@ -179,7 +179,7 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
 async def _sweep(server: RunServer) -> None:
     while True:
         try:
-            server.host.sweep()
+            server.host.sweep(SWEEP)
             server.look_for_request()
             peer_log.flush()
             _record(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -508,6 +509,18 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
         assert await a.closed() == 1006
         b = await join("b", check_in=False)  # nor may a connection stay that never checks in
         assert await b.closed() == 1006
+
+
+@run_async
+async def test_a_device_is_not_silent_while_the_coordinator_stands_still(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(), heartbeat=0.2) as (coordinator, join):
+        a = await join("a")
+        seen = coordinator.host.devices["a"].conversation.seen
+        coordinator.host.sweep(1.0)
+        time.sleep(1.5)  # a slow disk, or a machine that was suspended
+        coordinator.host.sweep(1.0)
+        await a.send(Heartbeat())
+        await until(lambda: coordinator.host.devices["a"].conversation.seen > seen + 1.5)
 
 
 @run_async
