@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code
@@ -115,7 +115,7 @@ class Identities:
     def make_token(self, uses: int, until: float, tags: Sequence[str], now: float) -> str:
         """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
         once: only its hash is kept."""
-        token = token_urlsafe(32)
+        token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
         with self._transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
             self._log(now, "token", {"token": _short(token), "uses": uses, "until": until, "tags": [*tags]})
