@@ -49,7 +49,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK, PATIENCE
+from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGES_OF_A_TASK, PATIENCE
 from fleetlearn_coordinator.conversation.port import Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 
@@ -237,9 +237,8 @@ class Conversation:
             self._close(1000, "come back later")
             return
         self.device, self._new, self.port = message.device, False, admitted.port
-        self._owner.perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
         self._owner.perform(Send(admitted.welcome))
-        self._owner.perform(CheckedIn(message.device))
+        self._owner.perform(CheckedIn(message.device, admitted.download, admitted.upload))
         self.port.join(message, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 

@@ -54,8 +54,12 @@ class Host:
             heartbeat=service.heartbeat,
             certificates=self._certificates,
             gate=gate,
+            limits=service.limits,
+            proxies=service.proxies,
         )
-        self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
+        self.shared = Shared(
+            self.admit, self.uploads, self.downloads, self._fail, self._listener.checked_in, self._listener.budgets
+        )
         self.connections = self.shared.connections
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
