@@ -31,7 +31,7 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo test test-all test-zoo check dist bench studies clean
+.PHONY: help demo test test-all test-zoo check dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -41,6 +41,7 @@ help:
 	@echo 'make check      lint, format, types, import walls'
 	@echo 'make dist       the wheel and the source archive, in dist/'
 	@echo 'make bench      the benchmarks'
+	@echo 'make soak       an hour of devices that come and go: does anything grow?   (ARGS="--minutes 15")'
 	@echo 'make studies    the studies of docs/ again: more than an hour'
 	@echo 'make clean      remove everything that was made here'
 	@echo 'PYTHON=/path/to/python  to set up with another Python than the first of: $(PYTHONS)'
@@ -83,6 +84,9 @@ dist: .venv/.installed
 
 bench: $(INSTALLED)
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
+
+soak: $(INSTALLED)
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done

@@ -19,6 +19,8 @@ from fleetlearn_simulator.population.traits import tiers_of, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
 
+from benchmarks._growth import BOUNDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -78,13 +80,33 @@ def test_pauses(tmp_path: Path) -> None:
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
 
 
-def test_connections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--credentials", "--tls", "--idle", "20")], ids=["plain", "secured"])
+def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
-    results = figures(tmp_path, "connections.py", *sizes)
+    results = figures(tmp_path, "connections.py", *sizes, *options)
     for contender in ("fleetlearn", "floor"):
         assert results["round"][contender]["accepted"]["min"] == 20
         assert results["storm"][contender]["welcomed"]["min"] == 300
         assert results["storm"][contender]["failed"]["max"] == 0
+    assert bool(options) == ("idle" in results)
+    if options:
+        assert results["idle"]["fleetlearn"]["welcomed"]["min"] == 20
+        assert results["idle"]["fleetlearn"]["idle_cpu_ms_per_s"]["max"] > 0
+
+
+def test_soak(tmp_path: Path) -> None:
+    """Memory that grows by more than its bound ends it with status 1: here whatever it does."""
+    sizes = ("--minutes", "0.2", "--devices", "6", "--size", "1000", "--heartbeat", "0.3", "--every", "3")
+    found = figures(tmp_path, "soak.py", *sizes)
+    for name in ("synchronous", "carried", "asynchronous"):
+        samples = found["samples"][name]
+        assert samples[-1]["accepted"] > samples[0]["accepted"] > 0
+        assert samples[-1]["connections"] > 6, "devices came back"
+        assert samples[-1]["changes"] > 6, "some were revoked, and enrolled again"
+        assert samples[-1]["RSS, MiB"] > 10
+        assert found["growths"][name].keys() == BOUNDS.keys()
+    done = run(tmp_path, "soak.py", *sizes, "--rss", "-1000", status=1)
+    assert "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;" in done.stderr
 
 
 def test_attacks(tmp_path: Path) -> None:

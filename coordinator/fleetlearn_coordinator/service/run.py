@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -335,10 +335,11 @@ class Run:
         made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
         return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
 
-    def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
+    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
         such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
-        older = {} if version == self.engine.version else self._digests_in_file(version)
+        in_file = beside and version != self.engine.version
+        older = self._digests_in_file(version) if in_file else {}
         return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
 
     def _digests_in_file(self, version: int) -> Mapping[str, str]:
