@@ -290,7 +290,7 @@ class Conversation:
                 self._owner.perform(Send(Accepted(message.task)))
                 return
         except ProtocolError as error:
-            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH):
+            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE):
                 self._stop_upload()
                 self._reject(device, message.task, error)
             else:

@@ -284,6 +284,29 @@ async def test_an_update_of_another_length_ends_the_task(make_plan: PlanMaker) -
 
 
 @run_async
+async def test_a_report_of_more_work_than_the_task_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(local__epochs=2, round__goal=3)) as (coordinator, join):
+        for device, otherwise in (("a", {"epochs": 2.5}), ("b", {"steps": 41})):
+            peer = await join(device)
+            await peer.send(report_of(await peer.task(), update_of(1.0), **otherwise))
+            refused = await peer.expect(Refused)
+            assert refused.code is Code.BAD_MESSAGE
+            assert "on 10 examples came; the task asked for 2 epochs" in refused.text
+        assert coordinator.engine.causes() == {"rejected: bad-message": 2}
+        c = await join("c")
+        assert isinstance(await c.upload(await c.task(), update_of(1.0), epochs=2.0, steps=40), Accepted)
+
+
+@run_async
+async def test_a_report_of_a_task_from_before_a_change_of_the_plan_counts(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(local__epochs=2, round__goal=1)) as (_, join):
+        task = await (await join("a")).task()
+    async with fleet(make_plan(local__epochs=1, round__goal=1)) as (_, join):
+        a = await join("a", held=Held(task.task, task.round))
+        assert isinstance(await a.upload(task, update_of(1.0), epochs=2.0), Accepted)
+
+
+@run_async
 async def test_a_report_of_parts_that_were_not_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         for device, otherwise, given in (
@@ -626,7 +649,7 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
                 known[number] = await peer.task()
             for number in range(first, last):
                 assert isinstance(
-                    await peers[number].upload(known[number], updates[number], examples=number + 1), Accepted
+                    await peers[number].upload(known[number], updates[number], examples=number + 1, steps=1), Accepted
                 )
             return coordinator  # type: ignore[no-any-return]
 
