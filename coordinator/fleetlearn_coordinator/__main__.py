@@ -29,7 +29,6 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request
-    from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
@@ -214,9 +213,8 @@ def _errors() -> Iterator[None]:
     """Expected errors as one line and exit status 1."""
     try:
         yield
-    except (FleetError, OSError, DatabaseError) as error:
-        what = f"the database of the run: {error}" if isinstance(error, DatabaseError) else str(error)
-        fail("error", what)
+    except (FleetError, OSError) as error:
+        fail("error", str(error))
 
 
 def main() -> None:

@@ -244,6 +244,9 @@ class Driver:
                 download.sent += len(frame)
                 progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
                 connection.downloads.tokens -= len(frame)
+        except OSError as error:  # its file
+            self.log(f"a download is ended: {error}", logging.WARNING)
+            conversation.withdrawn(start.sha256, "the coordinator cannot read what was fetched any more")
         finally:
             if self.download is download:
                 self.download = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "identities.sqlite3"
@@ -69,14 +69,14 @@ class Event(NamedTuple):
 
 class Identities:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError when it is made by a
-    newer version, sqlite3.Error where the disk is full or the file is no database."""
+    newer version, DatabaseError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut

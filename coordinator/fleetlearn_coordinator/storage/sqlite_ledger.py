@@ -6,7 +6,6 @@ power cut loses nothing either.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.stored_report import read_report
 
 from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -42,8 +42,6 @@ DATABASE = "coordinator.sqlite3"
 SCHEMA_VERSION = 4
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
-DatabaseError = sqlite3.Error
-"""What SQLite raises, for example when the disk is full or the file is no database."""
 
 DEVICES = """
 CREATE TABLE devices(
@@ -83,9 +81,9 @@ class SqliteLedger:
     """``Ledger`` in one SQLite database."""
 
     def __init__(self, path: Path, *, power: bool = False) -> None:
-        """Open the database. Raises StoreError where a newer version made it."""
+        """Open the database. Raises StoreError where a newer version made it, as every method DatabaseError."""
         self.path = path
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db = connect(path)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if power else 'OFF'}")

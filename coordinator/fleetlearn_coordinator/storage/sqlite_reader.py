@@ -11,6 +11,7 @@ from typing import Any
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -60,12 +61,12 @@ class LedgerReader:
 
 @contextmanager
 def read_ledger(folder: Path) -> Iterator[LedgerReader]:
-    """Open the database of a data directory. All reads show the same moment. Raises StoreError."""
+    """Open the database of a data directory. All reads show the same moment. Raises StoreError, DatabaseError."""
     path = folder / DATABASE
     if not path.is_file():
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+    with closing(connect(path, timeout=10.0, read_only=True)) as db:
         if not db.execute("PRAGMA user_version").fetchone()[0]:  # written together with the tables
             raise StoreError(
                 Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again"

@@ -214,6 +214,7 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: 
     with ExitStack() as opened:
         opened.callback(os.close, lock(folder / LOCK))
         blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads, kept))))
+        blobs.remove_drafts()
         ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power)))
         _refuse_lost(folder, ledger, blobs)
         if ledger.is_new:

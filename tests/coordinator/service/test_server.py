@@ -119,6 +119,25 @@ async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: 
 
 
 @run_async
+async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_plan: PlanMaker) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+        async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
+            a = await join("a")
+            entry, folder = coordinator.run.bundle.manifest.files[TRAIN], coordinator.run.bundle.path
+            coordinator._served.contents.find(entry.sha256, 0)  # opens it, as another device's fetch does
+            whole = (folder / TRAIN).read_bytes()
+            (folder / TRAIN).write_bytes(whole[:CHUNK_BYTES])
+            await a.send(Fetch(entry.sha256))
+            await a.expect(Content)
+            refused = await a.expect(Refused)
+            (folder / TRAIN).write_bytes(whole)
+            assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, entry.sha256)
+            assert [len(chunk.payload) for chunk in a.chunks] == [CHUNK_BYTES]
+            assert len(await a.fetch(coordinator.run.model_digest)) == 4 * SIZE
+
+
+@run_async
 async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         a = await join("a")

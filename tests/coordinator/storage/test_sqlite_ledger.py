@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
@@ -46,7 +47,7 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(DatabaseError, match=r"coordinator\.sqlite3: database or disk is full; free some space"):
         ledger.write([Metadata("a", "x" * 100_000)])
     ledger.write([Metadata("b", 1)])
     assert ledger.get("a") is None

@@ -370,3 +370,12 @@ def test_any_flipped_bit_of_a_model_s_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"v00000001\.safetensors is missing"):
         kept.load_model()
     kept.close()
+
+
+def test_half_written_models_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    """safetensors writes a file of a random name beside the draft, and renames it."""
+    open_store(tmp_path, BUNDLE).close()
+    for name in (".tmpA1b2C3", "v00000001.draft"):
+        (tmp_path / "models" / name).write_bytes(b"half")
+    open_store(tmp_path, BUNDLE).close()
+    assert not [*(tmp_path / "models").iterdir()]
