@@ -42,7 +42,7 @@ class Result(NamedTuple):
     finished: bool
     """False: it was stopped and can be started again."""
     version: int
-    """Of the newest model: the number of committed rounds."""
+    """Of the newest model."""
 
 
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:

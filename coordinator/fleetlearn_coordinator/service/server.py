@@ -310,15 +310,20 @@ class RunServer:
         vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.loop.time())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
-    def held_out_measured(self, metrics: dict[str, float]) -> None:
+    def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
-        if self.run.plan.stop.measured_by == "held-out" and self.run.finished is None and not self.done.done():
+        counts = self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
+        if counts and self.run.finished is None and not self.done.done():
             now = self.loop.time()
             self._carry_out(self.engine.measured(metrics, now), now)
 
     def look_for_request(self) -> None:
-        """Open an evaluation if somebody asked for one. A finished run is evaluated at its next start."""
-        if self.run.finished is None and not self.done.done() and self.run.evaluations.look_for_request():
+        """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next start does."""
+        if self.run.finished is not None or self.done.done():
+            return
+        if self.run.roll_backs.look(self.now()):
+            self._do_steps()
+        if self.run.evaluations.look_for_request():
             now = self.loop.time()
             self._carry_out(self.engine.request_evaluation(now), now)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,6 @@ class FileBlobs:
     # --- models ---
 
     def model_versions(self) -> list[int]:
-        """Return the versions of the models that have a file, in order."""
         return model_versions(self.folder)
 
     def save_model(self, version: int, tensors: Tensors) -> None:
@@ -183,10 +182,9 @@ class FileBlobs:
             raise StoreError(Code.UNKNOWN_CONTENT, f"{path} has no tensor {name}: an earlier version wrote it")
         return str(path), 8 + size + header[name]["data_offsets"][0]
 
-    def drop_models(self, before: int) -> None:
-        for version in self.model_versions():
-            if 0 < version < before:
-                model_path(self.folder, version).unlink(missing_ok=True)
+    def drop_models(self, versions: Iterable[int]) -> None:
+        for version in versions:
+            model_path(self.folder, version).unlink(missing_ok=True)
 
     def where_model(self, version: int) -> str:
         return str(model_path(self.folder, version))

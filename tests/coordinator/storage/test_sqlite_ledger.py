@@ -54,8 +54,8 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 5)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 6)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 5; this fleetlearn reads version 4"):
+    with pytest.raises(StoreError, match="version 6; this fleetlearn reads version 5"):
         open_ledger(tmp_path)
