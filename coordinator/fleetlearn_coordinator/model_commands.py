@@ -17,12 +17,11 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.versions import compare, read_versions
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = typer.Typer()
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-EXPECTED = (FleetError, OSError, DatabaseError)
+EXPECTED = (FleetError, OSError)
 """Errors that are one line and exit status 1."""
 
 
