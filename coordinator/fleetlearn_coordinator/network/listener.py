@@ -199,6 +199,7 @@ class Listener:
         if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
             self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
         connection.driver.closed()
+        connection.cut_cycles()
         self.check()
 
     def respond(self, connection: Connection, request: Request) -> Response:
