@@ -125,6 +125,10 @@ class Driver:
         except Exception as error:
             self._shared.failed(error)
 
+    def cut_cycles(self) -> None:
+        """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed with it."""
+        del self.conversation
+
     # What the host asks
 
     def overdue(self, now: float, silence: float) -> str | None:
