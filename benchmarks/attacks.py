@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import _connection_attacks
 import _flood_attacks
-import _ghost_attacks
 import _measure as measure
 import _transfer_attacks
 import _websocket_device
@@ -47,24 +46,17 @@ class Attack(NamedTuple):
     """Seconds of the attack that are not measured."""
     identities: bool = False
     """Whether the coordinator takes enrolled devices alone."""
-    deadline: float = 600.0
-    """Seconds of a round."""
-    more_of_round: str = ""
-    """Further lines of the plan's [round]."""
 
 
-GHOSTS = Attack("_ghost_attacks", 1.3, 30.0, deadline=10.0, more_of_round="grace = 0.3\nstall = 3.0")
-"""Ghosts take tasks from the honest devices, which is their attack. The coordinator finds them within some rounds, each
-of which takes as long as a task may stall, or the whole deadline."""
 ATTACKS = {
     **{attack.__name__: Attack("_flood_attacks") for attack in _flood_attacks.ATTACKS},
     **{attack.__name__: Attack("_connection_attacks") for attack in _connection_attacks.ATTACKS},
     **{attack.__name__: Attack("_transfer_attacks", 60.0) for attack in _transfer_attacks.ATTACKS},
-    **{attack.__name__: GHOSTS for attack in _ghost_attacks.ATTACKS},
     "half_open": Attack("_connection_attacks", 60.0),
     "stolen_names": Attack("_connection_attacks", identities=True),
 }
-"""Name -> attack."""
+"""Name -> attack. The ghosts of _ghost_attacks.py are not among them: the coordinator needs some rounds to find them,
+so tests/coordinator/service/test_server_ghosts.py shows what they do."""
 
 
 class Rounds:
@@ -201,8 +193,6 @@ def main() -> None:
                 devices=DEVICES,
                 rounds=10**6,
                 over_selection=attack.over_selection,
-                deadline=attack.deadline,
-                more_of_round=attack.more_of_round,
                 heartbeat=15.0,
                 limits='{exempt = ["127.0.0.1/32"]}',
                 **identities,

@@ -117,7 +117,7 @@ class Driver:
         self._stop_download()
         if device is not None:
             del self._shared.devices[device]
-            self._shared.budgets.keep(device, self.connection.budgets(), self._loop.time())
+            self._shared.budgets.keep(device, self.connection.budgets())
         if device is None or self._shared.ended:
             return
         try:
@@ -195,15 +195,14 @@ class Driver:
         self._log.say(now, level, "device %s: %s", who, text)
 
     def _check_in(self, effect: CheckedIn) -> None:
-        device, connection = effect.device, self.connection
-        earlier = self._shared.devices.get(device)
-        left = self._shared.budgets.take(device, self._loop.time())
+        device, connection, budgets = effect.device, self.connection, self._shared.budgets
+        earlier, left = self._shared.devices.get(device), budgets.take(device)
         if earlier is not None:
             earlier.conversation.replaced()
             left = earlier.connection.budgets()
         if left is not None:
             connection.go_on_with(left)
-        else:
+        if budgets.allows(device, self._loop.time()) or left is None:
             connection.allow(MESSAGE_BURST, effect.download, effect.upload)
         self._shared.devices[device] = self
         self._shared.checked_in(connection)
