@@ -99,7 +99,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
             raw = tomllib.loads(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
         return cls.read(raw, path.absolute().parent, file=str(path))
 
