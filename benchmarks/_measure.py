@@ -166,7 +166,8 @@ def coordinator(
 
     It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
     which the sum is saved. ``minimum``: reports that a round needs at its ``deadline``, if not of all devices.
-    ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with ``credential_of`` them; 0: whoever comes.
+    ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with
+    ``credential_of`` them; 0: whoever comes.
     ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
