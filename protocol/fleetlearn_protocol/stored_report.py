@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import UPDATE, Report
 
 Stored = TypeVar("Stored")
 
 
-def read_json(content: bytes, kind: type[Stored]) -> Stored:
+def read_json(content: Buffer, kind: type[Stored]) -> Stored:
     """Return the value of this type that a file holds. Raises msgspec.DecodeError, whatever the bytes are.
 
     msgspec alone raises UnicodeDecodeError where a string is no UTF-8, and RecursionError where values are nested
