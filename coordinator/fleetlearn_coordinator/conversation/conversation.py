@@ -161,11 +161,10 @@ class Conversation:
         self._leave()
         self._close(1008, "replaced")
 
-    def withdrawn(self, sha256: str) -> None:
+    def withdrawn(self, sha256: str, text: str = "the model that was fetched is of an old round") -> None:
         """This content is no longer served."""
         if self.fetching == sha256:  # not a fault of the device: it is not counted
             self._stop_download()
-            text = "the model that was fetched is of an old round"
             self._owner.perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
 
     # Events of the upload: when they come depends on the uploads of other conversations

@@ -242,6 +242,7 @@ class Listener:
                 use.short_lives.tokens = max(0.0, use.short_lives.tokens - 1)
             self._book.leave(use, newcomer=connection.newcomer)
         connection.driver.closed()
+        connection.cut_cycles()
         self.check()
 
     def checked_in(self, connection: Connection) -> None:

@@ -26,6 +26,14 @@ class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
 
 
+def is_service_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
+    try:
+        return "runs" in tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
 class Tls(Section, frozen=True, kw_only=True):
     """[tls]: the coordinator's own TLS. The files are read again when they change."""
 
@@ -88,6 +96,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
     `X-Forwarded-For`). Each must set one of these headers."""
     limits: Limits = Limits()
+    runs: Path | None = None
+    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds. Default: it serves the
+    one plan that it is started with."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
 
@@ -99,7 +110,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
             raw = tomllib.loads(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
         return cls.read(raw, path.absolute().parent, file=str(path))
 

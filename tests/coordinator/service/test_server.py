@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -115,6 +116,25 @@ async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: 
         for offset in (1, CHUNK_BYTES, CHUNK_BYTES + 3, len(whole) - 1, len(whole)):
             assert await a.fetch(manifest.files[TRAIN].sha256, offset) == whole[offset:]
         assert digest(await a.fetch(coordinator.run.bundle.sha256)) == coordinator.run.bundle.sha256
+
+
+@run_async
+async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_plan: PlanMaker) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+        async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
+            a = await join("a")
+            entry, folder = coordinator.run.bundle.manifest.files[TRAIN], coordinator.run.bundle.path
+            coordinator._served.contents.find(entry.sha256, 0)  # opens it, as another device's fetch does
+            whole = (folder / TRAIN).read_bytes()
+            (folder / TRAIN).write_bytes(whole[:CHUNK_BYTES])
+            await a.send(Fetch(entry.sha256))
+            await a.expect(Content)
+            refused = await a.expect(Refused)
+            (folder / TRAIN).write_bytes(whole)
+            assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, entry.sha256)
+            assert [len(chunk.payload) for chunk in a.chunks] == [CHUNK_BYTES]
+            assert len(await a.fetch(coordinator.run.model_digest)) == 4 * SIZE
 
 
 @run_async
@@ -531,6 +551,18 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
         assert await a.closed() == 1006
         b = await join("b", check_in=False)  # nor may a connection stay that never checks in
         assert await b.closed() == 1006
+
+
+@run_async
+async def test_a_device_is_not_silent_while_the_coordinator_stands_still(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(), heartbeat=0.2) as (coordinator, join):
+        a = await join("a")
+        seen = coordinator.host.devices["a"].conversation.seen
+        coordinator.host.sweep(1.0)
+        time.sleep(1.5)  # a slow disk, or a machine that was suspended
+        coordinator.host.sweep(1.0)
+        await a.send(Heartbeat())
+        await until(lambda: coordinator.host.devices["a"].conversation.seen > seen + 1.5)
 
 
 @run_async
