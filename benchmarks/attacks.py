@@ -4,7 +4,8 @@ The coordinator, the honest devices and the attackers are one process each, on t
 address of their own (``--addresses``: from several), which has the usual limits; the honest devices' address has none.
 With few cores the attackers' own work slows the others down too. ``--nice 19`` gives the attackers only the CPU that
 nobody else uses, and the table says how much that was; nothing else bounds them. On a busy machine the coordinator's
-CPU for each round of the honest devices, which includes its work for the attackers, says more than the clock.
+CPU for each round of the honest devices, which includes its work for the attackers, says more than the clock, and so
+does what of its CPU the attack takes in a second: all that is not the usual CPU of the rounds.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ async def beside(server: measure.Server, name: str, chosen: argparse.Namespace) 
             "ratio": beset.rounds / quiet.rounds * quiet.seconds / beset.seconds,
             "cpu_ms_per_round_before": 1e3 * quiet.cpu / quiet.rounds,
             "cpu_ms_per_round": 1e3 * beset.cpu / beset.rounds if beset.rounds else math.inf,
+            "cost": 1e3 * (beset.cpu - quiet.cpu / quiet.rounds * beset.rounds) / beset.seconds,
             "attacker_cpu": beset.attackers_cpu / beset.seconds,
             "idle_rss_mib": idle,
             "peak_rss_mib": measure.usage(server.pid).peak_rss,
@@ -207,6 +209,7 @@ def main() -> None:
         "ratio": "ratio",
         "cpu_ms_per_round_before": "CPU-ms a round before",
         "cpu_ms_per_round": "during",
+        "cost": "the attack, CPU-ms a second",
         "attacker_cpu": "theirs, CPU",
         "peak_rss_mib": "peak RSS, MiB",
         "idle_rss_mib": "before",
