@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.frames import Buffer
@@ -25,6 +26,9 @@ from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.network.signing import Signer
+
 
 class Host:
     """The listener, the connections and the places for their transfers, within a running event loop.
@@ -36,7 +40,7 @@ class Host:
 
     def __init__(self, service: ServiceSettings, places: process_settings.Places, gate: Gate | None = None) -> None:
         """``places``: how many connections the process has descriptors for. ``gate``: who may connect, if not
-        everybody. Raises FleetError where the files of TLS cannot be used."""
+        everybody. Raises FleetError where the files of TLS, or a signing key, cannot be used."""
         self._gate = gate
         proven = Proven(service.max_connections)
         self.heartbeat = service.heartbeat
@@ -55,7 +59,9 @@ class Host:
             certificates=self._certificates,
             gate=gate,
         )
-        self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
+        self.shared = Shared(
+            self.admit, self.uploads, self.downloads, self._fail, self._listener.check, _signer(service.signing_keys)
+        )
         self.connections = self.shared.connections
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
@@ -90,6 +96,11 @@ class Host:
         if full and isinstance(answer, Admitted):
             answer = ComeBack(spread(30.0), "busy")
         return run, answer
+
+    def can_sign_for(self, check_in: CheckIn) -> bool:
+        """Return whether the device, if it trusts keys, trusts one of the service's."""
+        signer = self.shared.signer
+        return not check_in.trusts or (signer is not None and signer.for_device(check_in) is not None)
 
     def _fail(self, error: Exception) -> None:
         self._run.failed(error)
@@ -149,6 +160,14 @@ class Host:
         until = self._loop.time() + STOP_TIMEOUT
         while self.connections and self._loop.time() < until:
             await asyncio.sleep(0.05)
+
+
+def _signer(files: Sequence[Path]) -> Signer | None:
+    if not files:
+        return None
+    from fleetlearn_coordinator.network.signing import Signer  # its import takes 30 ms and 10 MB, for few services
+
+    return Signer(files)
 
 
 def spread(longest: float) -> float:

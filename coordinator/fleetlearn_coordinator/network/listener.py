@@ -215,7 +215,8 @@ class Listener:
                 )
         if self._gate is not None:
             try:
-                connection.known = self._gate.check(request.headers)
+                certificate = connection.transport.get_extra_info("peercert")
+                connection.known = self._gate.check(request.headers, certificate)
             except RefusalError as refusal:
                 logger.info("a connection was refused: %s", refusal.text)
                 response = protocol.reject(refusal.status, f"{refusal.text}\n")

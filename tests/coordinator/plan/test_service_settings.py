@@ -70,6 +70,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
+        ('[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"', ["tls.clients", 'add identities = "identities"']),
         ('[tls]\ncertificat = "a.pem"', ["tls.certificat is not a key", "did you mean tls.certificate?"]),
     ],
 )
