@@ -22,18 +22,18 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator import identity_commands, key_commands
+    from fleetlearn_coordinator import identity_commands, key_commands, model_commands
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings
     from fleetlearn_coordinator.service.held_out import measure_by_hand
     from fleetlearn_coordinator.service.serve import serve as serve_plan
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request
-    from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(key_commands.app)
+app.add_typer(model_commands.app)
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
 
@@ -194,9 +194,8 @@ def _errors() -> Iterator[None]:
     """Expected errors as one line and exit status 1."""
     try:
         yield
-    except (FleetError, OSError, DatabaseError) as error:
-        what = f"the database of the run: {error}" if isinstance(error, DatabaseError) else str(error)
-        fail("error", what)
+    except (FleetError, OSError) as error:
+        fail("error", str(error))
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from rich.table import Table
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.storage.identities import Event, Identities
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -148,5 +147,5 @@ def _identities(service: Path) -> Iterator[Identities]:
             raise FleetError(Code.BAD_MESSAGE, text)
         with closing(Identities(folder)) as found:
             yield found
-    except (FleetError, OSError, DatabaseError) as error:
+    except (FleetError, OSError) as error:
         fail("error", str(error))

@@ -38,12 +38,13 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import BYTE_BURST, WRITE_LIMIT
+from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST, WRITE_LIMIT
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
 from fleetlearn_coordinator.network.contents import Contents, FileContent
+from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
@@ -76,8 +77,9 @@ class Shared:
     downloads: Downloads
     failed: Callable[[Exception], None]
     """Called with an error that is not a device's fault."""
-    changed: Callable[[], None]
+    checked_in: Callable[[Connection], None]
     """Called when a device has checked in: its connection does not count as a newcomer any more."""
+    budgets: DeviceBudgets
     signer: Signer | None = None
     """Signs for devices that trust keys, if the service has some."""
     connections: set[Driver] = field(default_factory=set)
@@ -131,6 +133,7 @@ class Driver:
         self._stop_download()
         if device is not None:
             del self._shared.devices[device]
+            self._shared.budgets.keep(device, self.connection.budgets(), self._loop.time())
         if device is None or self._shared.ended:
             return
         try:
@@ -161,6 +164,10 @@ class Driver:
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Admit the device to a run, or send it away."""
+        if self.connection.known is None:  # else its check-in was counted before the WebSocket was accepted
+            wait = self._shared.budgets.check_in(check_in.device, self._loop.time())
+            if wait:
+                return ComeBack(wait, "busy")
         self.run, answer = self._shared.admit(check_in)
         return answer
 
@@ -171,8 +178,8 @@ class Driver:
         match effect:
             case Send(message):
                 self.send(message)
-            case CheckedIn(device):
-                self._check_in(device)
+            case CheckedIn():
+                self._check_in(effect)
             case Allow(messages, download, upload):
                 self.connection.allow(messages, download, upload)
             case StartDownload():
@@ -188,8 +195,8 @@ class Driver:
 
     def send(self, message: FromCoordinator) -> None:
         """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
-        if isinstance(message, ComeBack) and message.reason == "finished":
-            self.connection.finished = True
+        if isinstance(message, ComeBack):
+            self.connection.sent_away = message.reason
         if self._signer is not None and isinstance(message, Task | Evaluate):
             message = self._signer.sign(message)
         self.connection.send(encode(message))
@@ -200,14 +207,22 @@ class Driver:
         """Log a line about the device, or only count it if there were too many."""
         now = self._loop.time()
         self._log = self._log or ConnectionLog(now)
-        self._log.say(now, level, "device %s: %s", self.conversation.device or "(not checked in)", text)
+        who = self.conversation.device or f"(not checked in, at {self.connection.address})"
+        self._log.say(now, level, "device %s: %s", who, text)
 
-    def _check_in(self, device: str) -> None:
+    def _check_in(self, effect: CheckedIn) -> None:
+        device, connection = effect.device, self.connection
         earlier = self._shared.devices.get(device)
+        left = self._shared.budgets.take(device, self._loop.time())
         if earlier is not None:
             earlier.conversation.replaced()
+            left = earlier.connection.budgets()
+        if left is not None:
+            connection.go_on_with(left)
+        else:
+            connection.allow(MESSAGE_BURST, effect.download, effect.upload)
         self._shared.devices[device] = self
-        self._shared.changed()
+        self._shared.checked_in(connection)
         if self._signer is not None and (keys := self._signer.new_keys()) is not None:
             self.send(keys)
 
@@ -251,6 +266,9 @@ class Driver:
                 download.sent += len(frame)
                 progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
                 connection.downloads.tokens -= len(frame)
+        except OSError as error:  # its file
+            self.log(f"a download is ended: {error}", logging.WARNING)
+            conversation.withdrawn(start.sha256, "the coordinator cannot read what was fetched any more")
         finally:
             if self.download is download:
                 self.download = None

@@ -16,8 +16,8 @@ from fleetlearn_protocol.messages import CheckIn
 from websockets.datastructures import Headers
 
 from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
 """A credential or a token: at least 256 bits in base64url (RFC 4648, section 5)."""
@@ -95,7 +95,7 @@ class Gate:
             offered = offered_by(headers)
             return self._check_certificate(offered, certificate) if certificate else self._check(offered)
         except DatabaseError as error:
-            logger.error("nobody can be let in: the database of identities: %s", error)
+            logger.error("nobody can be let in: %s", error.text)
             raise RefusalError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the coordinator cannot look credentials up now; try again later"
             ) from None

@@ -58,9 +58,17 @@ class Host:
             heartbeat=service.heartbeat,
             certificates=self._certificates,
             gate=gate,
+            limits=service.limits,
+            proxies=service.proxies,
         )
         self.shared = Shared(
-            self.admit, self.uploads, self.downloads, self._fail, self._listener.check, _signer(service.signing_keys)
+            self.admit,
+            self.uploads,
+            self.downloads,
+            self._fail,
+            self._listener.checked_in,
+            self._listener.budgets,
+            _signer(service.signing_keys),
         )
         self.connections = self.shared.connections
         self.devices = self.shared.devices
@@ -69,6 +77,8 @@ class Host:
         self._places = places.devices
         self._run: ServedRun
         self._loop = asyncio.get_running_loop()
+        self._swept = self._loop.time()
+        """When ``sweep`` looked last."""
 
     def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None]) -> ServedRun:
         """Serve a run. Call once, before ``listen``. ``failed`` is called with errors that no device caused."""
@@ -130,9 +140,15 @@ class Host:
 
     # Time, and the end
 
-    def sweep(self) -> None:
-        """End the connections that are overdue, and take places from those that hardly move while others wait."""
+    def sweep(self, interval: float) -> None:
+        """End the connections that are overdue, and take places from those that hardly move while others wait.
+
+        ``interval``: seconds between two calls. Where this one comes late, this process stood still itself (a slow
+        disk, a suspended machine): what devices sent meanwhile was not read yet, and that time is nobody's silence."""
         now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
+        since, self._swept = now - self._swept, now
+        if since > 1.25 * interval:
+            silence += since
         if self._certificates is not None:
             self._certificates.check()
         if self._gate is not None and self._gate.identities.changed():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,27 @@ class Tls(Section, frozen=True, kw_only=True):
     clients: Path | None = None
     """PEM: the CAs of devices' certificates, by which devices are known in place of credentials. Such a CA certifies
     devices of this coordinator and nobody else."""
+
+
+Rate = Annotated[float, Meta(ge=0.001, le=1e12)]
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    """[limits]: what one address may cost, which is an IPv4 address or an IPv6 /64 network, and one device. Many
+    devices may share an address."""
+
+    connections: Positive = 1000
+    """Connections of an address at a time."""
+    check_ins: Rate = 50.0
+    """Connections that an address opens, per second."""
+    messages: Rate = 5000.0
+    """Frames that an address sends, per second."""
+    bytes: Rate = 4194304.0
+    """Bytes that an address sends beside the updates that its devices were asked for, per second."""
+    device_check_ins: Rate = 1.0
+    """Check-ins of one device, per second."""
+    exempt: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Networks whose addresses have no limits of their own: this machine, unless others are named."""
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
@@ -67,6 +89,10 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Whether other machines may connect as devices without being enrolled."""
     signing_keys: tuple[Path, ...] = ()
     """PEM: private keys that sign tasks, for devices that trust their public keys. Several while one is replaced."""
+    proxies: tuple[str, ...] = ()
+    """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
+    `X-Forwarded-For`). Each must set one of these headers."""
+    limits: Limits = Limits()
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
 
@@ -91,7 +117,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=())
+            refuse_unknown(raw, "service file", cls, {"tls": Tls, "limits": Limits}, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
@@ -120,6 +146,18 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                         'without a path, as browsers send it: "https://example.org". Each page is named: there is no '
                         '"*"'
                     )
+            _check_networks("proxies", settings.proxies)
+            _check_networks("limits.exempt", settings.limits.exempt)
         except ValueError as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return settings
+
+
+def _check_networks(key: str, networks: tuple[str, ...]) -> None:
+    for text in networks:
+        try:
+            ip_network(text)
+        except ValueError as error:
+            raise ValueError(
+                f'{key} names {text!r}: {error}. Expected networks such as "10.0.0.0/8", "192.0.2.7" or "2001:db8::/32"'
+            ) from None

@@ -8,12 +8,12 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 import msgspec
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
@@ -42,7 +42,7 @@ class Result(NamedTuple):
     finished: bool
     """False: it was stopped and can be started again."""
     version: int
-    """Of the newest model: the number of committed rounds."""
+    """Of the newest model."""
 
 
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
@@ -118,7 +118,9 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                 if held_out is not None and measuring is not None:
                     measuring.cancel()
                     await held_out.close()
-                _record(server, ended=True)
+                failed = server.done.done() and server.done.exception() is not None
+                with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
+                    _record(server, ended=True)
                 server.end()  # an alarm may still be set, and devices still talk
             if identities is not None:
                 identities.log(time.time(), "stopped", {"plan": plan.name, "run": store.run})
@@ -177,9 +179,9 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
 
 
 async def _sweep(server: RunServer) -> None:
-    while True:
+    while not server.ended:
         try:
-            server.host.sweep()
+            server.host.sweep(SWEEP)
             server.look_for_request()
             peer_log.flush()
             _record(server)

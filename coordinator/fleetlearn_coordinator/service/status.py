@@ -53,7 +53,7 @@ class Status(msgspec.Struct, frozen=True):
     """Whether its coordinator holds the data directory and answers devices."""
     address: str | None
     version: int
-    """Of the newest model: the number of committed rounds."""
+    """Of the newest model."""
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None

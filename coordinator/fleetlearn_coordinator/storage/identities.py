@@ -15,15 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "identities.sqlite3"
@@ -74,14 +74,14 @@ class Event(NamedTuple):
 
 class Identities:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError when it is made by a
-    newer version, sqlite3.Error where the disk is full or the file is no database."""
+    newer version, DatabaseError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut
@@ -121,7 +121,7 @@ class Identities:
     def make_token(self, uses: int, until: float, tags: Sequence[str], now: float) -> str:
         """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
         once: only its hash is kept."""
-        token = token_urlsafe(32)
+        token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
         with self._transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
             self._log(now, "token", {"token": _short(token), "uses": uses, "until": until, "tags": [*tags]})

@@ -24,8 +24,10 @@ def refusal(folder: Path, text: str) -> str:
 def test_the_example_has_every_key_with_its_default() -> None:
     assert ServiceSettings.load(EXAMPLE) == ServiceSettings()
     text = EXAMPLE.read_text("utf-8")
-    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none|false)", text, re.MULTILINE))
+    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]*\d|none|false)", text, re.MULTILINE))
     values = msgspec.structs.asdict(ServiceSettings())
+    values |= msgspec.structs.asdict(values.pop("limits"))
+    assert values.pop("exempt") == ("127.0.0.0/8", "::1/128")
     assert values.pop("tls") is values.pop("identities") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in Tls.__struct_fields__)
@@ -68,6 +70,11 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('host = "0.0.0.0"\ninsecure = true', ["without identities", "open = true"]),
         ('identities = "a"\nopen = true', ["contradict each other"]),
         ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
+        ('proxies = ["10.0.0.1/8"]', ["proxies names '10.0.0.1/8'", "has host bits set", '"10.0.0.0/8"']),
+        ('proxies = ["proxy.example"]', ["proxies names 'proxy.example'"]),
+        ('[limits]\nexempt = ["here"]', ["limits.exempt names 'here'"]),
+        ("[limits]\nconnections = 0", ["limits.connections = 0"]),
+        ("[limits]\nconection = 5", ["limits.conection is not a key", "did you mean limits.connections?"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
         ('[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"', ["tls.clients", 'add identities = "identities"']),
