@@ -41,6 +41,9 @@ class Tls(Section, frozen=True, kw_only=True):
     """PEM: the server's certificate, and those between it and its CA."""
     key: Path
     """PEM: its private key, without a password."""
+    clients: Path | None = None
+    """PEM: the CAs of devices' certificates, by which devices are known in place of credentials. Such a CA certifies
+    devices of this coordinator and nobody else."""
 
 
 Rate = Annotated[float, Meta(ge=0.001, le=1e12)]
@@ -92,6 +95,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     whatever name it says."""
     open: bool = False
     """Whether other machines may connect as devices without being enrolled."""
+    signing_keys: tuple[Path, ...] = ()
+    """PEM: private keys that sign tasks, for devices that trust their public keys. Several while one is replaced."""
     proxies: tuple[str, ...] = ()
     """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
     `X-Forwarded-For`). Each must set one of these headers."""
@@ -140,6 +145,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 )
             if settings.identities is not None and settings.open:
                 raise ValueError("identities and open = true contradict each other: leave one of them out")
+            if settings.tls is not None and settings.tls.clients is not None and settings.identities is None:
+                raise ValueError(
+                    "tls.clients lets devices in by their certificates, and who was revoked is written down in the "
+                    'folder of identities, which is missing: add identities = "identities"'
+                )
             for origin in settings.origins:
                 if not re.fullmatch(ORIGIN, origin):
                     raise ValueError(

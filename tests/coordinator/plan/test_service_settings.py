@@ -84,6 +84,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[limits]\nconection = 5", ["limits.conection is not a key", "did you mean limits.connections?"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
+        ('[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"', ["tls.clients", 'add identities = "identities"']),
         ('[tls]\ncertificat = "a.pem"', ["tls.certificat is not a key", "did you mean tls.certificate?"]),
     ],
 )
