@@ -22,7 +22,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator import identity_commands, model_commands
+    from fleetlearn_coordinator import administrator_commands, identity_commands, model_commands
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings
     from fleetlearn_coordinator.service.held_out import measure_by_hand
@@ -34,6 +34,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(model_commands.app)
+app.add_typer(administrator_commands.app, name="administrator")
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -20,11 +21,13 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
+from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import Store, descriptors, open_store
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -101,8 +104,10 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         host = Host(service, places, None if identities is None else Gate(identities))
         server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
         held_out = _held_out(server, store)
+        if identities is not None:
+            server.run.roll_backs.done = partial(_log_roll_back, identities, plan.name)
         server.start()
-        async with host:
+        async with host, administrators_port(service, plan=plan):
             await host.listen()
             store.write([Metadata("address", host.address)])
             if identities is not None:
@@ -152,6 +157,12 @@ async def _measure(held_out: HeldOut, server: RunServer) -> None:
         await held_out.run()
     except Exception as error:
         server.fail(error)
+
+
+def _log_roll_back(identities: Identities, run: str, request: RollBack, version: int) -> None:
+    if request.who == COMMAND:  # what an administrator asks for is in the log already
+        about = {"run": run, "version": request.version, "as": version, "who": COMMAND}
+        identities.log(time.time(), "rolled back", about)
 
 
 def _check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:

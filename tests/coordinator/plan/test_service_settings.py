@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings, Tls
+from fleetlearn_coordinator.plan.service_settings import Admin, ServiceError, ServiceSettings, Tls
 from fleetlearn_protocol.errors import Code
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
@@ -26,9 +26,10 @@ def test_the_example_has_every_key_with_its_default() -> None:
     text = EXAMPLE.read_text("utf-8")
     stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none|false)", text, re.MULTILINE))
     values = msgspec.structs.asdict(ServiceSettings())
-    assert values.pop("tls") is values.pop("identities") is None
+    assert values.pop("tls") is values.pop("identities") is values.pop("admin") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
-    assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in Tls.__struct_fields__)
+    keys = (*Tls.__struct_fields__, *Admin.__struct_fields__)
+    assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
 
@@ -46,6 +47,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     found = ServiceSettings.load(file)
     assert found.tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
     assert found.identities == tmp_path / "ids"
+    file.write_text('identities = "ids"\n[admin]\nport = 0\n')
+    assert ServiceSettings.load(file).admin == Admin(port=0)
     file.write_text('host = "0.0.0.0"\ninsecure = true\nopen = true\n')
     assert ServiceSettings.load(file).insecure
 
@@ -68,6 +71,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('host = "0.0.0.0"\ninsecure = true', ["without identities", "open = true"]),
         ('identities = "a"\nopen = true', ["contradict each other"]),
         ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
+        ("[admin]", ["[admin] needs identities"]),
+        ('identities = "a"\n[admin]\nhost = "0.0.0.0"', ['admin.host = "0.0.0.0"', "administrators' tokens"]),
+        ('identities = "a"\n[admin]\nprot = 1', ["admin.prot is not a key", "did you mean admin.port?"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
         ('[tls]\ncertificat = "a.pem"', ["tls.certificat is not a key", "did you mean tls.certificate?"]),
