@@ -59,7 +59,8 @@ class ServedRun(NamedTuple):
 class Shared:
     """What the drivers of one process have in common."""
 
-    admit: Callable[[CheckIn], tuple[ServedRun, Admitted | ComeBack]]
+    admit: Callable[[Driver, CheckIn], Admitted | ComeBack]
+    """Sets the driver's ``run``, if one run alone is served."""
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
@@ -70,7 +71,7 @@ class Shared:
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
     ended: bool = False
-    """Nothing more may be done: the run is being closed, or an error left memory and disk different."""
+    """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
 
 
 class Driver:
@@ -82,8 +83,8 @@ class Driver:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.uploads, self, connection.since)
         shared.connections.add(self)
-        self.run: ServedRun
-        """The run that its device was admitted to. Not set before."""
+        self.run: ServedRun | None = None
+        """The run that its device serves, or served last. None before the first."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -142,9 +143,8 @@ class Driver:
         return check_in if known is None else confirmed(check_in, known)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
-        """Admit the device to a run, or send it away."""
-        self.run, answer = self._shared.admit(check_in)
-        return answer
+        """Admit the device, or send it away."""
+        return self._shared.admit(self, check_in)
 
     # Effects
 
@@ -198,9 +198,10 @@ class Driver:
     def _start_download(self, start: StartDownload) -> None:
         device = self.conversation.device
         assert device is not None
+        assert self.run is not None
         download = self.download = Download(device, start.sha256, self.connection.transport)
         content = self.run.contents.find(start.sha256, start.offset)
-        download.task = self._loop.create_task(self._send_content(download, content, start))
+        download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
         if self.download is not None:
@@ -208,12 +209,14 @@ class Driver:
             self.download.task.cancel()
             self.download = None
 
-    async def _send_content(self, download: Download, content: Served | FileContent, start: StartDownload) -> None:
+    async def _send_content(
+        self, download: Download, content: Served | FileContent, start: StartDownload, port: Port
+    ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
-        progress, transport = self.run.port.progress, connection.transport
+        progress, transport = port.progress, connection.transport
         try:
             await self._wait_for_budget(download, start.size - start.offset)
-            await self._take_turn(download)
+            await self._take_turn(download, port)
             self.send(Content(content.transfer, start.sha256, start.size, start.offset))
             for frame in content.frames(start.offset):
                 if connection.paused:
@@ -222,7 +225,7 @@ class Driver:
                     await asyncio.sleep(0)  # other connections have their turn, even if the kernel takes everything
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
-                    await self._take_turn(download)
+                    await self._take_turn(download, port)
                 if not connection.open:
                     return
                 transport.write(frame)
@@ -243,10 +246,10 @@ class Driver:
             self.send(Waiting(sha256=download.sha256))
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
-    async def _take_turn(self, download: Download) -> None:
+    async def _take_turn(self, download: Download, port: Port) -> None:
         """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
         await self._drain()
-        port, downloads, now = self.run.port, self._shared.downloads, self._loop.time()
+        downloads, now = self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)
         try:
             downloads.ask(download, idle=not has_task)

@@ -25,6 +25,14 @@ class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
 
 
+def is_service_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
+    try:
+        return "runs" in tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
 class Tls(Section, frozen=True, kw_only=True):
     """[tls]: the coordinator's own TLS. The files are read again when they change."""
 
@@ -71,6 +79,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     whatever name it says."""
     open: bool = False
     """Whether other machines may connect as devices without being enrolled."""
+    runs: Path | None = None
+    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds. Default: it serves the
+    one plan that it is started with."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
     admin: Admin | None = None

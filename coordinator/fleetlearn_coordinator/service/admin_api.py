@@ -12,26 +12,26 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.messages import Identifier, Name
 from msgspec import Meta
 
 from fleetlearn_coordinator.network.admin_listener import AdminListener, RefusedError, Request
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back, check_version
+from fleetlearn_coordinator.service.operations import Operations, Verb, operating
+from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.status import Status, last_rounds, read_status
 from fleetlearn_coordinator.service.versions import read_versions
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.requests import write_request
-from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun
+from fleetlearn_coordinator.storage.runs import Population, WantedRun
 from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -39,13 +39,9 @@ logger = logging.getLogger("fleetlearn.coordinator")
 VERSION = "v1"
 LAST, MOST_LAST = 20, 1000
 """Rows of a list that are answered by default, and at most."""
-STATES: dict[str, tuple[State, str]] = {
-    "pause": ("paused", "paused"),
-    "resume": ("running", "resumed"),
-    "drain": ("draining", "drained"),
-    "stop": ("stopped", "stopped"),
-}
-"""Operation on a run -> the state that is wanted, and its word in the audit log."""
+VERBS: dict[str, Verb] = {"pause": "paused", "resume": "resumed", "drain": "drained", "stop": "stopped"}
+"""The last word of an operation's path -> the operation."""
+Labels = Annotated[tuple[Annotated[str, Meta(pattern=f"^{NAME.pattern}$")], ...], Meta(max_length=MOST_TAGS)]
 Body = TypeVar("Body")
 
 
@@ -54,18 +50,18 @@ class TokenAsked(msgspec.Struct, forbid_unknown_fields=True):
 
     uses: Annotated[int, Meta(ge=1, le=10**6)] = 1
     hours: Annotated[float, Meta(ge=0.01, le=24 * 366.0)] = 24.0
-    tags: Annotated[tuple[Annotated[str, Meta(pattern=f"^{NAME.pattern}$")], ...], Meta(max_length=MOST_TAGS)] = ()
+    tags: Labels = ()
 
 
 class RunAsked(msgspec.Struct, forbid_unknown_fields=True):
     """A run to be added, and which devices serve it."""
 
-    name: Identifier
+    name: str
     plan: Annotated[str, Meta(min_length=1, max_length=1000)]
     """Its plan's file, below the folder that has the folder of runs."""
-    tags: tuple[Name, ...] = ()
-    tiers: tuple[Name, ...] = ()
-    runtimes: tuple[Name, ...] = ()
+    tags: Labels = ()
+    tiers: Labels = ()
+    runtimes: Labels = ()
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
@@ -98,7 +94,7 @@ class Asked(NamedTuple):
         return int(given)
 
     def log(self, what: str, about: dict[str, Any]) -> None:
-        """Write the operation's row. It comes before the operation, so that there is none without a row."""
+        """Write the operation's row of the audit log."""
         self.administrators.log(time.time(), what, {**about, "who": self.who.name})
 
 
@@ -115,9 +111,9 @@ class Route(NamedTuple):
 class AdminApi:
     """The endpoints of one coordinator. Safe to call from any thread."""
 
-    def __init__(self, identities: Path, plan: Plan | None = None, runs: Path | None = None) -> None:
-        """``identities``: the folder. ``plan``: the one that is served, or ``runs``: the folder of a host's runs."""
-        self._identities, self._plan, self._runs = identities, plan, runs
+    def __init__(self, service: ServiceSettings, identities: Path, plan: Plan | None) -> None:
+        """``identities``: the service's. ``plan``: the one that is served; None: the service's runs are."""
+        self._service, self._identities, self._plan = service, identities, plan
         self._of_thread = threading.local()
         self._routes = [
             Route("GET", "status", "view", self._status),
@@ -130,7 +126,7 @@ class AdminApi:
             Route("POST", "tokens", "operate", self._token),
             Route("POST", "devices/*/revoke", "operate", self._revoke),
             Route("POST", "runs", "operate", self._add),
-            *(Route("POST", f"runs/*/{word}", "operate", self._want) for word in STATES),
+            *(Route("POST", f"runs/*/{word}", "operate", self._change) for word in VERBS),
             Route("POST", "runs/*/remove", "operate", self._remove),
             Route("POST", "runs/*/roll-back", "operate", self._roll_back),
             Route("POST", "runs/*/evaluate", "operate", self._evaluate),
@@ -178,26 +174,26 @@ class AdminApi:
     # Runs
 
     @contextmanager
-    def _open_runs(self) -> Iterator[Runs]:
+    def _operating(self, asked: Asked) -> Iterator[Operations]:
         """Open the host's runs. Raises RefusedError where one plan is served."""
-        if self._runs is None:
+        if self._plan is not None:
             text = "this coordinator serves one plan: it can be evaluated and rolled back, and is ended by a signal"
             raise RefusedError(HTTPStatus.BAD_REQUEST, text)
-        with closing(Runs(self._runs)) as found:
-            yield found
+        with operating(self._service, asked.who.name) as operations:
+            yield operations
 
-    def _wanted(self) -> list[WantedRun | None]:
-        if self._runs is None:
-            return [None]
-        with self._open_runs() as runs:
-            return [*runs.runs()]
+    def _wanted(self, asked: Asked) -> list[WantedRun]:
+        if self._plan is not None:
+            return []
+        with self._operating(asked) as operations:
+            return operations.runs.runs()
 
     def _plan_of(self, asked: Asked) -> tuple[str, Plan]:
         """Return the name and the plan of the run that is asked for. Raises RefusedError, PlanError."""
         (name,) = asked.names
         if self._plan is not None and name == self._plan.name:
             return name, self._plan
-        wanted = [run for run in self._wanted() if run is not None]
+        wanted = self._wanted(asked)
         for run in wanted:
             if run.name == name:
                 return name, Plan.load(run.plan)
@@ -220,7 +216,7 @@ class AdminApi:
         return {"name": plan.name, **found, **_brief(status), **live}
 
     def _list_runs(self, asked: Asked) -> Any:
-        return [self._described(run) for run in self._wanted()]
+        return [self._described(run) for run in (self._wanted(asked) if self._plan is None else [None])]
 
     def _status(self, asked: Asked) -> Any:
         runs = self._list_runs(asked)
@@ -242,43 +238,35 @@ class AdminApi:
 
     def _add(self, asked: Asked) -> Any:
         body = asked.body(RunAsked)
-        with self._open_runs() as runs:
-            base = runs.path.parent.parent.resolve()
+        with self._operating(asked) as operations:
+            base = operations.runs.path.parent.parent.resolve()
             path = (base / body.plan).resolve()
             if not path.is_relative_to(base):
                 raise RefusedError(HTTPStatus.BAD_REQUEST, f"plan = {body.plan!r} is not below {base}")
-            Plan.load(path)
-            if any(run.name == body.name for run in runs.runs()):
-                raise RefusedError(HTTPStatus.BAD_REQUEST, f"there is a run called {body.name} already")
-            asked.log("added", {"run": body.name, "plan": body.plan})
-            runs.add(body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share))
+            operations.add(body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share))
         return {"name": body.name, "wanted": "running"}
 
-    def _want(self, asked: Asked) -> Any:
-        state, word = STATES[asked.request.path[-1]]
-        with self._open_runs() as runs:
-            name = _known(runs, asked.names[0])
-            asked.log(word, {"run": name})
-            runs.want(name, state)
-        return {"name": name, "wanted": state}
+    def _change(self, asked: Asked) -> Any:
+        (name,), verb = asked.names, VERBS[asked.request.path[-1]]
+        with self._operating(asked) as operations:
+            operations.change(name, verb)
+            return {"name": name, "wanted": operations.find(name).wanted}
 
     def _remove(self, asked: Asked) -> Any:
-        with self._open_runs() as runs:
-            name = _known(runs, asked.names[0])
-            asked.log("removed", {"run": name})
-            runs.remove(name)
+        (name,) = asked.names
+        with self._operating(asked) as operations:
+            operations.remove(name)
         return {"name": name, "removed": True}
 
     def _roll_back(self, asked: Asked) -> Any:
         version = asked.body(RollBackAsked).version
         name, plan = self._plan_of(asked)
-        check_version(plan.data_dir, version)
-        asked.log("rolled back", {"run": name, "version": version})
-        if self._runs is None:
-            ask_to_roll_back(plan.data_dir, version, asked.who.name)
+        if self._plan is None:
+            with self._operating(asked) as operations:
+                operations.roll_back(name, version)
         else:
-            with self._open_runs() as runs:
-                runs.want_version(name, version)
+            ask_to_roll_back(plan.data_dir, version, asked.who.name)
+            asked.log("rolled back", {"run": name, "version": version})
         return {"name": name, "version": version}
 
     def _evaluate(self, asked: Asked) -> Any:
@@ -320,28 +308,16 @@ def _brief(status: Status) -> dict[str, Any]:
     }
 
 
-def _known(runs: Runs, name: str) -> str:
-    """Return the name of a run that is there. Raises RefusedError."""
-    names = [run.name for run in runs.runs()]
-    if name not in names:
-        text = f"there is no run called {name}; there are: {', '.join(names) or 'none'}"
-        raise RefusedError(HTTPStatus.NOT_FOUND, text)
-    return name
-
-
 @asynccontextmanager
-async def administrators_port(
-    service: ServiceSettings, *, plan: Plan | None = None, runs: Path | None = None
-) -> AsyncIterator[None]:
-    """Listen on the administrators' port, if the service file has one, until the block is left. ``plan``, ``runs``: as
-    for ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the address cannot be listened
-    on)."""
+async def administrators_port(service: ServiceSettings, plan: Plan | None = None) -> AsyncIterator[None]:
+    """Listen on the administrators' port, if the service file has one, until the block is left. ``plan``: as for
+    ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the address cannot be listened on)."""
     if service.admin is None or service.identities is None:
         yield
         return
     # Administrators have tokens: whatever the devices' port asks of its peers, this one asks for no certificate.
     tls = None if service.tls is None else Tls(certificate=service.tls.certificate, key=service.tls.key)
-    listener = AdminListener(AdminApi(service.identities, plan, runs).answer, tls)
+    listener = AdminListener(AdminApi(service, service.identities, plan).answer, tls)
     address = await listener.listen(service.admin.host, service.admin.port)
     logger.info("administrators: %s", address)
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan.service_settings import Admin, ServiceError, ServiceSettings, Tls
+from fleetlearn_coordinator.plan.service_settings import Admin, ServiceError, ServiceSettings, Tls, is_service_file
 from fleetlearn_protocol.errors import Code
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
@@ -26,8 +26,9 @@ def test_the_example_has_every_key_with_its_default() -> None:
     text = EXAMPLE.read_text("utf-8")
     stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]+\d|none|false)", text, re.MULTILINE))
     values = msgspec.structs.asdict(ServiceSettings())
-    assert values.pop("tls") is values.pop("identities") is values.pop("admin") is None
+    assert values.pop("tls") is values.pop("identities") is values.pop("admin") is values.pop("runs") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
+    assert re.search(r"^# runs = ", text, re.MULTILINE)
     keys = (*Tls.__struct_fields__, *Admin.__struct_fields__)
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
@@ -49,6 +50,11 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert found.identities == tmp_path / "ids"
     file.write_text('identities = "ids"\n[admin]\nport = 0\n')
     assert ServiceSettings.load(file).admin == Admin(port=0)
+    assert not is_service_file(file)
+    file.write_text('runs = "all/runs"\n')
+    assert ServiceSettings.load(file).runs == tmp_path / "all/runs"
+    assert is_service_file(file)
+    assert not is_service_file(tmp_path / "missing.toml")
     file.write_text('host = "0.0.0.0"\ninsecure = true\nopen = true\n')
     assert ServiceSettings.load(file).insecure
 

@@ -12,6 +12,7 @@ import pytest
 from answering import Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.network.admin_listener import RefusedError, Request
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import AdminApi
 from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.requests import read_request, read_roll_back
@@ -74,14 +75,16 @@ def plan(tmp_path: Path, bundle_path: Path) -> Plan:
 @pytest.fixture
 def short(tmp_path: Path, plan: Plan, administrators: Administrators) -> dict[str, Caller]:
     """``serve PLAN.toml``: the callers by their role."""
-    return callers(AdminApi(tmp_path / "identities", plan=plan), administrators)
+    service = ServiceSettings.read({"identities": "identities"}, tmp_path)
+    return callers(AdminApi(service, tmp_path / "identities", plan), administrators)
 
 
 @pytest.fixture
 def host(tmp_path: Path, plan: Plan, administrators: Administrators) -> dict[str, Caller]:
     """``serve SERVICE.toml``, with one run: the callers by their role."""
     Runs(tmp_path / "runs").add("test", tmp_path / "plan.toml")
-    return callers(AdminApi(tmp_path / "identities", runs=tmp_path / "runs"), administrators)
+    service = ServiceSettings.read({"identities": "identities", "runs": "runs"}, tmp_path)
+    return callers(AdminApi(service, tmp_path / "identities", None), administrators)
 
 
 def callers(api: AdminApi, administrators: Administrators) -> dict[str, Caller]:
@@ -185,11 +188,14 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
     for word, state in (("pause", "paused"), ("resume", "running"), ("drain", "draining"), ("stop", "stopped")):
         assert olga.post(f"runs/test/{word}") == {"name": "test", "wanted": state}
         assert runs.runs()[0].wanted == state
+    assert olga.refused("POST", "runs/test/pause")[0] == 400, "it is stopped"
     assert olga.post("runs/test/roll-back", version=1)["version"] == 1
     assert runs.runs()[0].version == 1
-    added = olga.post("runs", name="b", plan="plan.toml", tags=["roof"], share=0.5)
+    text = (tmp_path / "plan.toml").read_text()
+    (tmp_path / "other.toml").write_text(text.replace(str(tmp_path / "run"), str(tmp_path / "other")))
+    added = olga.post("runs", name="b", plan="other.toml", tags=["roof"], share=0.5)
     assert added == {"name": "b", "wanted": "running"}
-    assert runs.runs()[1][1:4] == ("b", tmp_path / "plan.toml", (("roof",), (), (), 0.5))
+    assert runs.runs()[1][1:4] == ("b", tmp_path / "other.toml", (("roof",), (), (), 0.5))
     assert [run["name"] for run in olga.get("runs")] == ["test", "b"]
     assert olga.post("runs/test/remove") == {"name": "test", "removed": True}
     rows = [(row.what, row.about["run"], row.about["who"]) for row in administrators.events()[-7:]]
@@ -198,9 +204,10 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
     before = administrators.events()
     assert olga.refused("POST", "runs/test/pause") == (404, "there is no run called test; there are: b")
     for body in (
-        {"name": "b", "plan": "plan.toml"}, {"name": "c", "plan": "../plan.toml"}, {"name": "c", "plan": "/etc/passwd"},
+        {"name": "b", "plan": "other.toml"}, {"name": "c", "plan": "other.toml"},
+        {"name": "c", "plan": "../plan.toml"}, {"name": "c", "plan": "/etc/passwd"},
         {"name": "c", "plan": "nowhere.toml"}, {"name": "c d", "plan": "plan.toml"}, {"name": "c"},
-        {"name": "c", "plan": "plan.toml", "share": 0},
+        {"name": "c", "plan": "plan.toml", "share": 0}, {"name": "c", "plan": "plan.toml", "tags": ["a b"]},
     ):  # fmt: skip
         assert olga.refused("POST", "runs", body)[0] == 400
     assert administrators.events() == before
