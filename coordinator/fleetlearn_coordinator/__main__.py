@@ -22,7 +22,13 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator import identity_commands, key_commands, model_commands, run_commands
+    from fleetlearn_coordinator import (
+        administrator_commands,
+        identity_commands,
+        key_commands,
+        model_commands,
+        run_commands,
+    )
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
     from fleetlearn_coordinator.service.held_out import measure_by_hand
@@ -36,6 +42,7 @@ app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(key_commands.app)
 app.add_typer(model_commands.app)
+app.add_typer(administrator_commands.app, name="administrator")
 app.add_typer(run_commands.app)
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
