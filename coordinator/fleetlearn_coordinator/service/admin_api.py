@@ -146,11 +146,11 @@ class AdminApi:
             if route.role == "operate" and who.role != "operate":
                 raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate")
             return route.do(Asked(request, who, names, administrators))
+        except (DatabaseError, OSError) as error:  # busy, or a full disk
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
         except FleetError as error:
             status = HTTPStatus.NOT_FOUND if error.code == Code.UNKNOWN_CONTENT else HTTPStatus.BAD_REQUEST
             raise RefusedError(status, error.text) from None
-        except (DatabaseError, OSError) as error:  # busy, or a full disk
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
 
     def _administrators(self) -> Administrators:
         """Return this thread's connection to the database."""
