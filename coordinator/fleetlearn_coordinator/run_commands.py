@@ -28,7 +28,7 @@ from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
 app = typer.Typer(
     name="run",
-    help="The runs of a host: add, list, pause, resume, drain, stop, remove.",
+    help="The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.",
     no_args_is_help=True,
 )
 ServiceFile = Annotated[
@@ -90,6 +90,18 @@ def stop(service: ServiceFile, name: RunName) -> None:
     with _operating(service) as operations:
         operations.change(name, "stopped")
         _say(operations, f"{name} is to be stopped", "it is")
+
+
+@app.command("roll-back")
+def roll_back(
+    service: ServiceFile,
+    name: RunName,
+    version: Annotated[int, typer.Argument(help="The version whose model is to be the newest again.")],
+) -> None:
+    """Go on from an earlier version of a run's model, also of a run that has finished."""
+    with _operating(service) as operations:
+        operations.roll_back(name, version)
+        _say(operations, f"{name} is to go back to version {version}", "it does")
 
 
 @app.command()

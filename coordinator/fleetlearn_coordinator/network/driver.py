@@ -13,9 +13,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Content, FromCoordinator, Waiting, encode
+from fleetlearn_protocol.messages import (
+    CheckIn,
+    ComeBack,
+    Content,
+    Evaluate,
+    FromCoordinator,
+    Task,
+    Waiting,
+    encode,
+)
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
@@ -39,6 +48,9 @@ from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
+
+if TYPE_CHECKING:  # few services sign
+    from fleetlearn_coordinator.network.signing import DeviceSigner, Signer
 
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
@@ -69,6 +81,8 @@ class Shared:
     checked_in: Callable[[Connection], None]
     """Called when a device has checked in: its connection does not count as a newcomer any more."""
     budgets: DeviceBudgets
+    signer: Signer | None = None
+    """Signs for devices that trust keys, if the service has some."""
     connections: set[Driver] = field(default_factory=set)
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
@@ -79,7 +93,7 @@ class Shared:
 class Driver:
     """One connection with its conversation and its download."""
 
-    __slots__ = ("_log", "_loop", "_shared", "blocked", "connection", "conversation", "download", "run")
+    __slots__ = ("_log", "_loop", "_shared", "_signer", "blocked", "connection", "conversation", "download", "run")
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
@@ -90,6 +104,8 @@ class Driver:
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
+        self._signer: DeviceSigner | None = None
+        """Signs for its device, if that trusts keys."""
         self._log: ConnectionLog | None = None
         """Made for the first line."""
 
@@ -147,6 +163,8 @@ class Driver:
         """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
         device."""
         known = self.connection.known
+        if self._shared.signer is not None and check_in.trusts:
+            self._signer = self._shared.signer.for_device(check_in)
         return check_in if known is None else confirmed(check_in, known)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
@@ -183,6 +201,8 @@ class Driver:
         """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
         if isinstance(message, ComeBack):
             self.connection.sent_away = message.reason
+        if self._signer is not None and isinstance(message, Task | Evaluate):
+            message = self._signer.sign(message)
         self.connection.send(encode(message))
         if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:
             self.connection.transport.abort()
@@ -206,6 +226,8 @@ class Driver:
             connection.allow(MESSAGE_BURST, effect.download, effect.upload)
         self._shared.devices[device] = self
         self._shared.checked_in(connection)
+        if self._signer is not None and (keys := self._signer.new_keys()) is not None:
+            self.send(keys)
 
     def arriving(self) -> int:
         """Return how many bytes of an incomplete message have arrived."""

@@ -301,8 +301,8 @@ class Listener:
                 )
 
     def _check_credential(self, connection: Connection, gate: Gate, request: Request) -> None:
-        """Find out whose credential it is, and hold the device to its limit. Raises RefusalError."""
-        connection.known = gate.check(request.headers)
+        """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""
+        connection.known = gate.check(request.headers, connection.transport.get_extra_info("peercert"))
         if self.budgets.check_in(connection.known.device, self._loop.time()):
             raise RefusalError(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from fleetlearn_protocol import open_bundle
@@ -18,9 +19,11 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -86,8 +89,10 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         host = Host(service, places, None if identities is None else Gate(identities))
         run = HostedRun(plan, service, host, bundle=bundle)
         try:
+            if identities is not None:
+                run.server.run.roll_backs.done = partial(_log_roll_back, identities, plan.name)
             run.begin()
-            async with host:
+            async with host, administrators_port(service, plan):
                 await host.listen()
                 run.listens_at(host.address)
                 _log(identities, "started", plan, run)
@@ -109,6 +114,12 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
 def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -> None:
     if identities is not None:
         identities.log(time.time(), what, {"plan": plan.name, "run": run.id})
+
+
+def _log_roll_back(identities: Identities, plan: str, request: RollBack, version: int) -> None:
+    if request.who == COMMAND:  # what an administrator asks for is in the log already
+        about = {"plan": plan, "version": request.version, "as": version, "who": COMMAND}
+        identities.log(time.time(), "rolled back", about)
 
 
 def check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:

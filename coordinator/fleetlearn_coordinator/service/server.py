@@ -147,6 +147,8 @@ class RunServer:
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
+        if not self.host.can_sign_for(check_in):
+            return f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this coordinator cannot"
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:
             return ""

@@ -33,9 +33,14 @@ export const MAX_CONTROL_BYTES = 64 * 1024;
 /** Most bytes of a vector, and of all parts of a report together. */
 export const MAX_VECTOR_BYTES = 2 ** 33;
 const MAX_VECTORS = 8;
+const MAX_KEYS = 8;
+const MAX_SIGNED = 32 * 1024;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
 export const digest = pattern(/^[0-9a-f]{64}$/);
+/** 32 or 64 bytes in hexadecimal: a public key or a challenge, a signature. */
+const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
+const bytes64 = pattern(/^([0-9a-f]{2}){64}$/);
 export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
 const forPeople = text(MAX_TEXT);
 const label = text(100);
@@ -74,6 +79,7 @@ const FAILURES = [
   "bad-bundle",
   "bad-data",
   "unsupported",
+  "untrusted",
   "runtime-error",
   "stopping",
 ] as const;
@@ -98,6 +104,8 @@ const FROM_DEVICE = {
     algorithms: optional(identifiers, []),
     encodings: optional(identifiers, ["float32"]),
     models: optional(list(digest, MAX_VECTORS), []),
+    trusts: optional(list(bytes32, MAX_KEYS), []),
+    challenge: optional(nullable(bytes32), null),
   }),
   heartbeat: object({
     type: literal("heartbeat"),
@@ -163,6 +171,8 @@ const FROM_COORDINATOR = {
     vectors: list(vectorReference, MAX_VECTORS, 1),
     deadline: seconds,
   }),
+  trust: object({ type: literal("trust"), keys: list(bytes32, MAX_KEYS, 1) }),
+  signed: object({ type: literal("signed"), message: text(MAX_SIGNED), key: bytes32, signature: bytes64 }),
   "come-back": object({
     type: literal("come-back"),
     after: seconds,

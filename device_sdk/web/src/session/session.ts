@@ -125,6 +125,8 @@ export class Session {
         charging: null,
         network: null,
         models: [],
+        trusts: [],
+        challenge: null,
         ...stated,
         evaluates: true,
         algorithms: this.#options.algorithms ?? [],
@@ -328,6 +330,9 @@ export class Session {
       case "task":
       case "evaluate":
         return this.#assign(message, now);
+      case "signed":
+      case "trust":
+        throw new ProtocolError("out-of-turn", `${message.type} came, and this device has no keys to check it with`);
       case "content":
         return this.#receive(message);
       case "grant":
