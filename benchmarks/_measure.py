@@ -159,7 +159,7 @@ def coordinator(
     late: str = "discard",
     enrolled: int = 0,
     tls: bool = False,
-    **service: float,
+    **service: Any,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
     of the ``devices``, asynchronous ones for as many reports.
@@ -167,7 +167,8 @@ def coordinator(
     It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
     which the sum is saved. ``minimum``: reports that a round needs at its ``deadline``, if not of all devices.
     ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with
-    ``credential_of`` them; 0: whoever comes. ``service``: settings of its process.
+    ``credential_of`` them; 0: whoever comes.
+    ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
@@ -175,8 +176,8 @@ def coordinator(
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
             devices=devices, over_selection=over_selection, deadline=deadline, late=late
         )
-        values_of_plan = {"devices": devices, "rounds": rounds, "participation": participation, "durable": durable}
-        values_of_plan |= {"minimum": devices if minimum is None else minimum, "deadline": deadline}
+        values_of_plan = {"devices": devices, "rounds": rounds, "durable": durable, "deadline": deadline}
+        values_of_plan |= {"minimum": devices if minimum is None else minimum, "participation": participation}
         plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
         lines = [f"{key} = {value}" for key, value in values.items()]

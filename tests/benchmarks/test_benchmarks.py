@@ -65,6 +65,7 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["asynchronous"]["ratio"]["updates_per_second"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_float16(tmp_path: Path) -> None:
     sizes = ("--models", "transformer", "--repeats", "1", "--scale", "0.01", "--steps", "5", "--seeds", "1")
     results = figures(tmp_path, "float16.py", *sizes)
@@ -73,6 +74,7 @@ def test_float16(tmp_path: Path) -> None:
     assert results["digits"]["float16"]["loss"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
@@ -129,6 +131,7 @@ def test_step(tmp_path: Path) -> None:
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
 
 
+@pytest.mark.slow
 def test_gpu_on_the_cpu(tmp_path: Path) -> None:
     small = ("--models", "softmax", "--repeats", "1", "--steps", "5", "--batch", "8", "--no-compile")
     results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small)

@@ -35,6 +35,17 @@ def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None
             raise ProtocolError(Code.WRONG_LENGTH, text)
 
 
+def check_work(report: Report, epochs: int) -> None:
+    """Raise ProtocolError (bad-message) if the report claims more work than a task of so many epochs takes, on as many
+    examples as it claims. A step takes an example at least; twice as many are let through."""
+    if report.epochs > epochs or report.steps > 2 * epochs * report.examples:
+        raise ProtocolError(
+            Code.BAD_MESSAGE,
+            f"a report of {report.epochs:g} epochs and {report.steps} steps on {report.examples} examples came; the "
+            f"task asked for {epochs} epochs",
+        )
+
+
 def _listed(parts: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} ({encoding})" for name, encoding in parts)
 

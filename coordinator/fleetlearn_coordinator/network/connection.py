@@ -37,6 +37,8 @@ from fleetlearn_coordinator.conversation.limits import (
     WRITE_PAUSE,
     Bucket,
 )
+from fleetlearn_coordinator.network.addresses import NOTHING, AddressUse
+from fleetlearn_coordinator.network.device_budgets import Budgets
 from fleetlearn_coordinator.network.frame_counter import FrameCounter
 from fleetlearn_coordinator.storage.identities import Known
 
@@ -88,8 +90,18 @@ class Connection(asyncio.Protocol):
         """Since when nothing is read from the peer, because the peer does not read."""
         self.known: Known | None = None
         """The device that the peer's credential is of, where credentials are asked for."""
-        self.finished = False
-        """The peer was told that training is finished."""
+        self.address = ""
+        """Where the peer is, as far as it is known: a proxy, until the request says for whom."""
+        self.use: AddressUse | None = None
+        """What the peer's address has spent; None if it has no limits."""
+        self.newcomer = True
+        """The peer has not checked in."""
+        self.refused = False
+        """The request was refused because of the limits of its address or device."""
+        self.sent_away = ""
+        """Why the peer was told to come back later: the reason of a come-back."""
+        self._booked = NOTHING
+        """Frames and bytes that were booked of the address's budgets while the peer waited for its turn."""
         self._socket_transport: asyncio.BaseTransport | None = None
         """The transport, or the one below TLS."""
         self._drained: asyncio.Future[None] | None = None
@@ -122,6 +134,14 @@ class Connection(asyncio.Protocol):
         self.messages.raise_to(messages)
         self.downloads.raise_to(download)
         self.incoming.raise_to(upload + BYTE_BURST)
+
+    def budgets(self) -> Budgets:
+        """Return what the device has left."""
+        return Budgets(self.messages, self.incoming, self.downloads)
+
+    def go_on_with(self, budgets: Budgets) -> None:
+        """Give the peer what its device has left of an earlier connection."""
+        self.messages, self.incoming, self.downloads = budgets
 
     # Writing
 
@@ -287,7 +307,16 @@ class Connection(asyncio.Protocol):
                 self.driver.flooded()
                 self.end(1008, "too many messages")
             self._patience.tokens -= wait
+        elif self.use is not None and self._booked is NOTHING:  # others share the address: it is no fault of this peer
+            wait, self._booked = self.use.wait(now)
         return wait
+
+    def _charge(self, use: AddressUse, frames: int, size: int) -> None:
+        """Charge the address for what was handed on. The bytes that a task asked for are not charged."""
+        size = min(size, max(0, round(self.incoming.burst - self.incoming.tokens)))
+        use.messages.tokens -= frames - self._booked[0]
+        use.bytes.tokens -= size - self._booked[1]
+        self._booked = NOTHING
 
     def _hand_on_request(self, request: bytes) -> None:
         request += self._unread
@@ -318,6 +347,8 @@ class Connection(asyncio.Protocol):
         end, counted = self._frames.advance(data, begin, FRAMES_PER_TURN, int(self.messages.tokens))
         self.messages.tokens -= counted
         self.incoming.tokens -= end - begin
+        if self.use is not None:
+            self._charge(self.use, counted, end - begin)
         if self._frames.fragments >= MAX_FRAGMENTS:
             self.end(1009, f"a message of more than {MAX_FRAGMENTS} fragments")
             return
