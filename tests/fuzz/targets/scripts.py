@@ -8,6 +8,7 @@
     1^0 0 16 255            a chunk: of the granted transfer + 0, at the expected offset + 0, of 16 bytes 255
     1+    1-                the actor connects; its connection breaks
     1>5                     the actor does the next right thing, 5 times
+    1!{"loss":1e30}         the same once, with these fields in place of its own; "scale" is of its update's elements
     ~2.5                    time passes, in seconds
 
 Without a digit it is actor 0. Other signs are the target's own. A line that fits nothing is a text frame.
