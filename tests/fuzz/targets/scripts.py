@@ -16,6 +16,7 @@ Without a digit it is actor 0. Other signs are the target's own. A line that fit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -49,8 +50,8 @@ def number(text: bytes, limit: float, default: float = 1.0) -> float:
     try:
         found = abs(float(text))
     except ValueError:
-        return default
-    return min(found, limit) if found == found else default
+        found = default
+    return min(found, limit) if found == found else min(default, limit)
 
 
 def count(text: bytes, limit: int) -> int:
@@ -83,8 +84,9 @@ def binary(text: bytes) -> bytes:
 
 
 def escaped(text: bytes) -> bytes:
-    r"""Return the bytes of a text with escapes as Python's: \r, \n, \xff."""
-    try:
-        return text.decode("unicode_escape").encode("latin-1", "replace")
-    except UnicodeDecodeError:
-        return text
+    r"""Return the bytes of a text in which \r, \n and \xff are escapes."""
+    return _ESCAPE.sub(lambda found: _SHORT.get(found[1]) or bytes([int(found[1][1:], 16)]), text)
+
+
+_SHORT = {b"r": b"\r", b"n": b"\n"}
+_ESCAPE = re.compile(rb"\\(r|n|x[0-9a-fA-F]{2})")

@@ -1,7 +1,7 @@
 """Target: peers before a listening coordinator, through real sockets to its host, with a real run behind it.
 
 Besides the steps of scripts.py: ``+`` connects and does the handshake with the device's credential,
-``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes with Python's escapes, ``*8 1 2 255 0`` sends
+``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes (escaped), ``*8 1 2 255 0`` sends
 a frame (opcode, fin, size, byte, reserved bits), ``_`` closes one direction, ``-`` closes, ``x`` resets the connection.
 A first line ``%2`` chooses the plan (PLANS).
 """
