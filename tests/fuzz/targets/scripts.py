@@ -61,8 +61,7 @@ def count(text: bytes, limit: int) -> int:
 
 def integers(text: bytes, size: int) -> list[int]:
     """Return as many integers as wanted; 0 for what is none."""
-    words = text.split()[:size]
-    found = [int(word) if word.lstrip(b"-").isdigit() and len(word) < 20 else 0 for word in words]
+    found = [int(word) if _INTEGER.fullmatch(word) else 0 for word in text.split()[:size]]
     return found + [0] * (size - len(found))
 
 
@@ -88,5 +87,6 @@ def escaped(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: _SHORT.get(found[1]) or bytes([int(found[1][1:], 16)]), text)
 
 
+_INTEGER = re.compile(rb"-?[0-9]{1,19}")
 _SHORT = {b"r": b"\r", b"n": b"\n"}
 _ESCAPE = re.compile(rb"\\(r|n|x[0-9a-fA-F]{2})")

@@ -39,7 +39,7 @@ DEVICES = ("dev-0", "dev-1", "dev-2", "dev-0")
 """The device of each actor: two are the same."""
 LINGER = 0.05
 """Seconds, in place of the real ones, so that an input is over soon."""
-QUIET = 5.0
+QUIET = 20.0
 """Seconds in which a coordinator must have forgotten connections that are gone."""
 INPUTS_OF_A_SERVER = 500
 PLANS: tuple[dict[str, Any], ...] = (
