@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import tracemalloc
 from collections.abc import Iterator
 from random import Random
@@ -20,7 +21,9 @@ ALLOWED = 200 * 1024
 
 @pytest.fixture(autouse=True, scope="module")
 def ended() -> Iterator[None]:
+    logging.disable()  # pytest keeps the lines of a test
     yield
+    logging.disable(logging.NOTSET)
     sockets.stop()
     streams.stop()
 
