@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import Identities, check_identities
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -96,6 +96,7 @@ def _identities(service: Path) -> Iterator[Identities]:
         if folder is None:
             text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
             raise FleetError(Code.BAD_MESSAGE, text)
+        check_identities(folder)
         with closing(Identities(folder)) as found:
             yield found
     except (FleetError, OSError) as error:

@@ -23,7 +23,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import Identities, check_identities
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store, descriptors, open_store
 
@@ -97,6 +97,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     try:
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         if service.identities is not None:
+            check_identities(service.identities)
             identities = Identities(service.identities)
         host = Host(service, places, None if identities is None else Gate(identities))
         server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
@@ -93,7 +93,8 @@ class RunServer:
         if not self.done.done():
             self.done.set_exception(error)
         else:
-            logger.error("after the end: %s", error, exc_info=error)
+            expected = isinstance(error, FleetError | OSError)  # such as a full disk: its text says all
+            logger.error("after the end: %s", error, exc_info=None if expected else error)
 
     # The port of the conversations: what devices do
 

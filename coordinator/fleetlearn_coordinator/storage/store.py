@@ -173,7 +173,8 @@ class Store:
         if self.ledger.get("state_crc32") not in (None, checksum_of(state)):
             where = self.blobs.where_model(version)
             raise StoreError(
-                Code.WRONG_HASH, f"{where}: the server optimizer's state was changed after it was committed"
+                Code.WRONG_HASH,
+                f"{where}: the server optimizer's state was changed after it was committed; put it back from a backup",
             )
         return version, vector, state
 
