@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
@@ -126,7 +126,8 @@ class RunServer:
         if not self.done.done():
             self.done.set_exception(error)
         else:
-            logger.error("after the end: %s", error, exc_info=error)
+            expected = isinstance(error, FleetError | OSError)  # such as a full disk: its text says all
+            logger.error("after the end: %s", error, exc_info=None if expected else error)
 
     # The port of the conversations: what devices do
 

@@ -64,6 +64,8 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
     assert service.runs is not None
     with closing(Runs(service.runs)) as wanted:
         descriptor = lock(service.runs / LOCK)
+        if service.identities is not None:
+            check_identities(service.identities)
         identities = None if service.identities is None else Identities(service.identities)
         try:
             files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
