@@ -201,3 +201,28 @@ def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.Captur
 def test_info_of_another_directory_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--state", str(tmp_path)]) == 1
     assert "is not a state directory" in capsys.readouterr().err
+
+
+def test_the_keys_that_are_trusted_are_changed_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state, key = str(tmp_path / "state"), "0f" * 32
+    assert main(["trust", "--state", state, key]) == 1
+    assert "is not a device's state directory" in capsys.readouterr().err
+    StateDirectory(state, "one").close()
+    assert main(["trust", "--state", state, "0f"]) == 2
+    assert main(["trust", "--state", state, key]) == 0
+    capsys.readouterr()
+    main(["info", "--state", state])
+    assert f"trusts   {key}\n" in capsys.readouterr().out
+
+
+def test_without_the_package_for_signatures_a_device_that_wants_them_ends_with_1(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    arguments = ["run", "--coordinator", NOWHERE, "--data", data, "--state", str(tmp_path / "state")]
+    monkeypatch.setenv("FLEETLEARN_TRUST", "0f" * 32)
+    assert main(arguments) == 1
+    assert 'pip install "fleetlearn[device,signatures]"' in capsys.readouterr().err
+    monkeypatch.delenv("FLEETLEARN_TRUST")
+    assert main(arguments) == 1, "the key is in the state directory"
+    assert main([*arguments, "--trust", "0f"]) == 2

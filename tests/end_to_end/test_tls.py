@@ -41,6 +41,30 @@ def test_a_device_with_the_ca_trains_and_one_without_does_not(
     assert read_status(folder / "run").version == 1
 
 
+def test_a_device_with_a_certificate_trains_until_it_is_revoked(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    port, plan, folder = free_port(), run.folder / "plan.toml", run.folder
+    for command in (["certificate", "127.0.0.1"], ["device-certificate", "roof-7"]):
+        subprocess.run([*COORDINATOR, *command], cwd=folder, capture_output=True, check=True)
+    plan.write_text(plan_text(bundle_path, folder / "run", local__lr=0.1, round__goal=1, stop__rounds=100000))
+    (folder / "service.toml").write_text(
+        f'port = {port}\nidentities = "identities"\n[tls]\ncertificate = "tls/certificate.pem"\n'
+        'key = "tls/key.pem"\nclients = "tls/ca.pem"\n'
+    )
+    run.coordinator(plan)
+    files = {"--certificate": folder / "tls/devices/roof-7.pem", "--key": folder / "tls/devices/roof-7.key"}
+    shared = ["--coordinator", f"wss://127.0.0.1:{port}", "--ca", folder / "tls" / "ca.pem", "--data", shards[0]]
+    shared += [part for option in files.items() for part in option]
+    run.start("another", *DEVICE, *shared, "--name", "another", "--state", folder / "another.state")
+    assert run.wait("another") == 1
+    assert "is of roof-7, and another checked in" in run.log("another")
+    run.start("a", *DEVICE, *shared, "--name", "roof-7", "--state", folder / "a.state")
+    wait_for(lambda: bool((found := status_of(folder / "run")) and found.version), "a round")
+    subprocess.run([*COORDINATOR, "revoke", "service.toml", "roof-7"], cwd=folder, check=True, capture_output=True)
+    wait_for(lambda: "the certificate of roof-7 was revoked" in run.log("a"), "the device's refusal")
+
+
 def test_without_tls_both_sides_refuse_other_machines(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
     plan = run.folder / "plan.toml"
     plan.write_text(plan_text(bundle_path, run.folder / "run"))

@@ -227,6 +227,7 @@ class Driver:
         self._shared.devices[device] = self
         self._shared.checked_in(connection)
         if self._signer is not None and (keys := self._signer.new_keys()) is not None:
+            self.log("is told to trust the service's signing keys as they are now")
             self.send(keys)
 
     def arriving(self) -> int:

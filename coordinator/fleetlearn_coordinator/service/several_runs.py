@@ -26,7 +26,7 @@ from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_pla
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities, check_identities
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun

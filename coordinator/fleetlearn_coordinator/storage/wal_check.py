@@ -42,19 +42,23 @@ class _Log(NamedTuple):
 def check_wal(database: Path) -> None:
     """Raise StoreError where transactions are lost that were committed. Other processes may have the database open,
     this one must not: POSIX takes a process's locks on a file away when it closes any descriptor of it."""
-    path, index = database.with_name(f"{database.name}-wal"), _read_index(database.with_name(f"{database.name}-shm"))
-    log = _read_log(path)
-    if log is None:
-        lost = (path.exists() and path.stat().st_size > _HEADER.size) or (index is not None and index[1] > index[2])
-    else:
-        lost = log.later or (index is not None and index[0] == log.salts and index[1] > log.committed)
-    if lost:
+    # Another process may write while this one reads: what is found damaged twice is damaged.
+    if _is_lost(database) and _is_lost(database):
+        path = database.with_name(f"{database.name}-wal")
         raise StoreError(
             Code.WRONG_HASH,
             f"{path} is damaged or lost: SQLite would go on without what was written last. Put it back from a backup, "
             f"together with {database.name}. Or remove {path.name} and {database.name}-shm, to go on from what "
             f"{database.name} has without them.",
         )
+
+
+def _is_lost(database: Path) -> bool:
+    path, index = database.with_name(f"{database.name}-wal"), _read_index(database.with_name(f"{database.name}-shm"))
+    log = _read_log(path)
+    if log is None:
+        return (path.exists() and path.stat().st_size > _HEADER.size) or (index is not None and index[1] > index[2])
+    return log.later or (index is not None and index[0] == log.salts and index[1] > log.committed)
 
 
 def _read_index(path: Path) -> tuple[tuple[int, int], int, int] | None:

@@ -106,6 +106,29 @@ def test_a_device_that_is_enrolled_again_is_another(identities: Identities) -> N
     assert not identities.is_enrolled(known)
 
 
+def test_a_certificate_is_enrolled_once_and_not_beside_a_credential(identities: Identities) -> None:
+    token = identities.make_token(2, 100.0, [], 0.0)
+    assert identities.certified("a", 1.0, 2.0) == identities.certified("a", 1.5, 3.0) == Known("a", (), 2.0)
+    with pytest.raises(EnrolmentError, match="enrolled already"):
+        identities.enrol("a", SECRET, token, 3.0)
+    identities.enrol("b", SECRET, token, 3.0)
+    with pytest.raises(EnrolmentError, match="a device called b is enrolled already, with a credential"):
+        identities.certified("b", 1.0, 4.0)
+    assert [row.what for row in identities.events()] == ["token", "enrolled", "enrolled"]
+
+
+def test_a_certificate_from_before_a_revocation_is_not_valid(identities: Identities) -> None:
+    known = identities.certified("a", 1.0, 2.0)
+    assert identities.revoke("a", 5.0)
+    assert not identities.is_enrolled(known)
+    for begin in (1.0, 4.0, 5.0):
+        with pytest.raises(EnrolmentError, match="the certificate of a was revoked"):
+            identities.certified("a", begin, 6.0)
+    assert identities.certified("a", 5.5, 7.0) == Known("a", (), 7.0)
+    assert not identities.revoke("b", 8.0)
+    assert identities.certified("b", 1.0, 9.0) == Known("b", (), 9.0), "nobody was revoked: there was no b"
+
+
 @pytest.mark.parametrize(
     ("statement", "broken"),
     [

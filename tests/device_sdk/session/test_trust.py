@@ -14,7 +14,9 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Holding, Idle, Locating, Training
 from fleetlearn_device.session.trust import Trusted
+from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import (
+    Cancel,
     CheckIn,
     Evaluate,
     Failed,
@@ -143,6 +145,15 @@ def test_what_the_device_works_on_stays(ours: Signer, name: str) -> None:
     online(session, ANOTHER)
     tell(session, task("C"))
     assert isinstance(session.work, Holding)
+
+
+def test_what_is_not_a_task_is_believed_without_a_signature(ours: Signer) -> None:
+    """TLS is what protects it (docs/security.md)."""
+    session = session_of(ours)
+    online(session)
+    tell(session, signed(ours, task()))
+    tell(session, Cancel("A", Code.ROUND_OVER))
+    assert isinstance(session.work, Idle)
 
 
 def test_only_tasks_are_signed(ours: Signer) -> None:

@@ -1,0 +1,74 @@
+"""The commands about identities and keys, as people type them: tokens that bring keys, revoking, and the audit log."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fleetlearn_coordinator.__main__ import app
+from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities
+from typer.testing import CliRunner, Result
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "service.toml").write_text('identities = "identities"\n')
+    return tmp_path / "service.toml"
+
+
+def command(*arguments: str, expected: int = 0) -> Result:
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == expected, done.output
+    return done
+
+
+def words(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
+    for _ in range(2):
+        command("token", "service.toml")
+    with closing(Identities(service.parent / "identities")) as identities:
+        first, second = identities.events()
+    assert f"2 rows, none changed; the newest has the hash {second.hash}" in words(command("verify", "service.toml"))
+    command("verify", "service.toml", "--hash", first.hash)
+    with closing(sqlite3.connect(identities.path)) as database, database:
+        database.execute("DELETE FROM audit WHERE number=2")
+    command("verify", "service.toml")
+    gone = command("verify", "service.toml", "--hash", second.hash, expected=1)
+    assert "rows were removed at its end, or all was written anew" in words(gone)
+    with closing(sqlite3.connect(identities.path)) as database, database:
+        database.execute("UPDATE audit SET at=1")
+    assert "row 1 of the audit log was changed" in words(command("verify", "service.toml", expected=1))
+
+
+def test_a_token_brings_the_public_keys_along(service: Path) -> None:
+    assert "." not in command("token", "service.toml").stdout
+    keys = [command("signing-key", name).stdout.strip() for name in ("new.pem", "old.pem")]
+    assert command("signing-key", "new.pem").stdout.strip() == keys[0], "shown again, not made again"
+    assert stat.S_IMODE((service.parent / "new.pem").stat().st_mode) == 0o600
+    service.write_text('identities = "identities"\nsigning_keys = ["new.pem", "old.pem"]\n')
+    assert command("token", "service.toml").stdout.strip().split(".")[1:] == keys
+    (service.parent / "old.pem").write_text("no key")
+    assert "old.pem cannot be used to sign" in words(command("token", "service.toml", expected=1))
+
+
+def test_a_certificate_that_never_connected_can_be_revoked(service: Path) -> None:
+    assert "no device called a is enrolled" in words(command("revoke", "service.toml", "a", expected=1))
+    made = command("device-certificate", "a")
+    assert "--name a --certificate a.pem --key a.key" in words(made)
+    command("certificate", "127.0.0.1")
+    files = 'certificate = "tls/certificate.pem"\nkey = "tls/key.pem"\nclients = "tls/ca.pem"\n'
+    service.write_text(f'identities = "identities"\n[tls]\n{files}')
+    assert "if it has a certificate, that is revoked" in words(command("revoke", "service.toml", "a"))
+    now = time.time()
+    with closing(Identities(service.parent / "identities")) as identities:
+        with pytest.raises(EnrolmentError, match="was revoked"):
+            identities.certified("a", now - 1, now)
+        identities.certified("a", now + 1, now)
