@@ -41,10 +41,15 @@ def npm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def script(name: str) -> tuple[str, ...]:
-    """The command that runs one of the SDK's scripts for tests (test/support/)."""
-    command = node()
+def built(name: str) -> Path:
+    """One of the files that are built of the SDK's scripts for tests (test/support/)."""
+    node()
     with FileLock(FOLDER / "build.lock"):
-        done = npm("run", "--silent", "build:node")
+        done = npm("run", "--silent", "build:tests")
     assert done.returncode == 0, done.stderr
-    return *command, str(FOLDER / "build" / f"{name}.mjs")
+    return FOLDER / "build" / name
+
+
+def script(name: str) -> tuple[str, ...]:
+    """The command that runs one of the SDK's scripts for tests in Node."""
+    return *node(), str(built(f"{name}.mjs"))
