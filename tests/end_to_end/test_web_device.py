@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_device import open_runtime
 from fleetlearn_device.training.data import load_npz
@@ -41,6 +42,7 @@ def expected_model(bundle_path: Path, shards: list[Path]) -> Vector:
     return np.asarray(model, np.float32)
 
 
+@pytest.mark.slow
 def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
     folder, plan, port = run.folder, run.folder / "plan.toml", free_port()
     plan.write_text(
