@@ -22,8 +22,9 @@ from fleetlearn_protocol.messages import (
     Task,
 )
 
-from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts
+from fleetlearn_coordinator.network.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.host import Host, spread, welcome
 from fleetlearn_coordinator.network.turns import SharedRun
 from fleetlearn_coordinator.rounds.commands import (
@@ -61,7 +62,8 @@ class RunServer:
     def __init__(self, run: Run, host: Host, name: str = "", population: Population = EVERYBODY) -> None:
         """``name``, ``population``: of one of a host's several runs."""
         self.run, self.engine, self.host, self.name, self._population = run, run.engine, host, name, population
-        self.spool, self.elements = run.store.blobs, run.model.size
+        blobs, self.elements = run.store.blobs, run.model.size
+        self.spool: Spool = blobs if host.turns is None else GuardedSpool(blobs, self.fail)
         self.task_prefix, self.patience = run.store.run, 2 * self.engine.settings.deadline
         self._served = host.serve_run(self, run.bundle, self.fail)
         self.models = ServedModels(run, host, self._served)
@@ -116,6 +118,7 @@ class RunServer:
         elif not self.host.shared.ended:  # else the devices have been told to come back, and keep their tasks
             self.host.turns.drop(self._turn, why)
             self.host.uploads.forget_tasks(self.spool, unless=())
+            self.host.grant()
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the run rather than go on half-done. Disk has the truth."""
