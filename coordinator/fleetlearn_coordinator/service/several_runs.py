@@ -21,6 +21,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.hosted_run import HostedRun
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.shared_server import SharedRunServer
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.lock import LOCK, lock
@@ -192,9 +193,10 @@ class HostedRuns:
 
     async def _look_at(self, wanted: WantedRun, run: HostedRun) -> None:
         server = run.server
+        assert isinstance(server, SharedRunServer)
         if not server.done.done() and wanted.wanted != "stopped":
             try:
-                self._make_so(wanted, run)
+                _make_so(wanted, server)
                 run.look()
             except Exception as error:
                 server.fail(error)
@@ -212,16 +214,6 @@ class HostedRuns:
             self._write(lambda: self._wanted.drained(wanted))
             self._over[wanted.number] = wanted.asked
             await self._close(wanted.number, "drained")
-
-    def _make_so(self, wanted: WantedRun, run: HostedRun) -> None:
-        """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
-        match wanted.wanted:
-            case "running":
-                run.server.go_on()
-            case "paused":
-                run.server.pause()
-            case "draining":
-                run.server.go_on(draining=True)
 
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
@@ -257,6 +249,17 @@ class HostedRuns:
         if self._identities is not None:
             identities = self._identities
             self._write(lambda: identities.log(time.time(), what, {"run": name, **more}))
+
+
+def _make_so(wanted: WantedRun, server: SharedRunServer) -> None:
+    """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
+    match wanted.wanted:
+        case "running":
+            server.go_on()
+        case "paused":
+            server.pause()
+        case "draining":
+            server.go_on(draining=True)
 
 
 def _refuse_twins(run: HostedRun, others: Iterable[HostedRun]) -> None:
