@@ -26,7 +26,8 @@ class SharedRunServer(RunServer):
         super().__init__(run, host)
         self.name, self._population, self._turns = name, population, turns
         self.spool = GuardedSpool(run.store.blobs, self.fail)
-        self.task_prefix, self.patience = run.store.run, 2 * self.engine.settings.deadline
+        rule = self.engine.settings
+        self.task_prefix, self.patience = run.store.run, rule.deadline * (2 if rule.carry else 1)
         self._started = False
         self._telling = 0
         """How many calls of ``_tell_all`` are under way, one within the other."""

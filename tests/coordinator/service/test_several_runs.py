@@ -222,6 +222,24 @@ async def test_a_run_that_needs_all_devices_is_not_starved(folder: Path) -> None
 
 
 @run_async
+async def test_a_run_that_cannot_gather_does_not_keep_devices_for_ever(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("paused")
+        held = await host.join("held")
+        await held.task()
+        await host.want("paused", "paused")  # so this task does not end
+        await host.add("large", round__goal=3, round__minimum=3)
+        one, two = await host.join("1"), await host.join("2")
+        await host.add("other", round__goal=2, round__minimum=2)
+        await nothing_comes(one)
+        for _, server in host.hosted.servers():
+            server.patience = 0.05  # type: ignore[attr-defined]
+        await asyncio.sleep(0.06)
+        host.hosted.host.sweep()
+        assert [host.of(await peer.task()) for peer in (one, two)] == ["other", "other"]
+
+
+@run_async
 async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("eu", Population(tags=("eu",)))
