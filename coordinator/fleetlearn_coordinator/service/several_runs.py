@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 from fleetlearn_protocol.errors import Code, FleetError
@@ -99,6 +99,7 @@ class HostedRuns:
         """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun again when it is asked
         for once more."""
         self._sweeper: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     # The process
 
@@ -107,7 +108,7 @@ class HostedRuns:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 self.host.sweep()
                 peer_log.flush()
@@ -115,11 +116,13 @@ class HostedRuns:
             except Exception as error:
                 self.host.shared.failed(error)
                 return
-            await asyncio.sleep(SWEEP)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP):
+                    await self._stopping.wait()
 
     async def _stop_sweeping(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        self._stopping.set()
+        if self._sweeper is not None:  # it may be closing a run
             await asyncio.wait({self._sweeper})
 
     async def wait(self, stopped: asyncio.Future[str]) -> None:
