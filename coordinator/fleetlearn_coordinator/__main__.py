@@ -22,7 +22,13 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator import identity_commands, run_commands
+    from fleetlearn_coordinator import (
+        administrator_commands,
+        identity_commands,
+        key_commands,
+        model_commands,
+        run_commands,
+    )
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
     from fleetlearn_coordinator.service.held_out import measure_by_hand
@@ -31,10 +37,12 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.service.several_runs import serve_runs
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request
-    from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
+app.add_typer(key_commands.app)
+app.add_typer(model_commands.app)
+app.add_typer(administrator_commands.app, name="administrator")
 app.add_typer(run_commands.app)
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
@@ -142,27 +150,6 @@ def export_model(
         )
 
 
-@app.command()
-def certificate(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Host names and IP addresses that devices connect to.")
-    ],
-    folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path("tls"),
-    days: Annotated[int, typer.Option(help="How long the certificate is valid.", min=1, max=3650)] = 365,
-) -> None:
-    """Make a certificate for the coordinator with a private CA, which is made too if the folder has none. Run it again
-    to renew the certificate: a running coordinator reads it by itself."""
-    with needs("fleetlearn-coordinator certificate", "coordinator"):
-        from fleetlearn_coordinator.service.private_ca import CA, CA_KEY, CERTIFICATE, KEY, make_certificate
-    with _errors():
-        new = make_certificate(folder, names, days)
-    console = Console(stderr=True)
-    console.print(f"wrote {folder / CERTIFICATE} and {folder / KEY}, for [tls] of the service file", soft_wrap=True)
-    if new:
-        console.print(f"wrote {folder / CA}, for devices: --ca ca.pem", soft_wrap=True)
-        console.print(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")
-
-
 def _show(found: Status, last: int) -> None:
     console = Console()
     state = f"running at {found.address}" if found.running else "not running"
@@ -239,9 +226,8 @@ def _errors() -> Iterator[None]:
     """Expected errors as one line and exit status 1."""
     try:
         yield
-    except (FleetError, OSError, DatabaseError) as error:
-        what = f"the database of the run: {error}" if isinstance(error, DatabaseError) else str(error)
-        fail("error", what)
+    except (FleetError, OSError) as error:
+        fail("error", str(error))
 
 
 def main() -> None:

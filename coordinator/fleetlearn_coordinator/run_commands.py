@@ -25,11 +25,10 @@ from fleetlearn_coordinator.service.operations import NAME, Operations, operatin
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 app = typer.Typer(
     name="run",
-    help="The runs of a host: add, list, pause, resume, drain, stop, remove.",
+    help="The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.",
     no_args_is_help=True,
 )
 ServiceFile = Annotated[
@@ -93,6 +92,18 @@ def stop(service: ServiceFile, name: RunName) -> None:
         _say(operations, f"{name} is to be stopped", "it is")
 
 
+@app.command("roll-back")
+def roll_back(
+    service: ServiceFile,
+    name: RunName,
+    version: Annotated[int, typer.Argument(help="The version whose model is to be the newest again.")],
+) -> None:
+    """Go on from an earlier version of a run's model, also of a run that has finished."""
+    with _operating(service) as operations:
+        operations.roll_back(name, version)
+        _say(operations, f"{name} is to go back to version {version}", "it does")
+
+
 @app.command()
 def remove(service: ServiceFile, name: RunName) -> None:
     """Stop a run and forget it. Its data directory stays; `add` with the same plan would go on with it."""
@@ -145,7 +156,7 @@ def _row(run: WantedRun) -> dict[str, Any]:
     }
     try:
         status = read_status(Plan.load(run.plan).data_dir)
-    except (FleetError, OSError, DatabaseError) as error:
+    except (FleetError, OSError) as error:
         if not run.failed:
             row["error"] = str(error)
         return row
@@ -183,5 +194,5 @@ def _operating(service: Path) -> Iterator[Operations]:
     try:
         with operating(ServiceSettings.load(service)) as operations:
             yield operations
-    except (FleetError, OSError, DatabaseError) as error:
+    except (FleetError, OSError) as error:
         fail("error", str(error))

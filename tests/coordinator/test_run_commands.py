@@ -81,6 +81,8 @@ def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
         ("the plan cannot be read", ("run", "add", service, "c", tmp_path / "none.toml")),
         ("no run called c; there are: a", ("run", "stop", service, "c")),
         ("no run called c; there are: a", ("run", "remove", service, "c")),
+        ("no run called c; there are: a", ("run", "roll-back", service, "c", 1)),
+        ("is not a coordinator's data directory", ("run", "roll-back", service, "a", 1)),
         ("no run called c; there are: a", ("status", service, "--run", "c")),
         ("names no runs", ("run", "list", other.with_name("plain.toml"))),
     ):

@@ -54,7 +54,7 @@ class Port(Protocol):
         """Return whether the update of this report is wanted: True, or False if it has counted already.
 
         Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-parts,
-        wrong-length, after which the caller ends the task.
+        wrong-length, bad-message, after which the caller ends the task.
         """
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from fleetlearn_protocol import Bundle
@@ -30,6 +31,9 @@ from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.network.turns import SharedDevice, Turns
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.network.signing import Signer
+
 SOFTWARE = f"fleetlearn {version('fleetlearn')}"
 """What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
 
@@ -51,7 +55,7 @@ class Host:
         several: bool = False,
     ) -> None:
         """``places``: how many connections the process has descriptors for. ``gate``: who may connect, if not
-        everybody. Raises FleetError where the files of TLS cannot be used."""
+        everybody. Raises FleetError where the files of TLS, or a signing key, cannot be used."""
         self._gate = gate
         proven = Proven(service.max_connections)
         self.heartbeat = service.heartbeat
@@ -69,12 +73,22 @@ class Host:
             heartbeat=service.heartbeat,
             certificates=self._certificates,
             gate=gate,
+            limits=service.limits,
+            proxies=service.proxies,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set with an error of the host itself: one that ends no run, and of which no device is to blame."""
         self.turns = Turns(self.tell) if several else None
         """Which of several runs each device serves."""
-        self.shared = Shared(self.admit, self.uploads, self.downloads, self._fail, self._listener.check)
+        self.shared = Shared(
+            self.admit,
+            self.uploads,
+            self.downloads,
+            self._fail,
+            self._listener.checked_in,
+            self._listener.budgets,
+            _signer(service.signing_keys),
+        )
         self.connections = self.shared.connections
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
@@ -82,6 +96,8 @@ class Host:
         self._places = places.devices
         self._run: ServedRun
         self._loop = asyncio.get_running_loop()
+        self._swept = self._loop.time()
+        """When ``sweep`` looked last."""
 
     def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None]) -> ServedRun:
         """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are then added to
@@ -124,6 +140,11 @@ class Host:
         port = SharedPort(turns, device)
         return Admitted(port, welcome(self.heartbeat, "" if fits else why[:MAX_TEXT]), 0, 0)
 
+    def can_sign_for(self, check_in: CheckIn) -> bool:
+        """Return whether the device, if it trusts keys, trusts one of the service's."""
+        signer = self.shared.signer
+        return not check_in.trusts or (signer is not None and signer.for_device(check_in) is not None)
+
     def _fail(self, error: Exception) -> None:
         if self.turns is None:
             self._run.failed(error)
@@ -155,9 +176,15 @@ class Host:
 
     # Time, and the end
 
-    def sweep(self) -> None:
-        """End the connections that are overdue, and take places from those that hardly move while others wait."""
+    def sweep(self, interval: float) -> None:
+        """End the connections that are overdue, and take places from those that hardly move while others wait.
+
+        ``interval``: seconds between two calls. Where this one comes late, this process stood still itself (a slow
+        disk, a suspended machine): what devices sent meanwhile was not read yet, and that time is nobody's silence."""
         now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
+        since, self._swept = now - self._swept, now
+        if since > 1.25 * interval:
+            silence += since
         if self._certificates is not None:
             self._certificates.check()
         if self._gate is not None and self._gate.identities.changed():
@@ -192,6 +219,14 @@ class Host:
 def welcome(heartbeat: float, ineligible: str = "") -> Welcome:
     """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its owner."""
     return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible)
+
+
+def _signer(files: Sequence[Path]) -> Signer | None:
+    if not files:
+        return None
+    from fleetlearn_coordinator.network.signing import Signer  # its import takes 30 ms and 10 MB, for few services
+
+    return Signer(files)
 
 
 def spread(longest: float) -> float:

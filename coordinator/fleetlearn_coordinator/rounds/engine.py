@@ -21,6 +21,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
+    STALE,
     SURPLUS,
     Abandon,
     Command,
@@ -220,6 +221,26 @@ class Engine(RoundState):
             return self._finish(finish, now)
         commands = self.tasks.end_stale(self.round_of_ends, self.version)
         return commands + self._advance(now) + self._begin_evaluation(now)
+
+    def roll_back(self) -> list[Command]:
+        """The driver makes an earlier model the next version: give up the open round, or the one that is about to be
+        committed, the tasks that run, and all reports that came early. ``go_on_from_model`` follows when the
+        model is there."""
+        text, commands = "the run goes back to an earlier model", list[Command]()
+        for device in list(self.book.tasks):
+            commands += self.tasks.cancel(device, STALE, self.round_of_ends, Code.STALE_ROUND, text)
+        commands += self.tasks.give_up()
+        if self.phase in (Phase.OPEN, Phase.COMMITTING):
+            commands.append(Abandon(self.round, self.causes(), text))
+        self.book.dropped.clear()
+        self.finishing = None
+        self.version += 1
+        self._end_round()
+        return commands
+
+    def go_on_from_model(self, now: float) -> list[Command]:
+        """The earlier model is there. Of the stop rules, the one on the number of versions alone may be met by it."""
+        return self.measured({}, now) or self.begin(now)
 
     def count_measurement(self, device: str, task: str, now: float) -> list[Command]:
         """What the device measured is safe: it counts. Call only where ``evaluations.wanted``."""

@@ -33,7 +33,8 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True)
 class RoundState:
-    """The state of one training run. ``version`` counts committed rounds; ``round`` numbers all of them from 1."""
+    """The state of one training run. ``version`` counts committed rounds and roll backs; ``round`` numbers
+    all rounds from 1."""
 
     settings: Settings
     prefix: str = "t"

@@ -157,6 +157,15 @@ class TrainingTasks:
 
     # --- how tasks end ---
 
+    def give_up(self) -> list[Ended]:
+        """End what may still count for a round to come: reports that came early, and tasks of lost devices that may go
+        on."""
+        book = self.book
+        rows = {**book.early, **({task: row[0] for task, row in book.lost.items()} if self.settings.outlive else {})}
+        book.early.clear()
+        book.lost.clear()
+        return [Ended(device, task, self.round_of(task), STALE) for task, device in rows.items()]
+
     def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool) -> None:
         """The reports of these devices' tasks count: in the open round or, ``early``, in a later one."""
         there = self.book.complete(devices, tasks, early=early)

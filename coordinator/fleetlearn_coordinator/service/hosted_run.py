@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import nullcontext, suppress
 
 import msgspec
 from fleetlearn_protocol import Bundle, open_bundle
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
@@ -86,7 +87,9 @@ class HostedRun:
         if self._held_out is not None and self._measuring is not None:
             self._measuring.cancel()
             await self._held_out.close()
-        self.record(ended=True)
+        failed = self.server.done.done() and self.server.done.exception() is not None
+        with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
+            self.record(ended=True)
         self.server.end()  # an alarm may still be set, and devices still talk
 
     def close(self) -> None:

@@ -17,14 +17,13 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+from fleetlearn_coordinator.service.roll_back import check_version
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run's name, a tag or a tier."""
-COMMAND = "command"
-"""Who did what a command did, in the audit log."""
 Verb = Literal["paused", "resumed", "drained", "stopped"]
 _STATES: dict[Verb, State] = {"paused": "paused", "resumed": "running", "drained": "draining", "stopped": "stopped"}
 
@@ -60,6 +59,12 @@ class Operations:
         self.runs.want(name, _STATES[verb])
         self._log(verb, name)
 
+    def roll_back(self, name: str, version: int) -> None:
+        """Let a run go on from an earlier version of its model. Raises StoreError, PlanError."""
+        check_version(Plan.load(self.find(name).plan).data_dir, version)
+        self.runs.want_version(name, version)
+        self._log("rolled back", name, version=version)
+
     def remove(self, name: str) -> None:
         """Forget a run. Its data directory stays. Raises StoreError."""
         self.runs.remove(name)
@@ -72,9 +77,9 @@ class Operations:
             raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {', '.join(found) or 0}")
         return found[name]
 
-    def _log(self, what: str, name: str) -> None:
+    def _log(self, what: str, name: str, **more: int) -> None:
         if self._identities is not None:
-            self._identities.log(time.time(), what, {"run": name, "who": self._who})
+            self._identities.log(time.time(), what, {"run": name, **more, "who": self._who})
 
 
 @contextmanager

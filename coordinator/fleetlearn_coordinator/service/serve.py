@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from fleetlearn_protocol import open_bundle
@@ -18,9 +19,11 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -38,7 +41,7 @@ class Result(NamedTuple):
     finished: bool
     """False: it was stopped and can be started again."""
     version: int
-    """Of the newest model: the number of committed rounds."""
+    """Of the newest model."""
 
 
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
@@ -86,8 +89,10 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         host = Host(service, places, None if identities is None else Gate(identities))
         run = HostedRun(plan, service, host, bundle=bundle)
         try:
+            if identities is not None:
+                run.server.run.roll_backs.done = partial(_log_roll_back, identities, plan.name)
             run.begin()
-            async with host:
+            async with host, administrators_port(service, plan):
                 await host.listen()
                 run.listens_at(host.address)
                 _log(identities, "started", plan, run)
@@ -109,6 +114,12 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
 def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -> None:
     if identities is not None:
         identities.log(time.time(), what, {"plan": plan.name, "run": run.id})
+
+
+def _log_roll_back(identities: Identities, plan: str, request: RollBack, version: int) -> None:
+    if request.who == COMMAND:  # what an administrator asks for is in the log already
+        about = {"plan": plan, "version": request.version, "as": version, "who": COMMAND}
+        identities.log(time.time(), "rolled back", about)
 
 
 def check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:
@@ -146,9 +157,9 @@ def _stop(stopped: asyncio.Future[str], reason: str) -> None:
 
 
 async def _sweep(host: Host, run: HostedRun) -> None:
-    while True:
+    while not run.server.ended:
         try:
-            host.sweep()
+            host.sweep(SWEEP)
             peer_log.flush()
             run.look()
         except Exception as error:

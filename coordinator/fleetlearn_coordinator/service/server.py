@@ -23,7 +23,7 @@ from fleetlearn_protocol.messages import (
 )
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
-from fleetlearn_coordinator.conversation.uploads import check_parts
+from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.network.host import Host, spread, welcome
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -70,6 +70,8 @@ class RunServer:
         self._idle: set[str] = set()
         """Connected devices that lack what this run's tasks need. The engine does not know them."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._planned_before = 0
+        """The last round whose tasks may be of an earlier process, with another plan."""
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
 
@@ -77,6 +79,7 @@ class RunServer:
         """Take up what an earlier process left open."""
         self.models.publish()
         self._tell_all(self.run.resume(self.now()))
+        self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
 
@@ -109,6 +112,8 @@ class RunServer:
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
+        if not self.host.can_sign_for(check_in):
+            return f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this coordinator cannot"
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:
             return ""
@@ -150,6 +155,8 @@ class RunServer:
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
         check_parts(report, self.run.plan.exact_parts if exact else self.run.plan.parts, self.elements)
+        if report.round > self._planned_before:
+            check_work(report, self.run.plan.local.epochs)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
@@ -318,15 +325,20 @@ class RunServer:
         vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.clock.now())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
-    def held_out_measured(self, metrics: dict[str, float]) -> None:
+    def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
-        if self.run.plan.stop.measured_by == "held-out" and self.run.finished is None and not self.done.done():
+        counts = self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
+        if counts and self.run.finished is None and not self.done.done():
             now = self.clock.now()
             self._carry_out(self.engine.measured(metrics, now), now)
 
     def look_for_request(self) -> None:
-        """Open an evaluation if somebody asked for one. A finished run is evaluated at its next start."""
-        if self.run.finished is None and not self.done.done() and self.run.evaluations.look_for_request():
+        """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next start does."""
+        if self.run.finished is not None or self.done.done():
+            return
+        if self.run.roll_backs.look(self.now()):
+            self._do_steps()
+        if self.run.evaluations.look_for_request():
             now = self.clock.now()
             self._carry_out(self.engine.request_evaluation(now), now)
 

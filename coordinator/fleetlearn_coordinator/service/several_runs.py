@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from typing import Any
 
 from fleetlearn_protocol.errors import Code, FleetError
@@ -18,19 +19,24 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun
+from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.shared_server import SharedRunServer
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.lock import LOCK, lock
+from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+HOST = "host"
+"""Who asks a run to roll back where the database of runs says so; the audit log has who asked for that."""
 RUNS_TO_COME = 8
 """Runs that may be added to those that are there at the start: file descriptors are set aside for them."""
 
@@ -65,7 +71,7 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
             places = process_settings.places(service.max_connections, files=files)
             host = Host(service, places, None if identities is None else Gate(identities), several=True)
             runs = HostedRuns(service, host, places, wanted, identities)
-            async with host:
+            async with host, administrators_port(service):
                 await host.listen()
                 logger.info("listening on %s, runs in %s", host.address, service.runs)
                 try:
@@ -110,7 +116,7 @@ class HostedRuns:
     async def _sweep(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.host.sweep()
+                self.host.sweep(SWEEP)
                 peer_log.flush()
                 await self.look()
             except Exception as error:
@@ -165,6 +171,8 @@ class HostedRuns:
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
+            if run.version is not None:
+                self._ask_to_roll_back(run, run.version)
             if run.number in self._open:
                 await self._look_at(run, self._open[run.number])
             elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
@@ -185,6 +193,7 @@ class HostedRuns:
         self._open[number], self._names[number] = run, wanted.name
         try:
             _refuse_twins(run, others)
+            run.server.run.roll_backs.done = partial(self._log_roll_back, wanted.name)
             run.begin(wanted.wanted)
             run.listens_at(self.host.address)
         except Exception as error:
@@ -218,9 +227,21 @@ class HostedRuns:
             self._over[wanted.number] = wanted.asked
             await self._close(wanted.number, "drained")
 
+    def _ask_to_roll_back(self, wanted: WantedRun, version: int) -> None:
+        """Leave it to the run, now or when it begins: a request in its data directory."""
+        try:
+            ask_to_roll_back(Plan.load(wanted.plan).data_dir, version, HOST)
+        except (FleetError, OSError, DatabaseError) as error:
+            logger.error("run %s is not rolled back to version %d: %s", wanted.name, version, error)
+        self._write(lambda: self._wanted.rolled_back(wanted))
+
+    def _log_roll_back(self, name: str, request: RollBack, version: int) -> None:
+        if request.who == COMMAND:  # what came from the database of runs is in the log already
+            self._log("rolled back", name, version=request.version, who=COMMAND)
+
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
-        expected = isinstance(error, FleetError | OSError | DatabaseError)
+        expected = isinstance(error, FleetError | OSError)
         logger.error("run %s is stopped: %s", wanted.name, error, exc_info=None if expected else error)
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
@@ -247,7 +268,7 @@ class HostedRuns:
         except DatabaseError as error:
             logger.error("what became of a run cannot be recorded: %s", error)
 
-    def _log(self, what: str, name: str, **more: str) -> None:
+    def _log(self, what: str, name: str, **more: str | int) -> None:
         """Add a row to the audit log, if there is one."""
         if self._identities is not None:
             identities = self._identities

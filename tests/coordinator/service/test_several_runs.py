@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from fleetlearn_coordinator import ServiceSettings, read_model, read_status
 from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
+from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, WantedRun
 from fleetlearn_protocol import Code
@@ -58,6 +62,9 @@ class Several:
     async def want(self, name: str, state: Any) -> None:
         self.wanted.want(name, state)
         await self.hosted.look()
+
+    def roll_back(self, name: str, version: int) -> None:
+        Operations(self._service, self.wanted, None, "test").roll_back(name, version)
 
     def server(self, name: str) -> RunServer:
         return dict(self.hosted.servers())[name]
@@ -235,7 +242,7 @@ async def test_a_run_that_cannot_gather_does_not_keep_devices_for_ever(folder: P
         for _, server in host.hosted.servers():
             server.patience = 0.05  # type: ignore[attr-defined]
         await asyncio.sleep(0.06)
-        host.hosted.host.sweep()
+        host.hosted.host.sweep(1.0)
         assert [host.of(await peer.task()) for peer in (one, two)] == ["other", "other"]
 
 
@@ -517,3 +524,85 @@ async def test_a_copied_data_directory_is_refused(folder: Path) -> None:
         assert [name for name, _ in host.hosted.servers()] == ["a"]
         peer = await host.join("d")
         assert host.of(await peer.do_round(UPDATE)) == "a"
+
+
+# Rolled back
+
+
+@run_async
+async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> None:
+    async with several(folder) as host:
+        server = await host.add("a")
+        await host.add("b", round__goal=9, round__minimum=9)
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        given = await peer.task()
+        host.roll_back("a", 1)
+        await host.hosted.look()
+        assert (await peer.expect(Cancel)).task == given.task
+        again = await peer.task()
+        assert (host.of(again), again.round, server.engine.version) == ("a", 4, 3)
+        assert host.row("a").version is None, "it is left to the run"
+        np.testing.assert_array_equal(read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1])
+        assert isinstance(await peer.upload(again, UPDATE), Accepted)
+        await settled(peer)
+        assert server.engine.version == 4
+
+
+@run_async
+async def test_a_paused_run_is_rolled_back_and_stays_paused(folder: Path) -> None:
+    async with several(folder) as host:
+        server = await host.add("a")
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        given = await peer.task()
+        await host.want("a", "paused")
+        host.roll_back("a", 0)
+        await host.hosted.look()
+        assert (await peer.expect(Cancel)).task == given.task
+        await nothing_comes(peer)
+        assert server.engine.version == 3
+        await host.want("a", "running")
+        assert (await peer.task()).round == 4
+
+
+@run_async
+async def test_a_finished_run_goes_on_from_an_earlier_version(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", stop__epsilon=1e9)
+        await host.add("b", round__goal=9, round__minimum=9)
+        peer = await host.join("d")
+        await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert [name for name, _ in host.hosted.servers()] == ["b"]
+        host.roll_back("a", 0)
+        await host.hosted.look()
+        assert host.server("a").engine.version == 2
+        task = await peer.task()
+        assert (host.of(task), task.round) == ("a", 2)
+        assert read_status(folder / "a.run").finished is None
+
+
+@run_async
+async def test_a_host_has_a_port_for_administrators(folder: Path) -> None:
+    addresses: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: addresses.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("fleetlearn.coordinator")
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        async with several(folder, identities=str(folder / "ids"), admin={"port": 0}) as host:
+            await host.add("a")
+            (address,) = (line.split()[-1] for line in addresses if line.startswith("administrators: "))
+            token = Administrators(folder / "ids").add("vera", "view", None, 0.0)
+            request = Request(f"{address}/v1/runs", headers={"Authorization": f"Bearer {token}"})
+            answer = await asyncio.to_thread(lambda: urlopen(request, timeout=30).read())
+            assert [(run["name"], run["wanted"]) for run in json.loads(answer)] == [("a", "running")]
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
