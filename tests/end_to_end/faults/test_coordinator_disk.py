@@ -25,7 +25,7 @@ SIZE = 1000
 """Elements of the model."""
 DEVICES = ("a", "b", "c")
 ROUNDS = 2
-SAMPLE = 6
+SAMPLE = 5
 """Calls of each kind that fail in the usual tests, one after the other; the slow tests let each one fail."""
 
 

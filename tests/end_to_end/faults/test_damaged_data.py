@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from faults import DAMAGES, damage
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -27,12 +28,6 @@ SIZE = 1000
 DEVICES = ("a", "b", "c", "d", "e")
 LATE = ("d", "e")
 """They report in the second round only when the coordinator has been started again."""
-DAMAGES: dict[str, float | tuple[float, int]] = {
-    "empty": 0.0, "first half": 0.5, "first 90 %": 0.9,
-    "a byte near its begin": (0.0, 20), "a byte in its first quarter": (0.25, 0), "a byte in its middle": (0.5, 1),
-    "a byte in its last quarter": (0.75, 2), "a byte near its end": (0.999, 0),
-}  # fmt: skip
-"""How much is left of the file, or which byte is changed: a share of the file, and bytes after that."""
 FILES = {
     "killed": ("coordinator.sqlite3", "coordinator.sqlite3-wal", "coordinator.sqlite3-shm",
                "models/v00000000.safetensors", "models/v00000001.safetensors", "sums/a", "sums/b", "uploads/slot-0000",
@@ -41,8 +36,8 @@ FILES = {
     "stopped": ("coordinator.sqlite3", "../identities/identities.sqlite3"),
 }  # fmt: skip
 """How the coordinator ended -> the files that it left, from its data directory."""
-USUAL = {"first half", "a byte in its middle"}
-"""Damages that the usual tests try."""
+USUAL = "a byte in its middle"
+"""The damage that the usual tests try."""
 
 
 class Template(NamedTuple):
@@ -156,21 +151,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, templates: dict[str, T
     return found[0]
 
 
-def damage(path: Path, how: float | tuple[float, int]) -> None:
-    content = bytearray(path.read_bytes())
-    if isinstance(how, float):
-        content = content[: int(len(content) * how)]
-    elif content:
-        content[min(len(content) - 1, int(len(content) * how[0]) + how[1])] ^= 0x10
-    path.write_bytes(content)
-
-
 CASES = [(ended, file, how) for ended, files in FILES.items() for file in files for how in DAMAGES]
 
 
 @pytest.mark.parametrize(
     ("ended", "file", "how"),
-    [case if case[2] in USUAL else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    [case if case[2] == USUAL else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_a_damaged_file(
     tmp_path: Path, warm: Path, templates: dict[str, Template], undisturbed: bytes, ended: str, file: str, how: str
