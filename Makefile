@@ -26,12 +26,15 @@ BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal
 # Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
 PYTEST := -m pytest --numprocesses 2 --dist loadfile
+# The SDK for browsers. It needs Node; nothing else here does.
+WEB := device_sdk/web
+WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
 FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fleetlearn_device/session/*
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo test test-all test-zoo fuzz check dist bench studies clean
+.PHONY: help demo test test-all test-zoo fuzz check web test-web dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -40,8 +43,11 @@ help:
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls'
+	@echo 'make web        build, type check and lint of the SDK for browsers (with Node)'
+	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
 	@echo 'make dist       the wheel and the source archive, in dist/'
 	@echo 'make bench      the benchmarks'
+	@echo 'make soak       an hour of devices that come and go: does anything grow?   (ARGS="--minutes 15")'
 	@echo 'make studies    the studies of docs/ again: more than an hour'
 	@echo 'make clean      remove everything that was made here'
 	@echo 'PYTHON=/path/to/python  to set up with another Python than the first of: $(PYTHONS)'
@@ -83,17 +89,31 @@ check: $(INSTALLED)
 	@MYPYPATH=protocol/transcripts $(BIN)/mypy protocol/transcripts/*.py
 	@$(BIN)/lint-imports
 
+web: $(WEB_INSTALLED)
+	@cd $(WEB) && npm run --silent types && npm run --silent lint && npm run --silent build
+
+test-web: $(WEB_INSTALLED)
+	@cd $(WEB) && npm test --silent -- $(ARGS)
+
+$(WEB_INSTALLED): $(WEB)/package-lock.json
+	@command -v npm >/dev/null || { echo >&2 'make: the SDK for browsers is built with Node 20.19 or newer, and npm is not here'; exit 1; }
+	@cd $(WEB) && npm ci --silent --no-fund --no-audit
+	@touch $@
+
 dist: .venv/.installed
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 bench: $(INSTALLED)
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
+soak: $(INSTALLED)
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
+
 studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage
+	rm -rf .venv .fuzz demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

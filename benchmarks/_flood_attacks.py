@@ -1,4 +1,4 @@
-"""Attacks that send too much: frames, messages, handshakes, connections. Each runs until ``stop`` is set.
+"""Attacks that send too much, or what is not true: frames and messages. Each runs until ``stop`` is set.
 
 ``address`` is the coordinator's ws:// URL.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
-from _raw_peer import BINARY, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
+from _raw_peer import BINARY, CONTINUATION, PING, TEXT, RawPeer, frame, text
 from fleetlearn_protocol.messages import (
     Content,
+    Evaluation,
     Failed,
     Fetch,
     Heartbeat,
     Part,
     Report,
     Task,
+    Uploaded,
     VectorReference,
     decode_from_coordinator,
 )
@@ -29,20 +33,26 @@ CONNECTIONS = 4
 
 
 async def again_and_again(
-    address: str, stop: asyncio.Event, once: Callable[[RawPeer], Awaitable[None]], connections: int = CONNECTIONS
+    address: str,
+    stop: asyncio.Event,
+    once: Callable[[RawPeer], Awaitable[None]],
+    connections: int = CONNECTIONS,
+    **headers: str,
 ) -> None:
     """Do ``once`` on several connections at a time. A connection that has ended is followed by a new one."""
 
     async def one() -> None:
         while True:
             try:
-                peer = await RawPeer.connect(address)
+                peer = await RawPeer.connect(address, **headers)
             except OSError:
                 await asyncio.sleep(0.05)
                 continue
-            with suppress(OSError, asyncio.IncompleteReadError):
-                await once(peer)
-            peer.abort()
+            try:
+                with suppress(OSError, asyncio.IncompleteReadError):
+                    await once(peer)
+            finally:
+                peer.abort()
 
     tasks = [asyncio.ensure_future(one()) for _ in range(connections)]
     await stop.wait()
@@ -90,6 +100,35 @@ async def failures(address: str, stop: asyncio.Event) -> None:
 async def garbage(address: str, stop: asyncio.Event) -> None:
     """Send what is no message. Each is refused and logged."""
     await _flood(address, stop, 500 * frame(TEXT, b"{" * 1000), check_in=False)
+
+
+async def json_bombs(address: str, stop: asyncio.Event) -> None:
+    """Text that costs a careless reader much: nested deeply, long numbers, many keys, many escapes, too long."""
+    texts = (
+        b"[" * 60_000,
+        b'{"type":' * 7_000,
+        b'{"type": "heartbeat", "steps": ' + b"9" * 60_000 + b"}",
+        b'{"type": "heartbeat", "steps": 1e' + b"9" * 60_000 + b"}",
+        b'{"type": "heartbeat"' + b"".join(b', "k%d": 1' % number for number in range(5_000)) + b"}",
+        b'{"type": "failed", "task": "t", "code": "diverged", "text": "' + 10_000 * rb"\ud83d" + b'"}',
+        b'{"type": "heartbeat", "x": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"type": "heartbeat"}' + b" " * 200_000,
+    )
+    await _flood(address, stop, b"".join(frame(TEXT, text) for text in texts))
+
+
+async def deflate_bombs(address: str, stop: asyncio.Event) -> None:
+    """Ask for compression, and send 16 MiB in 16 KiB, as if it had been granted."""
+    packer = zlib.compressobj(wbits=-15)
+    bomb = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_SYNC_FLUSH)
+    data = bytes([0xC0 | TEXT]) + frame(TEXT, bomb[:-4])[1:]  # the reserved bit 1: compressed (RFC 7692)
+
+    async def once(peer: RawPeer) -> None:
+        while True:
+            await peer.send(data)
+
+    offer: dict[str, Any] = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
+    await again_and_again(address, stop, once, **offer)
 
 
 async def chunks(address: str, stop: asyncio.Event) -> None:
@@ -160,6 +199,53 @@ async def reports(address: str, stop: asyncio.Event) -> None:
     await _with_tasks(address, stop, report)
 
 
+async def replays(address: str, stop: asyncio.Event) -> None:
+    """Report the own task, tasks before it and other devices' tasks again and again, and say that all was uploaded."""
+
+    def report(task: Task, number: int) -> bytes:
+        size = task.vector("model").size
+        prefix, _, last = task.task.rpartition("-")
+        name = f"{prefix}-{max(1, int(last) + number % 9 - 4)}"
+        again = Report(
+            name, max(0, task.round - number % 3), (Part("update", "float32", size, 0),), 1, 1, 1.0, True, 1.0
+        )
+        return text(again) + text(Uploaded(name))
+
+    await _with_tasks(address, stop, report)
+
+
+async def lies(address: str, stop: asyncio.Event) -> None:
+    """Reports of what cannot be, one after the other: examples, steps, epochs, losses, metrics, sizes, parts."""
+    claims: tuple[dict[str, Any], ...] = (
+        {"examples": 2**31},
+        {"steps": 2**31},
+        {"epochs": 1e6},
+        {"loss": 1e30},
+        {"loss": -1e30},
+        {"metrics": {f"m{number}": 1e30 for number in range(64)}},
+        {"evaluation": Evaluation(2**31, -1e30, {"accuracy": 1e30})},
+        {"seconds": 366 * 86400.0},
+        {"parts": tuple(Part(f"p{number}", "float32", 2**30, 0) for number in range(8))},
+        {"parts": (Part("update", "float32", 4, 0),)},
+        {"parts": (Part("update", "int4", 2**33, 0),)},
+        {"round": 2**31},
+    )
+
+    def report(task: Task, number: int) -> bytes:
+        part = Part("update", "float32", task.vector("model").size, number % 2**32)
+        fields: dict[str, Any] = {
+            "round": task.round,
+            "parts": (part,),
+            "examples": 10,
+            "steps": 1,
+            "epochs": 1.0,
+            "loss": 1.0,
+        }
+        return text(Report(task=task.task, complete=True, **(fields | claims[number % len(claims)])))
+
+    await _with_tasks(address, stop, report)
+
+
 async def fetches(address: str, stop: asyncio.Event) -> None:
     """Fetch the round's model again and again."""
     await _with_tasks(address, stop, lambda task, number: text(Fetch(task.vector("model").sha256)))
@@ -187,45 +273,7 @@ async def whole_fetches(address: str, stop: asyncio.Event) -> None:
     await again_and_again(address, stop, once)
 
 
-async def handshakes(address: str, stop: asyncio.Event) -> None:
-    """Connections that end after the handshake."""
-
-    async def once(peer: RawPeer) -> None:
-        pass
-
-    await again_and_again(address, stop, once, 32)
-
-
-async def returns(address: str, stop: asyncio.Event) -> None:
-    """Devices that check in, leave and return."""
-    names = itertools.count()
-
-    async def once(peer: RawPeer) -> None:
-        await peer.check_in(f"returns-{next(names) % 16}")
-
-    await again_and_again(address, stop, once, 32)
-
-
-async def idle(address: str, stop: asyncio.Event) -> None:
-    """Some thousand connections that say nothing, not even in HTTP."""
-
-    async def hold() -> None:
-        while True:
-            with suppress(OSError):
-                reader, writer = await open_stream(address)
-                with suppress(OSError):
-                    await reader.read()
-                writer.transport.abort()
-            await asyncio.sleep(0.05)
-
-    tasks = [asyncio.ensure_future(hold()) for _ in range(3000)]
-    await stop.wait()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 ATTACKS: tuple[Attack, ...] = (
-    unread_pings, pings, heartbeats, failures, garbage, chunks, small_chunks, fragments, oversize, reports, fetches,
-    whole_fetches, handshakes, returns, idle,
+    unread_pings, pings, heartbeats, failures, garbage, json_bombs, deflate_bombs, chunks, small_chunks, fragments,
+    oversize, reports, replays, lies, fetches, whole_fetches,
 )  # fmt: skip

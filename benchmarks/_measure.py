@@ -9,13 +9,14 @@ import os
 import platform
 import re
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from _process_usage import Usage as Usage
 from _process_usage import usage as usage
+from fleetlearn_coordinator.service.private_ca import CA, CERTIFICATE, KEY, make_certificate
+from fleetlearn_coordinator.storage.identities import Identities, hash_of
 from fleetlearn_coordinator.storage.store import SPOOL_FILES_HELD
 from fleetlearn_protocol import Manifest, write_bundle
 from fleetlearn_protocol.manifest import (
@@ -53,8 +56,8 @@ durable = "{durable}"
 evaluate = false
 [round]
 goal = {devices}
-minimum = {devices}
-deadline = 600.0
+minimum = {minimum}
+deadline = {deadline}
 {participation}
 [encoding]
 up = "{encoding}"
@@ -62,7 +65,9 @@ up = "{encoding}"
 rounds = {rounds}
 """
 SYNCHRONOUS = """over_selection = {over_selection}
-gather = 600.0"""
+gather = {deadline}
+late = "{late}"
+"""
 ASYNCHRONOUS = """participation = "asynchronous"
 concurrency = {devices}"""
 
@@ -121,6 +126,21 @@ class Server(NamedTuple):
     url: str
     log: Path
     """What it writes."""
+    ca: Path | None = None
+    """What certifies it, where it has TLS."""
+
+
+def credential_of(device: str) -> str:
+    """Return the credential of a device of a benchmark: its name, as long as a credential must be."""
+    return device.rjust(43, "-")
+
+
+def enrol(folder: Path, count: int) -> None:
+    """Enrol the devices d0, d1 and so on in a folder of identities, without a transaction for each."""
+    with closing(Identities(folder)) as identities, closing(sqlite3.connect(identities.path)) as database, database:
+        names = [f"d{number}" for number in range(count)]
+        rows = [(name, hash_of(credential_of(name)), "", 0.0) for name in names]
+        database.executemany("INSERT INTO devices(device, hash, tags, enrolled) VALUES(?, ?, ?, ?)", rows)
 
 
 @contextmanager
@@ -134,32 +154,48 @@ def coordinator(
     durable: str = "process",
     encoding: str = "float32",
     held: int = SPOOL_FILES_HELD,
-    **service: float,
+    minimum: int | None = None,
+    deadline: float = 600.0,
+    late: str = "discard",
+    enrolled: int = 0,
+    tls: bool = False,
+    **service: Any,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
     of the ``devices``, asynchronous ones for as many reports.
 
     It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
-    which the sum is saved.
-    ``service``: settings of its process.
+    which the sum is saved. ``minimum``: reports that a round needs at its ``deadline``, if not of all devices.
+    ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with
+    ``credential_of`` them; 0: whoever comes.
+    ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
         write_placeholder_bundle(folder / "bundle", size)
         plan, settings = folder / "plan.toml", folder / "service.toml"
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
-            devices=devices, over_selection=over_selection
+            devices=devices, over_selection=over_selection, deadline=deadline, late=late
         )
-        values_of_plan = {"devices": devices, "rounds": rounds, "participation": participation, "durable": durable}
+        values_of_plan = {"devices": devices, "rounds": rounds, "durable": durable, "deadline": deadline}
+        values_of_plan |= {"minimum": devices if minimum is None else minimum, "participation": participation}
         plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
-        settings.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
+        lines = [f"{key} = {value}" for key, value in values.items()]
+        if enrolled:
+            enrol(folder / "identities", enrolled)
+            lines.append('identities = "identities"')
+        if tls:
+            make_certificate(folder, ["127.0.0.1"], days=30)
+            lines += ["[tls]", f'certificate = "{CERTIFICATE}"', f'key = "{KEY}"']
+        settings.write_text("\n".join(lines))
         command = [sys.executable, "-m", "fleetlearn_coordinator"]
         if held != SPOOL_FILES_HELD:
             command = [sys.executable, "-c", WITH_HELD.format(held=held)]
         command += ["serve", "--stay", str(plan), "--service", str(settings)]
         log = folder / "coordinator.log"
         with server_process(command, log) as process:
-            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)
+            url = wait_for(r"listening on (wss?://\S+:\d+)", process, log)
+            yield Server(process.pid, url, log, folder / CA if tls else None)
 
 
 def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:

@@ -9,12 +9,15 @@ import errno
 import os
 import selectors
 import socket
+import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from _measure import credential_of
 from _raw_peer import BINARY, CLOSE, TEXT, masked_header
 from _websocket_device import EXAMPLES, Log, Update, report
 from fleetlearn_protocol.frames import CHUNK_BYTES, CHUNK_KIND, HEADER
@@ -59,8 +62,10 @@ class Peer:
     name: str
     socket: socket.socket
     events: int
+    securing: bool = False
+    """Whether its TLS handshake is still to be done."""
     open: bool = False
-    """Whether the handshake is done."""
+    """Whether the WebSocket handshake is done."""
     incoming: bytearray = field(default_factory=bytearray)
     skip: int = 0
     """Bytes of a chunk that are still to be thrown away."""
@@ -73,8 +78,11 @@ class Peer:
 class Fleet:
     """Devices on raw sockets. ``counts`` has how many connected, were welcomed, accepted, failed (by cause)."""
 
-    def __init__(self, url: str, update: Update, rounds: int = 1) -> None:
-        """Take part in the first ``rounds`` rounds; 0: only connect."""
+    def __init__(
+        self, url: str, update: Update, rounds: int = 1, *, credentials: bool = False, ca: Path | None = None
+    ) -> None:
+        """Take part in the first ``rounds`` rounds; 0: only connect. ``credentials``: show one at each connection.
+        ``ca``: what certifies the coordinator, if it has TLS."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -87,11 +95,8 @@ class Fleet:
         """MiB of TCP memory of the whole machine at its highest."""
         self.peers: set[Peer] = set()
         self._selector = selectors.DefaultSelector()
-        self._request = (
-            f"GET / HTTP/1.1\r\nHost: {parts.hostname}:{parts.port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
-            f"Sec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
-        ).encode()
+        self._credentials = credentials
+        self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
 
     def connect(self, count: int, per_source: int = 20_000) -> None:
         """Begin ``count`` connections at once, at most ``per_source`` from one loopback address (ports run out)."""
@@ -121,10 +126,12 @@ class Fleet:
             for key, events in self._selector.select(0.1):
                 peer: Peer = key.data
                 try:
-                    if events & WRITE:
+                    if events & WRITE or peer.securing:
                         self._writable(peer)
                     if events & READ and peer in self.peers:
                         self._readable(peer)
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):  # of a handshake, or while a record is incomplete
+                    pass
                 except OSError as error:
                     self._fail(peer, error.strerror or str(error))
 
@@ -157,8 +164,33 @@ class Fleet:
             if code:
                 raise OSError(code, f"connect: {os.strerror(code)}")
             self.counts["connected"] += 1
-            peer.outgoing.append(self._request)
+            peer.outgoing.append(self._request(peer))
+            if self._tls is not None:
+                self._selector.unregister(peer.socket)
+                peer.socket = self._tls.wrap_socket(
+                    peer.socket, do_handshake_on_connect=False, server_hostname=self.address[0]
+                )
+                peer.securing, peer.events = True, READ
+                self._selector.register(peer.socket, READ, peer)
+        if peer.securing:
+            assert isinstance(peer.socket, ssl.SSLSocket)
+            peer.socket.do_handshake()
+            peer.securing = False
         self._flush(peer)
+
+    def _request(self, peer: Peer) -> bytes:
+        lines = [
+            "GET / HTTP/1.1",
+            f"Host: {self.address[0]}:{self.address[1]}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+            "Sec-WebSocket-Version: 13",
+            f"Sec-WebSocket-Protocol: {PROTOCOL_NAME}",
+        ]
+        if self._credentials:
+            lines += [f"Authorization: Bearer {credential_of(peer.name)}", f"Fleetlearn-Device: {peer.name}"]
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def _send(self, peer: Peer, message: FromDevice) -> None:
         text = encode(message).encode()
@@ -169,14 +201,16 @@ class Fleet:
         outgoing = peer.outgoing
         try:
             while outgoing:
-                batch = [outgoing[i] for i in range(min(16, len(outgoing)))]
-                sent = peer.socket.sendmsg(batch)
+                if self._tls is None:
+                    sent = peer.socket.sendmsg([outgoing[i] for i in range(min(16, len(outgoing)))])
+                else:
+                    sent = peer.socket.send(outgoing[0])
                 while outgoing and sent >= len(outgoing[0]):
                     sent -= len(outgoing.popleft())
                 if sent:
                     outgoing[0] = memoryview(outgoing[0])[sent:]
                     break
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             pass
         self._watch(peer, READ | WRITE if outgoing else READ)
 
@@ -187,7 +221,7 @@ class Fleet:
             while peer in self.peers:
                 if peer.skip:
                     asked = min(peer.skip, len(SCRATCH))
-                    got = peer.socket.recv_into(SCRATCH, asked, DISCARD)
+                    got = peer.socket.recv_into(SCRATCH, asked, DISCARD if self._tls is None else 0)
                     peer.skip -= got
                     if got and not peer.skip:
                         self._bulk_done(peer)

@@ -54,6 +54,8 @@ class RawPeer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.head = b""
+        """The answer to the handshake, without its text."""
 
     @classmethod
     async def connect(cls, address: str, **headers: str) -> Self:
@@ -81,10 +83,10 @@ class RawPeer:
         lines = ["GET / HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
         self.writer.write("\r\n".join(lines).encode())
         try:
-            head = await self.reader.readuntil(b"\r\n\r\n")
+            self.head = await self.reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:
             raise ConnectionError("the connection ended in the handshake") from error
-        return int(head.split()[1])
+        return int(self.head.split()[1])
 
     async def send(self, data: bytes) -> None:
         """Write bytes; waits while the coordinator does not read. Raises ConnectionError."""
@@ -118,7 +120,7 @@ class RawPeer:
         self.writer.transport.abort()
 
 
-async def open_stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a TCP connection to a ws:// URL."""
-    parts = urlsplit(address)
-    return await asyncio.open_connection(parts.hostname, parts.port)
+async def open_stream(address: str, source: str | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a TCP connection to a ws:// URL. ``source``: the address that it comes from; None: any."""
+    parts, local = urlsplit(address), None if source is None else (source, 0)
+    return await asyncio.open_connection(parts.hostname, parts.port, local_addr=local)

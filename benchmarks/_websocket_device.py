@@ -85,14 +85,24 @@ class Log(dict[int, Moments]):
 
 
 async def take_part(
-    url: str, device: str, update: Update, log: Log, opened: Callable[[int], None] = lambda round: None
+    url: str,
+    device: str,
+    update: Update,
+    log: Log,
+    opened: Callable[[int], None] = lambda round: None,
+    **headers: str,
 ) -> None:
     """Be ``device`` until the coordinator says that training is finished. ``opened`` hears of each round's first task.
+    ``headers``: of the handshake, such as a credential.
 
     Raises RuntimeError where the coordinator refuses something or sends the wrong bytes.
     """
     async with connect(
-        url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=1 << 20
+        url,
+        subprotocols=[Subprotocol(PROTOCOL_NAME)],
+        compression=None,
+        max_size=1 << 20,
+        additional_headers=headers,
     ) as connection:
         check_in = CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES)
         await connection.send(encode(check_in))

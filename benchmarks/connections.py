@@ -2,15 +2,19 @@
 
 round: 1,000 devices take a model of 4 MiB and send an update of 4 MiB in one round.
 storm: 10,000 devices connect at the same instant; each is checked in when its `welcome` is there.
+idle: many devices stay connected and have no task.
 
-Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, with nothing behind them.
+Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, with nothing behind them, and
+always without TLS and credentials.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import _measure as measure
@@ -19,14 +23,19 @@ import _websocket_device
 from fleetlearn_coordinator.network import process_settings
 
 Serving = AbstractContextManager[measure.Server]
+IDLE_SECONDS = 10.0
+"""For which the CPU of idle connections is measured."""
 
 
-def whole_round(serving: Serving, devices: int, size: int, limit: float) -> dict[str, float]:
+def whole_round(
+    serving: Serving, devices: int, size: int, limit: float, *, credentials: bool = False
+) -> dict[str, float]:
     """Measure one round of all devices. ``seconds`` are from the first `task` to the last `accepted`, ``whole_seconds``
     from the first connection until all devices know that training is finished. All other figures are of the whole."""
     with serving as server:
         idle, kernel = measure.usage(server.pid), _raw_devices.kernel_memory()
-        fleet = _raw_devices.Fleet(server.url, _websocket_device.make_update(size))
+        update = _websocket_device.make_update(size)
+        fleet = _raw_devices.Fleet(server.url, update, credentials=credentials, ca=server.ca)
         own, begin = time.process_time(), time.perf_counter()
         try:
             fleet.connect(devices)
@@ -50,17 +59,25 @@ def whole_round(serving: Serving, devices: int, size: int, limit: float) -> dict
     }
 
 
-def storm(serving: Serving, devices: int, limit: float) -> dict[str, float]:
-    """Everybody connects at once; nobody gets a task, since a round would need one device more."""
+def storm(
+    serving: Serving, devices: int, limit: float, *, credentials: bool = False, idle_seconds: float = 0.0
+) -> dict[str, float]:
+    """Everybody connects at once; nobody gets a task, since a round would need one device more. ``idle_seconds``: how
+    long all stay connected afterwards."""
     with serving as server:
         idle = measure.usage(server.pid)
-        fleet = _raw_devices.Fleet(server.url, _websocket_device.make_update(1), rounds=0)
+        update = _websocket_device.make_update(1)
+        fleet = _raw_devices.Fleet(server.url, update, rounds=0, credentials=credentials, ca=server.ca)
         own, begin = time.process_time(), time.perf_counter()
+        figures: dict[str, float] = {}
         try:
             fleet.connect(devices)
             begun = time.perf_counter()
             fleet.run(lambda: fleet.counts["welcomed"] + fleet.counts["failed"] >= devices, limit)
-            used = measure.usage(server.pid)
+            used, spent = measure.usage(server.pid), time.process_time() - own
+            if idle_seconds:
+                time.sleep(idle_seconds)
+                figures = {"idle_cpu_ms_per_s": 1e3 * (measure.usage(server.pid).cpu - used.cpu) / idle_seconds}
         finally:
             fleet.close()
     for cause, count in fleet.counts.items():
@@ -73,36 +90,40 @@ def storm(serving: Serving, devices: int, limit: float) -> dict[str, float]:
         "connect_calls_seconds": begun - begin,
         "cpu_seconds": used.cpu - idle.cpu,
         "peak_rss_mib": used.peak_rss,
-        "generator_cpu_seconds": time.process_time() - own,
+        "kib_per_connection": 1024 * (used.peak_rss - idle.peak_rss) / devices,
+        "generator_cpu_seconds": spent,
         "welcomed": fleet.counts["welcomed"],
         "failed": fleet.counts["failed"],
+        **figures,
     }
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--devices", type=int, default=1000, help="of the round")
+    options.add_argument("--devices", type=int, default=1000, help="of the round; 0 leaves it out")
     options.add_argument("--size", type=int, default=1 << 20, help="parameters of its model, float32")
     options.add_argument("--storm", type=int, default=10_000, help="devices of the storm; 0 leaves it out")
+    options.add_argument("--idle", type=int, default=0, help="devices that stay connected, idle; 0 leaves it out")
+    options.add_argument("--credentials", action="store_true", help="the devices are enrolled and show credentials")
+    options.add_argument("--tls", action="store_true", help="the devices connect over TLS")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--limit", type=float, default=120.0, help="seconds that each part may take")
     chosen = options.parse_args()
     process_settings.raise_file_limit()
-    devices, size, limit = chosen.devices, chosen.size, chosen.limit
+    ways: dict[str, tuple[int, int, int, Callable[..., dict[str, float]]]] = {
+        "round": (chosen.devices, chosen.devices, chosen.size, partial(whole_round, size=chosen.size)),
+        "storm": (chosen.storm, chosen.storm + 1, 1, storm),
+        "idle": (chosen.idle, chosen.idle + 1, 1, partial(storm, idle_seconds=IDLE_SECONDS)),
+    }
     results: dict[str, Any] = {}
-    for name, count in (("round", devices), ("storm", chosen.storm)):
+    for name, (count, needed, size, measured) in ways.items():
         runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
         for _ in range(chosen.repeats if count else 0):
-            if name == "round":
-                ours = measure.coordinator(size=size, devices=devices, rounds=1)
-                runs["fleetlearn"].append(whole_round(ours, devices, size, limit))
-                floor = measure.floor("_connections_floor.py", devices, size)
-                runs["floor"].append(whole_round(floor, devices, size, limit))
-            else:
-                ours = measure.coordinator(size=1, devices=count + 1, rounds=1)
-                runs["fleetlearn"].append(storm(ours, count, limit))
-                floor = measure.floor("_connections_floor.py", count + 1, 1)
-                runs["floor"].append(storm(floor, count, limit))
+            enrolled = count if chosen.credentials else 0
+            ours = measure.coordinator(size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls)
+            runs["fleetlearn"].append(measured(ours, count, limit=chosen.limit, credentials=chosen.credentials))
+            floor = measure.floor("_connections_floor.py", needed, size)
+            runs["floor"].append(measured(floor, count, limit=chosen.limit))
             print(".", end="", flush=True, file=sys.stderr)
         if count:
             results[name] = measure.summary(runs)

@@ -84,8 +84,15 @@ def fleetlearn(
     update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
-    settings = {"size": size, "devices": devices, "rounds": total, "uploads": uploads}
-    with measure.coordinator(**settings, durable=durable, asynchronous=asynchronous, encoding=encoding) as server:
+    with measure.coordinator(
+        size=size,
+        devices=devices,
+        rounds=total,
+        uploads=uploads,
+        durable=durable,
+        asynchronous=asynchronous,
+        encoding=encoding,
+    ) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together(

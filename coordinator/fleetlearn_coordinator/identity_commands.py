@@ -19,8 +19,7 @@ from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.storage.identities import Identities
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
+from fleetlearn_coordinator.storage.identities import Event, Identities
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -35,13 +34,15 @@ def token(
     hours: Annotated[float, typer.Option(help="How long.", min=0.01, max=24 * 366.0)] = 24.0,
     tag: Annotated[list[str] | None, typer.Option(help="What its devices are tagged with; may be given again.")] = None,
 ) -> None:
-    """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once."""
+    """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once. Where the
+    service has signing keys, the token brings them along: its devices do only what is signed."""
     tags = tag or []
     if len(tags) > MOST_TAGS or not all(map(NAME.fullmatch, tags)):
         raise typer.BadParameter(f"at most {MOST_TAGS} tags, of letters, digits and ._- each", param_hint="--tag")
     with _identities(service) as identities:
         now = time.time()
-        print(identities.make_token(uses, now + 3600 * hours, tags, now))
+        keys = _public_keys(ServiceSettings.load(service))
+        print(".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys]))
 
 
 @app.command()
@@ -54,19 +55,29 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
         return
     table = Table("device", "tags", "enrolled", box=SIMPLE_HEAD, pad_edge=False)
     for row in found:
-        table.add_row(row.device, " ".join(row.tags), _date(row.enrolled))
+        table.add_row(row.device, " ".join(row.tags), date(row.enrolled))
     Console().print(table)
 
 
 @app.command()
 def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]) -> None:
-    """End a device's credential. A running coordinator ends its connection within a second."""
+    """End a device's credential, and the certificates that it has now. A running coordinator ends its connection within
+    a second."""
     with _identities(service) as identities:
-        if not identities.revoke(device, time.time()):
+        tls = ServiceSettings.load(service).tls
+        certified = tls is not None and tls.clients is not None
+        found = identities.revoke(device, time.time(), certified=certified)
+        if not found and not certified:
             names = len(identities.devices())
             text = f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator devices` lists them"
             raise FleetError(Code.UNKNOWN_CONTENT, text)
-    Console(stderr=True).print(f"{device} is revoked; a new token would enrol it again")
+    console = Console(stderr=True)
+    if found:
+        console.print(f"{device} is revoked; a new token{' or certificate' if certified else ''} would enrol it again")
+    else:
+        console.print(
+            f"no device called {device} is enrolled; if it has a certificate, that is revoked", soft_wrap=True
+        )
 
 
 @app.command()
@@ -77,15 +88,61 @@ def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", 
         events = identities.events(broken)
     for row in events:
         about = ", ".join(f"{key} {value}" for key, value in row.about.items())
-        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {_date(row.at)}  {row.what}: {about}")
+        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {date(row.at)}  {row.what}: {about}")
+    _refuse_broken(broken)
+    _say_newest(events)
+
+
+@app.command()
+def verify(
+    service: ServiceFile,
+    newest: Annotated[
+        str | None,
+        typer.Option("--hash", help="What `audit` named as the newest hash earlier: that row must still be there."),
+    ] = None,
+) -> None:
+    """Check the audit log. Exit status 1 if a row was changed or removed."""
+    with _identities(service) as identities:
+        _refuse_broken(identities.broken_at())
+        events = identities.events()
+        if newest is not None and newest not in {row.hash for row in events}:
+            text = (
+                f"no row of the audit log has the hash {newest}: rows were removed at its end, or all was written anew"
+            )
+            raise FleetError(Code.WRONG_HASH, text)
+    _say_newest(events)
+
+
+def _refuse_broken(broken: int | None) -> None:
     if broken is not None:
         text = f"row {broken} of the audit log was changed, or rows before it were removed; what follows is not shown"
         fail("error", text)
+
+
+def _say_newest(events: list[Event]) -> None:
     if events:
         Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
 
 
-def _date(at: float) -> str:
+def _public_keys(service: ServiceSettings) -> tuple[str, ...]:
+    """Return the public keys of a service's signing keys. Raises FleetError."""
+    if not service.signing_keys:
+        return ()
+    from fleetlearn_coordinator.network.signing import Signer
+
+    return Signer(service.signing_keys).keys
+
+
+def identities_folder(service: Path) -> Path:
+    """Return the folder of identities that a service file names. Raises FleetError."""
+    folder = ServiceSettings.load(service).identities
+    if folder is None:
+        text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
+        raise FleetError(Code.BAD_MESSAGE, text)
+    return folder
+
+
+def date(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
@@ -93,11 +150,7 @@ def _date(at: float) -> str:
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
     try:
-        folder = ServiceSettings.load(service).identities
-        if folder is None:
-            text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
-            raise FleetError(Code.BAD_MESSAGE, text)
-        with closing(Identities(folder)) as found:
+        with closing(Identities(identities_folder(service))) as found:
             yield found
-    except (FleetError, OSError, DatabaseError) as error:
+    except (FleetError, OSError) as error:
         fail("error", str(error))

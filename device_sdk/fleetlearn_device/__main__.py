@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fleetlearn_device.storage.errors import StateError
 
     try:
-        return {"info": _info, "rotate": _rotate, "run": _run}[options.command](options)
+        return {"info": _info, "rotate": _rotate, "run": _run, "trust": _trust}[options.command](options)
     except StateError as error:
         return _fail(1, str(error))
 
@@ -47,8 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT")
     run.add_argument("--ca", metavar="FILE", help="PEM of the only CA that TLS trusts; default: those of the system")
+    run.add_argument("--certificate", metavar="FILE", help="PEM by which the coordinator knows this device; with --key")
+    run.add_argument("--key", metavar="FILE", help="PEM of the certificate's key, without a password")
     run.add_argument("--insecure", action="store_true", help="let another machine's address be ws://, without TLS")
     run.add_argument("--token", metavar="TOKEN", help="enrols the device, once; default: $FLEETLEARN_TOKEN")
+    run.add_argument(
+        "--trust", action="append", default=[], metavar="KEY",
+        help="do only tasks that this public key signed, at later starts too; may be given again; default: "
+        "$FLEETLEARN_TRUST, or what the token brings",
+    )  # fmt: skip
     run.add_argument("--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name")
     run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
     run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
@@ -72,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
         "rotate", help="change the device's credential at its next connection", allow_abbrev=False
     )
     rotate.add_argument("--state", required=True, metavar="DIR")
+
+    trust = commands.add_parser(
+        "trust", help="change the public keys that the device trusts, from its next start on", allow_abbrev=False
+    )
+    trust.add_argument("--state", required=True, metavar="DIR")
+    trust.add_argument("keys", nargs="+", metavar="KEY", help="trusted from then on, and no others are")
 
     info = commands.add_parser("info", help="show a state directory", allow_abbrev=False)
     info.add_argument("--state", required=True, metavar="DIR")
@@ -121,8 +134,11 @@ def _run(options: argparse.Namespace) -> int:
             provider=options.provider,
             name=options.name,
             ca=options.ca,
+            certificate=options.certificate,
+            key=options.key,
             insecure=options.insecure,
             token=options.token or os.environ.get("FLEETLEARN_TOKEN") or None,
+            trust=options.trust or os.environ.get("FLEETLEARN_TRUST", "").split(),
             own_model=options.own_model,
             feature_cache=FEATURE_CACHE if options.feature_cache is None else options.feature_cache,
             tags=options.tag,
@@ -151,6 +167,8 @@ def _info(options: argparse.Namespace) -> int:
 
     summary = describe(options.state)
     print(f"device   {summary.device or '(not named yet)'}")
+    for key in summary.trusted:
+        print(f"trusts   {key}")
     for sha256, name in summary.bundles:
         print(f"bundle   {sha256[:12]}  {name}")
     for name, size in summary.kept_states:
@@ -173,6 +191,22 @@ def _rotate(options: argparse.Namespace) -> int:
 
     begin_change(Path(options.state).expanduser())
     print("the device has a new credential, and shows it at its next connection; the old one is valid until then")
+    return 0
+
+
+def _trust(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from fleetlearn_device.storage.trusted_keys import checked_keys, write_trusted_keys
+
+    folder = Path(options.state).expanduser()
+    if not (folder / "identity.json").exists():
+        return _fail(1, f"{folder} is not a device's state directory")
+    try:
+        write_trusted_keys(folder, checked_keys(options.keys))
+    except ValueError as error:
+        return _fail(2, str(error))
+    print("from its next start on the device does only tasks that these keys signed")
     return 0
 
 

@@ -11,16 +11,19 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from fleetlearn_device.driver.address import Enrolment, check_token, checked_address
+from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
+from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind, check_choices
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data, as_data, load_npz
 from fleetlearn_device.training.trainer import Trainer
@@ -45,8 +48,11 @@ class Device:
         examples: How many examples one pass over an iterable of batches yields.
         name: The device's name at its first start. None: a random name.
         ca: PEM file of the only CAs that TLS trusts. None: those that the system trusts.
+        certificate, key: PEM files by which a coordinator knows the device that asks for certificates.
         insecure: Whether the coordinator may be on another machine and without TLS.
-        token: Enrols the device with a coordinator that asks for credentials. Needed once.
+        token: Enrols the device with a coordinator that asks for credentials, and may bring keys to trust. Needed once.
+        trust: The coordinator's public keys: the device then does only tasks that one of them signed, at later starts
+            too. Needs the extra ``signatures``.
         feature_cache: Most MiB of memory for what the frozen part of a model makes of each example, which is then
             computed once. For bundles with features, and data that are arrays. 0: whole models are trained.
         tags: Names that the coordinator may choose devices by, such as a region: at most 16, of letters, digits, ._-.
@@ -59,8 +65,8 @@ class Device:
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, CA, token, runtime, number of threads, provider, feature_cache, tag, tier
-    or network that is not allowed.
+    Raises DataError, and ValueError on a url, CA, certificate, token, key, runtime, number of threads, provider,
+    feature_cache, tag, tier or network that is not allowed.
     """
 
     def __init__(
@@ -75,8 +81,11 @@ class Device:
         examples: int | None = None,
         name: str | None = None,
         ca: str | os.PathLike[str] | None = None,
+        certificate: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         token: str | None = None,
+        trust: Iterable[str] = (),
         feature_cache: int = FEATURE_CACHE,
         tags: Iterable[str] = (),
         tier: str | None = None,
@@ -86,13 +95,14 @@ class Device:
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
-        self.address = checked_address(url, ca=ca, insecure=insecure)
-        if token is not None:
-            check_token(token)
+        self.address = checked_address(url, ca=ca, certificate=certificate, key=key, insecure=insecure)
+        secret, brought = read_token(token) if token is not None else (None, ())
+        self.token: str | None = secret
+        self.trust = checked_keys([*trust] or brought)
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
             raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")
-        self.state_dir, self.name, self.token = state_dir, name, token
+        self.state_dir, self.name = state_dir, name
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
@@ -117,8 +127,8 @@ class Device:
         """Serve until ``stop``, or until the training is finished (``until_finished``).
 
         Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit the bundle),
-        RuntimeUnavailableError, ProtocolError (the coordinator refuses the check-in: another version; ``replaced``:
-        another process speaks for the same device).
+        RuntimeUnavailableError, FleetError (signatures cannot be checked here), ProtocolError (the coordinator refuses
+        the check-in: another version; ``replaced``: another process speaks for the same device).
         """
         try:
             if not self._stopped:
@@ -133,6 +143,7 @@ class Device:
         where = "" if self.provider == "cpu" else f" on {self.provider}"
         directory = StateDirectory(self.state_dir, self.name)
         try:
+            keys = trust_first(directory.path, self.trust)
             session = Session(
                 directory.device,
                 self.data.examples,
@@ -140,6 +151,7 @@ class Device:
                 software=f"fleetlearn {version('fleetlearn')}",
                 algorithms=known_algorithms(self.runtime),
                 held=directory.outbox.load(),
+                trusted=Trusted(keys, find_verifier()) if keys else None,
                 until_finished=self.until_finished,
             )
             features = self.feature_cache * 2**20

@@ -25,7 +25,20 @@ from fleetlearn_protocol import errors, frames, manifest, messages
 _BLOCK = re.compile(r"(<!-- described: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ALIASES = {
     name: types.type_info(vars(messages)[name])
-    for name in ("Identifier", "Digest", "Name", "Text", "Label", "Number", "Numbers", "Seconds", "Offset", "Count")
+    for name in (
+        "Identifier",
+        "Digest",
+        "Bytes32",
+        "Bytes64",
+        "Name",
+        "Text",
+        "Label",
+        "Number",
+        "Numbers",
+        "Seconds",
+        "Offset",
+        "Count",
+    )
 }
 """Types that the tables call by a name of their own."""
 _LIMITS = {
@@ -35,6 +48,8 @@ _LIMITS = {
     "MAX_VECTORS": messages,
     "CHUNK_BYTES": frames,
     "MAX_FRAME_BYTES": frames,
+    "MAX_SIGNED": messages,
+    "MAX_KEYS": messages,
     "MAX_REFUSALS": messages,
     "SILENT_HEARTBEATS": messages,
     "MAX_TEXT": errors,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -28,7 +28,8 @@ SLAB = 32768
 """Elements that are encoded at a time, so that the temporaries stay in the processor's cache."""
 
 
-class Encoding(NamedTuple):
+@dataclass(frozen=True)
+class Encoding:
     """One way to write a vector as bytes. Any run of whole blocks can be decoded and checked by itself, the vector's
     last block included, whatever its length."""
 
@@ -39,7 +40,7 @@ class Encoding(NamedTuple):
     format: Format
     """How a block's elements are written: each block is a row."""
 
-    @property
+    @cached_property  # asked for with each chunk
     def block_bytes(self) -> int:
         """Bytes of a whole block."""
         return self.format.size(self.block)
@@ -112,7 +113,7 @@ class Encoding(NamedTuple):
 
     def _given(self, content: Buffer, elements: int | None) -> tuple[Bytes, int]:
         """Return the bytes and the number of their elements. Raises ProtocolError (wrong-length)."""
-        given, block_bytes = np.frombuffer(content, np.uint8), self.format.size(self.block)
+        given, block_bytes = np.frombuffer(content, np.uint8), self.block_bytes
         if elements is None:
             if given.size % block_bytes:
                 text = f"{given.size} bytes of {self.name} were given; expected a multiple of {block_bytes}"

@@ -39,6 +39,10 @@ PLAIN = "plain"
 MAX_EXAMPLES = 2**31
 MAX_EXACT = 2**53 - 1
 """Largest integer in any message: a browser's numbers are doubles, and hold no larger one exactly."""
+MAX_SIGNED = 32 * 1024
+"""Most characters of a message that is signed: half of a control message, which has it as a string."""
+MAX_KEYS = 8
+"""Most public keys that a device trusts."""
 MAX_REFUSALS = 32
 """Refused messages after which the coordinator closes a connection."""
 SILENT_HEARTBEATS = 3
@@ -48,6 +52,10 @@ Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """A device, task, vector, part or encoding: 1 to 64 characters that are safe in a file name."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
+Bytes32 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){32}\Z")]
+"""32 bytes in lower-case hexadecimal: a public key, or random."""
+Bytes64 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){64}\Z")]
+"""64 bytes in lower-case hexadecimal: a signature."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """CRC-32 as in zlib, PNG and Ethernet."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
@@ -79,6 +87,7 @@ FailureCode = Literal[
     "bad-bundle",
     "bad-data",
     "unsupported",
+    "untrusted",
     "runtime-error",
     "stopping",
 ]
@@ -184,6 +193,11 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """The families of encodings that the device knows (section 4). It is asked for no others."""
     models: Annotated[tuple[Digest, ...], Meta(max_length=MAX_VECTORS)] = ()
     """SHA-256 of models that it still has. It may be sent a newer one as the difference from one of them."""
+    trusts: Annotated[tuple[Bytes32, ...], Meta(max_length=MAX_KEYS)] = ()
+    """The public keys that it trusts (section 4, "Signed tasks"). It is given tasks that one of them signed, and no
+    others. Empty: any task."""
+    challenge: Bytes32 | None = None
+    """Random, another one on each connection: what is signed for the device has it."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -346,6 +360,24 @@ class Evaluate(Message, frozen=True, tag="evaluate"):
         return {vector.name: vector for vector in self.vectors}[name]
 
 
+class Trust(Message, frozen=True, tag="trust"):
+    """The public keys that the device is to trust from now on, in place of those before. It comes signed alone."""
+
+    keys: Annotated[tuple[Bytes32, ...], Meta(min_length=1, max_length=MAX_KEYS)]
+    """The coordinator's keys."""
+
+
+class Signed(Message, frozen=True, tag="signed"):
+    """A `task`, an `evaluate` or a `trust` for a device that trusts keys, signed (section 4, "Signed tasks")."""
+
+    message: Annotated[str, Meta(max_length=MAX_SIGNED)]
+    """The message's own JSON. What is signed is this text, byte for byte."""
+    key: Bytes32
+    """The public key, one of those that the device trusts."""
+    signature: Bytes64
+    """Ed25519 (RFC 8032)."""
+
+
 class ComeBack(Message, frozen=True, tag="come-back"):
     """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace steering)."""
 
@@ -421,7 +453,9 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Evaluated | Failed
-FromCoordinator = Welcome | Task | Evaluate | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
+FromCoordinator = (
+    Welcome | Task | Evaluate | Trust | Signed | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
+)
 
 Decoded = TypeVar("Decoded")
 

@@ -63,6 +63,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Type of message -> the fields that a transcript may leave out, besides those of a task."""
 
 
+WEB_PAGE = 3000
+"""What a web page adds to a closing code that browsers do not let it use (PROTOCOL.md, section 8)."""
+
+
 class Coordinator:
     """The side that the transcript's ``coordinator`` steps speak for.
 
@@ -285,7 +289,7 @@ class Coordinator:
         except ConnectionClosed as closed:
             came = closed.rcvd.code if closed.rcvd is not None else None
             self._release(self._open())
-            if code is not None and came != code:
+            if code is not None and came not in (code, code + WEB_PAGE):
                 raise Mismatch(f"the device closed with code {came}; expected {code}") from None
 
 

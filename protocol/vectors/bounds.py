@@ -20,15 +20,20 @@ def pattern(alias: Any) -> str:
 
 
 IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
+BYTES32, BYTES64 = pattern(m.Bytes32), pattern(m.Bytes64)
 FITS = {
     IDENTIFIER: ["0", "A._-" * 16],
     DIGEST: ["0123456789abcdef" * 4],
     NAME: ["_", "a.-_" * 32],
+    BYTES32: ["0123456789abcdef" * 4],
+    BYTES64: ["0123456789abcdef" * 8],
 }
 DOES_NOT_FIT = {
     IDENTIFIER: ["", "-a", ".", "..", "a" * 65, "a b", "a/b", "a\n", "a\x00", "é", "a\u0661", "\u212a"],
     DIGEST: ["", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "0" * 64 + "\n", "\uff10" * 64],
     NAME: ["", "1a", "a b", "a" * 129, "a\n", "é"],
+    BYTES32: ["", "0" * 62, "0" * 63, "0" * 66, "A" * 64, "0" * 64 + "\n"],
+    BYTES64: ["", "0" * 126, "0" * 127, "0" * 130, "A" * 128, "0" * 128 + "\n"],
 }
 
 

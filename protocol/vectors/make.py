@@ -17,6 +17,7 @@ from fleetlearn_protocol.vector import checksum, digest
 from make_encodings import encodings
 from make_manifest import manifest
 from make_messages import messages
+from make_signing import signing
 
 
 def frames() -> dict[str, Any]:
@@ -103,7 +104,7 @@ def lines(made: dict[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    for make in (messages, frames, vector, encodings, manifest):
+    for make in (messages, frames, vector, encodings, manifest, signing):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 
 

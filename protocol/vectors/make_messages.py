@@ -13,6 +13,7 @@ from msgspec import inspect as types
 
 DEVICE, COORDINATOR = "from-device", "from-coordinator"
 A, B = "a" * 64, "0123456789abcdef" * 4
+KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 
 EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "check-in": m.CheckIn(
@@ -31,6 +32,8 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         algorithms=("scaffold", "feddyn"),
         encodings=("float32", "float16", "int8", "topk"),
         models=(A, B),
+        trusts=(KEY,),
+        challenge="5eed" * 16,
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -73,6 +76,8 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         personal_epochs=1,
     ),
     "evaluate": m.Evaluate("t-e2-7", A, (m.VectorReference("model", B, 6653480, "float32"),), 120.0),
+    "trust": m.Trust((KEY,)),
+    "signed": m.Signed('{"type":"trust","keys":[]}', KEY, "a0" * 64),
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(7, A, 6653480, 131072),
     "grant": m.Grant("t4-11", 4294967295, 0),

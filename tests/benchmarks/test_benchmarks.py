@@ -19,6 +19,8 @@ from fleetlearn_simulator.population.traits import tiers_of, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
 
+from benchmarks._growth import BOUNDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,6 +65,7 @@ def test_rounds(tmp_path: Path) -> None:
     assert results["asynchronous"]["ratio"]["updates_per_second"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_float16(tmp_path: Path) -> None:
     sizes = ("--models", "transformer", "--repeats", "1", "--scale", "0.01", "--steps", "5", "--seeds", "1")
     results = figures(tmp_path, "float16.py", *sizes)
@@ -71,18 +74,39 @@ def test_float16(tmp_path: Path) -> None:
     assert results["digits"]["float16"]["loss"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
 
 
-def test_connections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--credentials", "--tls", "--idle", "20")], ids=["plain", "secured"])
+def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
-    results = figures(tmp_path, "connections.py", *sizes)
+    results = figures(tmp_path, "connections.py", *sizes, *options)
     for contender in ("fleetlearn", "floor"):
         assert results["round"][contender]["accepted"]["min"] == 20
         assert results["storm"][contender]["welcomed"]["min"] == 300
         assert results["storm"][contender]["failed"]["max"] == 0
+    assert bool(options) == ("idle" in results)
+    if options:
+        assert results["idle"]["fleetlearn"]["welcomed"]["min"] == 20
+        assert results["idle"]["fleetlearn"]["idle_cpu_ms_per_s"]["max"] > 0
+
+
+def test_soak(tmp_path: Path) -> None:
+    """Memory that grows by more than its bound ends it with status 1: here whatever it does."""
+    sizes = ("--minutes", "0.2", "--devices", "6", "--size", "1000", "--heartbeat", "0.3", "--every", "3")
+    found = figures(tmp_path, "soak.py", *sizes)
+    for name in ("synchronous", "carried", "asynchronous"):
+        samples = found["samples"][name]
+        assert samples[-1]["accepted"] > samples[0]["accepted"] > 0
+        assert samples[-1]["connections"] > 6, "devices came back"
+        assert samples[-1]["changes"] >= 6, "they enrolled"
+        assert samples[-1]["RSS, MiB"] > 10
+        assert found["growths"][name].keys() == BOUNDS.keys()
+    done = run(tmp_path, "soak.py", *sizes, "--tls", "--rss", "-1000", status=1)
+    assert "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;" in done.stderr
 
 
 def test_attacks(tmp_path: Path) -> None:
@@ -107,6 +131,7 @@ def test_step(tmp_path: Path) -> None:
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
 
 
+@pytest.mark.slow
 def test_gpu_on_the_cpu(tmp_path: Path) -> None:
     small = ("--models", "softmax", "--repeats", "1", "--steps", "5", "--batch", "8", "--no-compile")
     results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small)

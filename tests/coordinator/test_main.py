@@ -147,7 +147,9 @@ def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
     for verb in ("serve", "status"):
         shown = command(verb, plan)  # before it would listen
         assert shown.returncode == 1
-        assert "the database of the run: file is not a database" in re.sub(r"\s+", " ", shown.stderr)
+        assert "coordinator.sqlite3: file is not a database; it is damaged: put it back" in re.sub(
+            r"\s+", " ", shown.stderr
+        )
         assert "Traceback" not in shown.stderr
 
 

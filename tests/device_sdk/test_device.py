@@ -172,6 +172,25 @@ def test_a_redirect_is_not_followed_since_nobody_has_checked_where_it_leads(
     asyncio.run(test())
 
 
+def test_a_device_waits_as_long_as_a_refused_handshake_asks_for(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 300\r\nContent-Length: 8\r\n\r\ntoo many")
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with serving(Device(url, data, tmp_path, timing=QUICK)):
+                await until(lambda: "connecting again in 300.0 s" in caplog.text)
+        assert f"{url} refuses the connection: too many" in caplog.text
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+
+
 def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):

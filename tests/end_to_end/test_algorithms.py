@@ -63,6 +63,8 @@ RUNS = {
 }
 """What is tried -> its settings beside SETTINGS."""
 CONVERGING = ("scaffold", "scaffold-gradient", "feddyn")
+OFTEN = ("scaffold, top-k", "feddyn", "ditto")
+"""What is tried by the fast tests: each thing that devices keep."""
 
 
 class Fleet(NamedTuple):
@@ -181,7 +183,7 @@ def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: t
     return ended(fleet)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in RUNS])
 def test_processes_give_the_formula_s_bits(run: Processes, quadratics: Path, name: str) -> None:
     """25 rounds. Where drift is corrected they end near the optimum that all devices have together. A device's control
     variate is the sum of what it reported, so the server's is their mean."""
@@ -200,7 +202,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, quadratics: Path) -> l
         return play(fleet_of(run, quadratics, "scaffold", 3)).bits()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])])
 def test_a_device_killed_keeps_what_was_counted(
     run: Processes, quadratics: Path, undisturbed: list[bytes], point: str
 ) -> None:
@@ -212,10 +214,15 @@ def test_a_device_killed_keeps_what_was_counted(
 @pytest.mark.parametrize(
     ("point", "turn"),
     [
-        ("an update is recorded but not acknowledged", 5),
-        ("the new model is in its place but not recorded", 3),
         ("the new model is half recorded", 3),
-        ("a round is recorded and the engine not told", 2),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in [
+                ("an update is recorded but not acknowledged", 5),
+                ("the new model is in its place but not recorded", 3),
+                ("a round is recorded and the engine not told", 2),
+            ]
+        ),
     ],
 )
 def test_the_coordinator_killed_counts_what_devices_keep(

@@ -123,6 +123,7 @@ class Words(nn.Module):
         return scores
 
 
+@pytest.mark.slow
 def test_a_frozen_recurrent_encoder_of_words(tmp_path: Path) -> None:
     """eval.onnx has one operator for the layer, train.onnx one for each word: the features are the same."""
     torch.manual_seed(0)

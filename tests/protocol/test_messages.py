@@ -25,7 +25,7 @@ def refused(text: str | bytes, decode: Any = m.decode_from_device) -> ProtocolEr
 
 def test_tags_are_one_for_each_message_and_told_apart_by_direction() -> None:
     tags = [kind.__struct_config__.tag for kind in get_args(m.FromDevice) + get_args(m.FromCoordinator)]
-    assert len(set(tags)) == len(tags) == 17
+    assert len(set(tags)) == len(tags) == 19
 
 
 @pytest.mark.parametrize("kind", get_args(m.FromDevice) + get_args(m.FromCoordinator))

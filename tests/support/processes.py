@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import runpy
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator import Status, read_status
+from warm_processes import PACKAGES, Fork
 
 ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
@@ -26,29 +28,46 @@ PATIENCE = 60.0
 class Processes:
     """The processes of one test. Each has its output in a log file of its name below ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, folder: Path, warm: Path | None = None) -> None:
+        """``warm``: the socket of a ``warm_server``, if commands of fleetlearn are to be forks of its process."""
+        self.folder, self.warm = folder, warm
+        self.running: dict[str, Any] = {}
+        """Name -> subprocess.Popen, or a Fork."""
 
     def start(
         self, name: str, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    ) -> Any:
+        arguments: list[str] = [str(part) for part in command]
+        process: subprocess.Popen[bytes] | Fork
         with (self.folder / f"{name}.log").open("ab") as log:
-            arguments = [str(part) for part in command]
-            process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=env)
+            if self.warm is not None and arguments[1] == "-m" and arguments[2] in PACKAGES:
+                process = Fork(
+                    self.warm,
+                    package=arguments[2],
+                    arguments=arguments[3:],
+                    log=log.name,
+                    folder=str(cwd or Path.cwd()),
+                    env=dict(os.environ if env is None else env),
+                )
+            else:
+                process = subprocess.Popen(
+                    arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=env
+                )
         self.running[name] = process
         return process
 
-    def coordinator(self, plan: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
+    def coordinator(self, plan: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None) -> Any:
         """``fleetlearn-coordinator serve``, or the same begun by a script of the test's; with its ``service_file``."""
         command = wrapper or ("-m", "fleetlearn_coordinator", "serve", plan)
-        return self.start("coordinator", sys.executable, *command, "--service", service_file(plan))
+        return self.start("coordinator", sys.executable, *command, "--service", service_file(plan), env=env)
 
-    def device(self, name: str, url: str, data: Path, *wrapper: str | Path) -> subprocess.Popen[bytes]:
+    def device(
+        self, name: str, url: str, data: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None
+    ) -> Any:
         """A device, or one begun by a script of the test's."""
         return self.start(
             name, sys.executable, *(wrapper or ("-m", "fleetlearn_device")), "run", "--coordinator", url,
-            "--data", data, "--state", self.folder / f"{name}.state", "--name", name, "--until-finished",
+            "--data", data, "--state", self.folder / f"{name}.state", "--name", name, "--until-finished", env=env,
         )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -75,8 +94,8 @@ class Processes:
 
 
 @contextmanager
-def processes(folder: Path) -> Iterator[Processes]:
-    running = Processes(folder)
+def processes(folder: Path, warm: Path | None = None) -> Iterator[Processes]:
+    running = Processes(folder, warm)
     try:
         yield running
     finally:

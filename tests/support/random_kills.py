@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from fleetlearn_coordinator.aggregation.commit import next_model
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
+from fleetlearn_device.driver.address import Enrolment
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Evaluation, Grant, Held, Refused, Task
 from fleetlearn_protocol.vector import Vector
-from peers import Peer, report_of, update_of
+from peers import SIZE, Peer, report_of, update_of
 from processes import Processes
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
@@ -37,12 +38,13 @@ LONGEST = 0.25
 
 
 def luck_of(task: str) -> float:
-    """Return a number from 0 to 1 that follows from the task's name."""
-    return crc32(task.encode()) % 1000 / 1000
+    """Return a number from 0 to 1 that follows from the task's name, without that of its run: so it is the same for
+    the same task of another run."""
+    return crc32(task.partition("-")[2].encode()) % 1000 / 1000
 
 
-def update_for(task: str) -> Vector:
-    return update_of(luck_of(task))
+def update_for(task: str, size: int = SIZE) -> Vector:
+    return update_of(luck_of(task), size)
 
 
 class Devices:
@@ -54,30 +56,49 @@ class Devices:
         names: Iterable[str],
         stated: Callable[[str], dict[str, Any]] = lambda name: {},
         reported: Callable[[str], dict[str, Any]] = lambda task: {},
+        enrolments: Mapping[str, Enrolment] | None = None,
+        size: int = SIZE,
+        restless: float = 0.0,
+        luck: random.Random | None = None,
     ) -> None:
-        """``stated``: returns what a device says of itself. ``reported``: what the report of a task has, besides."""
+        """``stated``: returns what a device says of itself. ``reported``: what the report of a task has, besides.
+        ``enrolments``: says who each device is. ``size``: of the model. ``restless``: the share of messages after which
+        a device breaks its connection, half of the time without its work; by ``luck``."""
         self.url, self.names, self.stated, self.reported, self.over = url, list(names), stated, reported, False
+        self.enrolments, self.size, self.restless = enrolments or {}, size, restless
+        self.luck = luck or random.Random(0)
         self.acknowledged: list[str] = []
         self.alive = asyncio.Event()
         """Set by whatever comes from the coordinator."""
 
     async def take_part(self, name: str) -> None:
         held: Task | None = None
+        enrolment = self.enrolments.get(name)
         while not self.over:
             with suppress(OSError, WebSocketException, TimeoutError, AssertionError):
                 async with connect(
-                    self.url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                    self.url,
+                    subprotocols=[Subprotocol(PROTOCOL_NAME)],
+                    compression=None,
+                    max_size=None,
+                    additional_headers={} if enrolment is None else enrolment.headers(),
                 ) as connection:
+                    if enrolment is not None:
+                        enrolment.accepted()
                     peer = Peer(name, connection)
                     await peer.check_in(None if held is None else Held(held.task, held.round), **self.stated(name))
                     if held is not None:
                         await self._report(peer, held)
                     while not self.over:
                         held = await self._go_on(peer, held)
+                        if self.luck.random() < self.restless:
+                            connection.transport.abort()
+                            held = held if self.luck.random() < 0.5 else None
+                            break
             await asyncio.sleep(0.02)
 
     async def _report(self, peer: Peer, task: Task) -> None:
-        await peer.send(report_of(task, update_for(task.task), **self.reported(task.task)))
+        await peer.send(report_of(task, update_for(task.task, self.size), **self.reported(task.task)))
 
     async def _go_on(self, peer: Peer, held: Task | None) -> Task | None:
         """Answer the next message. Returns the task whose update is not acknowledged."""
@@ -88,7 +109,7 @@ class Devices:
                 await self._report(peer, message)
                 return message
             case Grant(task):
-                await peer.send_update(message, update_for(task))
+                await peer.send_update(message, update_for(task, self.size))
             case Accepted(task):
                 self.acknowledged.append(task)
                 return None
@@ -97,23 +118,23 @@ class Devices:
         return held
 
 
-async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: random.Random) -> int:
-    """Serve a plan to these devices, and kill its coordinator KILLS times; then stop it by SIGTERM. Returns how many
-    times it was killed: fewer if the run finished before."""
+async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: random.Random, kills: int = KILLS) -> int:
+    """Serve a plan to these devices, and kill its coordinator that many times; then stop it by SIGTERM. Returns how
+    many times it was killed: fewer if the run finished before."""
     killed = 0
     async with asyncio.timeout(600), asyncio.TaskGroup() as group:
         for name in devices.names:
             group.create_task(devices.take_part(name))
-        for kill in range(KILLS + 1):
+        for kill in range(kills + 1):
             process = run.coordinator(plan)
             devices.alive.clear()
-            if kill == KILLS or luck.random() < 0.8:  # the others are killed before they have said anything
+            if kill == kills or luck.random() < 0.8:  # the others are killed before they have said anything
                 while not devices.alive.is_set() and process.poll() is None:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(luck.uniform(0, LONGEST))
             if process.poll() is None:
-                killed += kill < KILLS
-                process.send_signal(signal.SIGKILL if kill < KILLS else signal.SIGTERM)
+                killed += kill < kills
+                process.send_signal(signal.SIGKILL if kill < kills else signal.SIGTERM)
             await asyncio.to_thread(process.wait)
             assert process.returncode in (0, -signal.SIGKILL), run.log("coordinator")
             if process.returncode == 0:
@@ -138,7 +159,10 @@ def by_hand(
     for number in range(1, rounds + 1):
         total, reports, level = aggregator.init(len(model)), [], weighing.state_after(summary)
         for task, _, staleness in sorted(row for row in rows if row[1] == number):
-            update, said = update_for(task), {"steps": 5, "evaluation": Evaluation(10, 7.0), **reported(task)}
+            update, said = (
+                update_for(task, len(model)),
+                {"steps": 5, "evaluation": Evaluation(10, 7.0), **reported(task)},
+            )
             norms = measure(ArrayUpdate(update), len(update)) if weighing.needs_norms else NOT_MEASURED
             reports.append(Reported(weight, said["steps"], 0.5, norms).measured(said["evaluation"]))
             own = weighing.factors(reports[-1], level)

@@ -49,7 +49,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK, PATIENCE
+from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGES_OF_A_TASK, PATIENCE
 from fleetlearn_coordinator.conversation.port import Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 
@@ -161,11 +161,10 @@ class Conversation:
         self._leave()
         self._close(1008, "replaced")
 
-    def withdrawn(self, sha256: str) -> None:
+    def withdrawn(self, sha256: str, text: str = "the model that was fetched is of an old round") -> None:
         """This content is no longer served."""
         if self.fetching == sha256:  # not a fault of the device: it is not counted
             self._stop_download()
-            text = "the model that was fetched is of an old round"
             self._owner.perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
 
     # Events of the upload: when they come depends on the uploads of other conversations
@@ -237,9 +236,8 @@ class Conversation:
             self._close(1000, "come back later")
             return
         self.device, self._new, self.port = message.device, False, admitted.port
-        self._owner.perform(Allow(MESSAGE_BURST, admitted.download, admitted.upload))
         self._owner.perform(Send(admitted.welcome))
-        self._owner.perform(CheckedIn(message.device))
+        self._owner.perform(CheckedIn(message.device, admitted.download, admitted.upload))
         self.port.join(message, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 
@@ -291,7 +289,7 @@ class Conversation:
                 self._owner.perform(Send(Accepted(message.task)))
                 return
         except ProtocolError as error:
-            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH):
+            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE):
                 self._stop_upload()
                 self._reject(device, message.task, error)
             else:

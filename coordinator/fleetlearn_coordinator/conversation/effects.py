@@ -17,9 +17,14 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class CheckedIn(Struct, frozen=True, gc=False):
-    """The connection speaks for this device from now on. An earlier connection of the device is told ``replaced``."""
+    """The connection speaks for this device from now on. An earlier connection of the device is told ``replaced``. The
+    device goes on with the budgets that it left; once a minute they are raised to those of a new device."""
 
     device: str
+    download: int
+    """Bytes that a new device may have to fetch for its first task."""
+    upload: int
+    """Bytes that a new device may have to send for its first task."""
 
 
 class Allow(Struct, frozen=True, gc=False):

@@ -65,8 +65,30 @@ that were told that training is finished are not: there is nobody left to starve
 SHORT_LIFE_RATE = 50.0
 """Short-lived connections a second, once the burst is used up; until there is room for another none is accepted."""
 SHORT_LIFE_BURST = 100
+REFUSED_LIFE = 0.1
+"""How much of a short life a connection counts that is refused because of its address: it costs a tenth of one."""
 OTHER_FILES = 64
 """Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
+
+# --- One address, and one device. `[limits]` of the service file has their rates (plan/service_settings.py).
+
+ADDRESS_BURST = 4.0
+"""Seconds of its rates that an address may use at once."""
+ADDRESS_SHORT_LIVES = 0.25
+"""Part of SHORT_LIFE_RATE and SHORT_LIFE_BURST that one address may use. Beyond, its connections are closed unread."""
+ADDRESSES_KEPT = 10_000
+"""Addresses without a connection whose spent budgets are remembered, some 1 KiB each."""
+TURN_BYTES = 64 * KIB
+"""Bytes that a connection books of its address's budget when it waits for its turn; FRAMES_PER_TURN frames beside."""
+DEVICE_BURST = 60
+"""Check-ins of a device at once."""
+DEVICES_KEPT = 10_000
+"""Devices that are gone whose spent budgets are remembered, some 1 KiB each."""
+ALLOWANCE_INTERVAL = 60.0
+"""Seconds within which a check-in allows a device its messages, the bundle and an update only once. A device that lost
+its files or an upload can begin again then."""
+RETRY_AFTER = 30.0
+"""Longest wait, in seconds, that a refused address is told. Its devices get random ones, and so do not come at once."""
 
 # --- Ends, in seconds.
 
@@ -103,6 +125,12 @@ class Bucket:
             self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
         self.at = now
         return 0.0 if self.tokens >= least else (max(group, least) - self.tokens) / self.rate
+
+    def book(self, now: float, tokens: float) -> float:
+        """Take tokens that may not be there yet. Returns the seconds until they are."""
+        self.wait(now)
+        self.tokens -= tokens
+        return max(0.0, -self.tokens / self.rate)
 
     def raise_to(self, tokens: float) -> None:
         """Have at least this many tokens."""

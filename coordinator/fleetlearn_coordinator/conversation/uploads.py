@@ -35,6 +35,17 @@ def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None
             raise ProtocolError(Code.WRONG_LENGTH, text)
 
 
+def check_work(report: Report, epochs: int) -> None:
+    """Raise ProtocolError (bad-message) if the report claims more work than a task of so many epochs takes, on as many
+    examples as it claims. A step takes an example at least; twice as many are let through."""
+    if report.epochs > epochs or report.steps > 2 * epochs * report.examples:
+        raise ProtocolError(
+            Code.BAD_MESSAGE,
+            f"a report of {report.epochs:g} epochs and {report.steps} steps on {report.examples} examples came; the "
+            f"task asked for {epochs} epochs",
+        )
+
+
 def _listed(parts: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} ({encoding})" for name, encoding in parts)
 
@@ -103,9 +114,11 @@ class Upload(Turn):
             raise ProtocolError(
                 Code.WRONG_LENGTH, f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}"
             )
-        encoding, is_last = find_encoding(part.encoding), self.offset + size == end
-        before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
-        largest = encoding.check(chunk.payload, self.elements - before if is_last else None)
+        encoding, elements = find_encoding(part.encoding), None
+        if self.offset + size == end:  # the last block may be shorter
+            before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
+            elements = self.elements - before
+        largest = encoding.check(chunk.payload, elements)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
         self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)

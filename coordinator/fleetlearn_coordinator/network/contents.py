@@ -14,6 +14,8 @@ from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chu
 from fleetlearn_protocol.manifest import MANIFEST
 from websockets.frames import Frame, Opcode
 
+from fleetlearn_coordinator.network.peer_log import logger
+
 LARGE = 2**24
 """From this many bytes on, a file of the bundle is read from the disk for each device, unless the bundle is a zip."""
 
@@ -127,10 +129,16 @@ class Contents:
         return sorted(gone)
 
     def serve_older(self, sha256: str, where: Older) -> None:
-        """Serve an older vector from its file, until newest ones are published without it."""
+        """Serve an older vector from its file, until newest ones are published without it. A file that cannot be
+        opened, such as one that was removed since it was found, is not served: whoever fetches it is refused."""
         if sha256 not in self._contents:
+            try:
+                content = FileContent(self._count + 1, *where)
+            except OSError as error:
+                logger.warning("an older model is not served: %s", error)
+                return
             self._count += 1
-            self._contents[sha256] = FileContent(self._count, *where)
+            self._contents[sha256] = content
             self._older.add(sha256)
 
     def find(self, sha256: str, offset: int) -> Content | FileContent:

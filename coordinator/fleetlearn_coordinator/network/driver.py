@@ -13,9 +13,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Content, FromCoordinator, Waiting, encode
+from fleetlearn_protocol.messages import (
+    CheckIn,
+    ComeBack,
+    Content,
+    Evaluate,
+    FromCoordinator,
+    Task,
+    Waiting,
+    encode,
+)
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
@@ -29,15 +38,19 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import BYTE_BURST, WRITE_LIMIT
+from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST, WRITE_LIMIT
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
 from fleetlearn_coordinator.network.contents import Contents, FileContent
+from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
+
+if TYPE_CHECKING:  # few services sign
+    from fleetlearn_coordinator.network.signing import DeviceSigner, Signer
 
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
@@ -59,34 +72,40 @@ class ServedRun(NamedTuple):
 class Shared:
     """What the drivers of one process have in common."""
 
-    admit: Callable[[CheckIn], tuple[ServedRun, Admitted | ComeBack]]
+    admit: Callable[[Driver, CheckIn], Admitted | ComeBack]
+    """Sets the driver's ``run``, if one run alone is served."""
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
     """Called with an error that is not a device's fault."""
-    changed: Callable[[], None]
+    checked_in: Callable[[Connection], None]
     """Called when a device has checked in: its connection does not count as a newcomer any more."""
+    budgets: DeviceBudgets
+    signer: Signer | None = None
+    """Signs for devices that trust keys, if the service has some."""
     connections: set[Driver] = field(default_factory=set)
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
     ended: bool = False
-    """Nothing more may be done: the run is being closed, or an error left memory and disk different."""
+    """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
 
 
 class Driver:
     """One connection with its conversation and its download."""
 
-    __slots__ = ("_log", "_loop", "_shared", "blocked", "connection", "conversation", "download", "run")
+    __slots__ = ("_log", "_loop", "_shared", "_signer", "blocked", "connection", "conversation", "download", "run")
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.uploads, self, connection.since)
         shared.connections.add(self)
-        self.run: ServedRun
-        """The run that its device was admitted to. Not set before."""
+        self.run: ServedRun | None = None
+        """The run that its device serves, or served last. None before the first."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
+        self._signer: DeviceSigner | None = None
+        """Signs for its device, if that trusts keys."""
         self._log: ConnectionLog | None = None
         """Made for the first line."""
 
@@ -115,12 +134,17 @@ class Driver:
         self._stop_download()
         if device is not None:
             del self._shared.devices[device]
+            self._shared.budgets.keep(device, self.connection.budgets())
         if device is None or self._shared.ended:
             return
         try:
             self.conversation.disconnected(self._loop.time())
         except Exception as error:
             self._shared.failed(error)
+
+    def cut_cycles(self) -> None:
+        """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed with it."""
+        del self.conversation
 
     # What the host asks
 
@@ -139,12 +163,17 @@ class Driver:
         """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
         device."""
         known = self.connection.known
+        if self._shared.signer is not None and check_in.trusts:
+            self._signer = self._shared.signer.for_device(check_in)
         return check_in if known is None else confirmed(check_in, known)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
-        """Admit the device to a run, or send it away."""
-        self.run, answer = self._shared.admit(check_in)
-        return answer
+        """Admit the device, or send it away."""
+        if self.connection.known is None:  # else its check-in was counted before the WebSocket was accepted
+            wait = self._shared.budgets.check_in(check_in.device, self._loop.time())
+            if wait:
+                return ComeBack(wait, "busy")
+        return self._shared.admit(self, check_in)
 
     # Effects
 
@@ -153,8 +182,8 @@ class Driver:
         match effect:
             case Send(message):
                 self.send(message)
-            case CheckedIn(device):
-                self._check_in(device)
+            case CheckedIn():
+                self._check_in(effect)
             case Allow(messages, download, upload):
                 self.connection.allow(messages, download, upload)
             case StartDownload():
@@ -170,8 +199,10 @@ class Driver:
 
     def send(self, message: FromCoordinator) -> None:
         """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
-        if isinstance(message, ComeBack) and message.reason == "finished":
-            self.connection.finished = True
+        if isinstance(message, ComeBack):
+            self.connection.sent_away = message.reason
+        if self._signer is not None and isinstance(message, Task | Evaluate):
+            message = self._signer.sign(message)
         self.connection.send(encode(message))
         if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:
             self.connection.transport.abort()
@@ -180,14 +211,23 @@ class Driver:
         """Log a line about the device, or only count it if there were too many."""
         now = self._loop.time()
         self._log = self._log or ConnectionLog(now)
-        self._log.say(now, level, "device %s: %s", self.conversation.device or "(not checked in)", text)
+        who = self.conversation.device or f"(not checked in, at {self.connection.address})"
+        self._log.say(now, level, "device %s: %s", who, text)
 
-    def _check_in(self, device: str) -> None:
-        earlier = self._shared.devices.get(device)
+    def _check_in(self, effect: CheckedIn) -> None:
+        device, connection, budgets = effect.device, self.connection, self._shared.budgets
+        earlier, left = self._shared.devices.get(device), budgets.take(device)
         if earlier is not None:
             earlier.conversation.replaced()
+            left = earlier.connection.budgets()
+        if left is not None:
+            connection.go_on_with(left)
+        if budgets.allows(device, self._loop.time()) or left is None:
+            connection.allow(MESSAGE_BURST, effect.download, effect.upload)
         self._shared.devices[device] = self
-        self._shared.changed()
+        self._shared.checked_in(connection)
+        if self._signer is not None and (keys := self._signer.new_keys()) is not None:
+            self.send(keys)
 
     def arriving(self) -> int:
         """Return how many bytes of an incomplete message have arrived."""
@@ -198,9 +238,10 @@ class Driver:
     def _start_download(self, start: StartDownload) -> None:
         device = self.conversation.device
         assert device is not None
+        assert self.run is not None
         download = self.download = Download(device, start.sha256, self.connection.transport)
         content = self.run.contents.find(start.sha256, start.offset)
-        download.task = self._loop.create_task(self._send_content(download, content, start))
+        download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
         if self.download is not None:
@@ -208,12 +249,14 @@ class Driver:
             self.download.task.cancel()
             self.download = None
 
-    async def _send_content(self, download: Download, content: Served | FileContent, start: StartDownload) -> None:
+    async def _send_content(
+        self, download: Download, content: Served | FileContent, start: StartDownload, port: Port
+    ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
-        progress, transport = self.run.port.progress, connection.transport
+        progress, transport = port.progress, connection.transport
         try:
             await self._wait_for_budget(download, start.size - start.offset)
-            await self._take_turn(download)
+            await self._take_turn(download, port)
             self.send(Content(content.transfer, start.sha256, start.size, start.offset))
             for frame in content.frames(start.offset):
                 if connection.paused:
@@ -222,13 +265,16 @@ class Driver:
                     await asyncio.sleep(0)  # other connections have their turn, even if the kernel takes everything
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
-                    await self._take_turn(download)
+                    await self._take_turn(download, port)
                 if not connection.open:
                     return
                 transport.write(frame)
                 download.sent += len(frame)
                 progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
                 connection.downloads.tokens -= len(frame)
+        except OSError as error:  # its file
+            self.log(f"a download is ended: {error}", logging.WARNING)
+            conversation.withdrawn(start.sha256, "the coordinator cannot read what was fetched any more")
         finally:
             if self.download is download:
                 self.download = None
@@ -243,10 +289,10 @@ class Driver:
             self.send(Waiting(sha256=download.sha256))
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
-    async def _take_turn(self, download: Download) -> None:
+    async def _take_turn(self, download: Download, port: Port) -> None:
         """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
         await self._drain()
-        port, downloads, now = self.run.port, self._shared.downloads, self._loop.time()
+        downloads, now = self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)
         try:
             downloads.ask(download, idle=not has_task)

@@ -1,11 +1,14 @@
-"""Decides who may open a connection, by the headers of its first request, before the WebSocket is accepted."""
+"""Decides who may open a connection, by its certificate or the headers of its first request, before the WebSocket is
+accepted."""
 
 from __future__ import annotations
 
 import re
+import ssl
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -13,8 +16,8 @@ from fleetlearn_protocol.messages import CheckIn
 from websockets.datastructures import Headers
 
 from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
-from fleetlearn_coordinator.storage.sqlite_ledger import DatabaseError
 
 SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
 """A credential or a token: at least 256 bits in base64url (RFC 4648, section 5)."""
@@ -63,21 +66,50 @@ def offered_by(headers: Headers) -> Offered:
     return Offered(**{kind: found[0] for kind, found in values.items() if found})
 
 
+def certified_by(certificate: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the device that a certificate is of, and the Unix time from which it is valid. The device's name is the
+    subject's common name, its only one (RFC 5280, 4.1.2.6). Raises RefusalError.
+
+    ``certificate``: as ``SSLObject.getpeercert`` returns it. TLS has checked whose it is, and that it is valid now.
+    """
+    names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
+    if len(names) != 1 or not NAME.fullmatch(names[0]):
+        raise RefusalError(
+            HTTPStatus.FORBIDDEN,
+            f"the certificate's subject has the common names {names!r:.200}; expected one, the device's name: 1 to 64 "
+            "letters, digits and . _ -",
+        )
+    return names[0], float(ssl.cert_time_to_seconds(certificate["notBefore"]))
+
+
 class Gate:
-    """Lets devices in whose credential is known, and enrols those that bring a token."""
+    """Lets devices in whose credential or certificate is known, and enrols those that bring a token."""
 
     def __init__(self, identities: Identities) -> None:
         self.identities = identities
 
-    def check(self, headers: Headers) -> Known:
-        """Return the device that may connect. Raises RefusalError."""
+    def check(self, headers: Headers, certificate: Mapping[str, Any] | None) -> Known:
+        """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken one. Raises
+        RefusalError."""
         try:
-            return self._check(offered_by(headers))
+            offered = offered_by(headers)
+            return self._check_certificate(offered, certificate) if certificate else self._check(offered)
         except DatabaseError as error:
-            logger.error("nobody can be let in: the database of identities: %s", error)
+            logger.error("nobody can be let in: %s", error.text)
             raise RefusalError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the coordinator cannot look credentials up now; try again later"
             ) from None
+
+    def _check_certificate(self, offered: Offered, certificate: Mapping[str, Any]) -> Known:
+        device, begin = certified_by(certificate)
+        if offered.device not in ("", device):
+            raise RefusalError(
+                HTTPStatus.FORBIDDEN, f"this certificate is of the device {device}, not of {offered.device}"
+            )
+        try:
+            return self.identities.certified(device, begin, time.time())
+        except EnrolmentError as error:
+            raise RefusalError(HTTPStatus.FORBIDDEN, str(error)) from None
 
     def _check(self, offered: Offered) -> Known:
         now = time.time()
@@ -85,7 +117,8 @@ class Gate:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,
                 "this coordinator takes enrolled devices alone: start the device with a token (--token), which its "
-                "operator makes with `fleetlearn-coordinator token`",
+                "operator makes with `fleetlearn-coordinator token`, or with its certificate (--certificate) where it "
+                "was given one",
             )
         try:
             known = self.identities.find(offered.credential, now)
@@ -123,7 +156,9 @@ def confirmed(check_in: CheckIn, known: Known) -> CheckIn:
     if it speaks for another device."""
     if check_in.device != known.device:
         raise ProtocolError(
-            Code.BAD_MESSAGE, f"this connection's credential is of {known.device}, and {check_in.device} checked in"
+            Code.BAD_MESSAGE,
+            f"this connection's credential is of {known.device}, and {check_in.device} checked in: a device with a "
+            "certificate is started with the certificate's name (--name)",
         )
     tags = tuple(dict.fromkeys((*known.tags, *check_in.tags)))[:MOST_TAGS]
     return msgspec.structs.replace(check_in, tags=tags)

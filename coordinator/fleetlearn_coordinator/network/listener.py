@@ -26,16 +26,21 @@ from fleetlearn_coordinator.conversation.limits import (
     LINGER,
     MESSAGE_RATE,
     NEWCOMERS,
+    REFUSED_LIFE,
     SHORT_LIFE,
     SHORT_LIFE_BURST,
     SHORT_LIFE_RATE,
     Bucket,
 )
 from fleetlearn_coordinator.network import process_settings
+from fleetlearn_coordinator.network.addresses import AddressBook, AddressUse, Networks, read_address, retry_after
 from fleetlearn_coordinator.network.connection import Connection, Handler
+from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
+from fleetlearn_coordinator.network.forwarded import origin_of
 from fleetlearn_coordinator.network.gate import Gate, RefusalError
 from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
+from fleetlearn_coordinator.plan.service_settings import Limits
 
 SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
 RETRY = 1.0
@@ -55,16 +60,21 @@ class Listener:
         heartbeat: float = 86400.0,
         certificates: Certificates | None = None,
         gate: Gate | None = None,
+        limits: Limits,
+        proxies: Collection[str] = (),
     ) -> None:
         """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may connect;
         ``newcomers``: connections beside those that are ``speaking`` for a device; ``heartbeat``: seconds between a
         device's signs of life; ``certificates``: for TLS, if it is to be had; ``gate``: who
-        may connect, if not everybody."""
+        may connect, if not everybody; ``limits``: of addresses and devices; ``proxies``: networks that say truly whom
+        they connect for."""
         self._certificates, self._gate = certificates, gate
         self._handler_of, self._origins = handler_of, frozenset(origins)
         self._newcomers, self._speaking = newcomers, speaking
         self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
         self._loop = asyncio.get_running_loop()
+        self._book, self._proxies = AddressBook(limits), Networks(proxies)
+        self.budgets = DeviceBudgets(limits.device_check_ins)
         self._listening: list[socket.socket] = []
         self._accepting = False
         self._open = False
@@ -131,7 +141,7 @@ class Listener:
     def check(self) -> None:
         """Begin or stop to accept connections, depending on whether there is room for more."""
         wait = self._short_lives.wait(self._loop.time(), 8)
-        room = len(self.connections) - self._speaking() < self._newcomers
+        room = self._room() > 0
         accepting = self._open and room and not wait and self._retry is None
         if self._open and wait and self._retry is None:
             self._pause(wait)
@@ -143,6 +153,10 @@ class Listener:
                 else:
                     self._loop.remove_reader(one)
 
+    def _room(self) -> int:
+        """Return how many more newcomers there is room for."""
+        return self._newcomers - len(self.connections) + self._speaking()
+
     def _pause(self, seconds: float) -> None:
         if self._retry is None:
             self._retry = self._loop.call_later(seconds, self._end_pause)
@@ -152,22 +166,46 @@ class Listener:
         self.check()
 
     def _accept(self, listening: socket.socket) -> None:
-        room = self._newcomers - len(self.connections) + self._speaking()
-        for _ in range(min(room, ACCEPTS_PER_TURN)):
+        for _ in range(min(self._room(), ACCEPTS_PER_TURN)):
             try:
-                accepted, _ = listening.accept()
+                accepted, name = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:  # no descriptor is left, or no memory
                 logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
                 self._pause(RETRY)
                 break
+            use = self._use_of(name[0])
+            if use is not None and use.floods(self._loop.time(), self._room()):
+                self._close_unread(accepted, use)
+                continue
             protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
             connection = Connection(protocol, self, self._message_rate)
             connection.driver = self._handler_of(connection)
+            self._enter(connection, name[0], use)
             self.connections.add(connection)
             self._beginning.add(self._loop.create_task(self._begin(connection, accepted)))
         self.check()
+
+    def _use_of(self, host: str) -> AddressUse | None:
+        """Return what an address has spent; None if it has no limits, or is a proxy's, whose clients have them."""
+        address = read_address(host)
+        if address is None or address in self._proxies:
+            return None
+        return self._book.find(address, self._loop.time())
+
+    def _enter(self, connection: Connection, host: str, use: AddressUse | None) -> None:
+        connection.address, connection.use = host, use
+        if use is not None:
+            self._book.enter(use)
+
+    def _close_unread(self, accepted: socket.socket, use: AddressUse) -> None:
+        accepted.close()
+        self._end_short_life(REFUSED_LIFE)
+        logger.info("a connection of %s was closed unread: too many of them end at once or do not check in", use.key)
+
+    def _end_short_life(self, weight: float) -> None:
+        self._short_lives.tokens = max(0.0, self._short_lives.tokens - weight)
 
     async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
         tls: dict[str, Any] = {}
@@ -196,29 +234,78 @@ class Listener:
         self.connections.discard(connection)
         if not self.connections:
             self._all_lost.set()
-        if self._loop.time() - connection.since < SHORT_LIFE and not connection.finished:
-            self._short_lives.tokens = max(0.0, self._short_lives.tokens - 1)
+        use, short = connection.use, self._loop.time() - connection.since < SHORT_LIFE
+        if short and connection.sent_away != "finished":
+            self._end_short_life(REFUSED_LIFE if connection.refused else 1.0)
+        if use is not None:
+            if short and not connection.sent_away:
+                use.short_lives.tokens = max(0.0, use.short_lives.tokens - 1)
+            self._book.leave(use, newcomer=connection.newcomer)
         connection.driver.closed()
+        connection.cut_cycles()
         self.check()
 
+    def checked_in(self, connection: Connection) -> None:
+        """A device has checked in on this connection."""
+        connection.newcomer = False
+        if connection.use is not None:
+            connection.use.newcomers -= 1
+        self.check()
+
+    # The request that opens a connection
+
     def respond(self, connection: Connection, request: Request) -> Response:
-        """Return the answer to the request that opens the connection. Web pages that ``origins`` does not name are
-        refused: browsers send the page's Origin; devices send none. So are devices that the gate does not know."""
-        protocol = connection.protocol
+        """Return the answer to the request that opens the connection."""
+        try:
+            self._check_address(connection, request)
+            self._check_origin(request)
+            if self._gate is not None:
+                self._check_credential(connection, self._gate, request)
+        except RefusalError as refusal:
+            logger.info("a connection of %s was refused: %s", connection.address, refusal.text)
+            response = connection.protocol.reject(refusal.status, f"{refusal.text}\n")
+            if refusal.status == HTTPStatus.UNAUTHORIZED:
+                response.headers["WWW-Authenticate"] = "Bearer"
+            if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+                response.headers["Retry-After"] = retry_after()
+            connection.refused = refusal.status == HTTPStatus.TOO_MANY_REQUESTS
+            return response
+        return connection.protocol.accept(request)
+
+    def _check_address(self, connection: Connection, request: Request) -> None:
+        """Find out which address a proxy connects for, and hold the address to its limits. Raises RefusalError."""
+        now, proxy = self._loop.time(), read_address(connection.address)
+        if proxy is not None and proxy in self._proxies:
+            client = str(origin_of(request.headers, proxy, self._proxies))
+            self._enter(connection, client, self._use_of(client))
+            if connection.use is not None and connection.use.floods(now, self._room()):
+                raise RefusalError(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    f"too many connections of {connection.use.key} end at once, or do not check in",
+                )
+        why = "" if connection.use is None else connection.use.refusal(now)
+        if why:
+            raise RefusalError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{why}; [limits] of the coordinator's service file says how many. Try again later",
+            )
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse web pages that ``origins`` does not name: browsers send the page's Origin, devices send none."""
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins:
-                logger.info("a web page of %.200s was refused; the service's origins do not name it", origin)
-                return protocol.reject(
+                raise RefusalError(
                     HTTPStatus.FORBIDDEN,
-                    f"The origin {origin[:200]} may not connect: web pages must be named in origins, in the "
-                    "coordinator's service file.\n",
+                    f"the origin {origin[:200]} may not connect: web pages must be named in origins, in the "
+                    "coordinator's service file",
                 )
-        if self._gate is not None:
-            try:
-                connection.known = self._gate.check(request.headers)
-            except RefusalError as refusal:
-                logger.info("a connection was refused: %s", refusal.text)
-                response = protocol.reject(refusal.status, f"{refusal.text}\n")
-                response.headers["WWW-Authenticate"] = "Bearer"
-                return response
-        return protocol.accept(request)
+
+    def _check_credential(self, connection: Connection, gate: Gate, request: Request) -> None:
+        """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""
+        connection.known = gate.check(request.headers, connection.transport.get_extra_info("peercert"))
+        if self.budgets.check_in(connection.known.device, self._loop.time()):
+            raise RefusalError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{connection.known.device} connects more often than a device may ([limits] of the coordinator's "
+                "service file). Try again later",
+            )

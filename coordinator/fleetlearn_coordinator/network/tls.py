@@ -1,4 +1,5 @@
-"""TLS of the listener: the certificate that new connections are shown, read again when its files change."""
+"""TLS of the listener: the certificate that new connections are shown, and whose certificates devices may show. The
+files are read again when they change."""
 
 from __future__ import annotations
 
@@ -41,10 +42,12 @@ class Certificates:
 
     def _look(self) -> list[tuple[int, int] | None]:
         """Return when each file was written, and its size. None: it is not there."""
-        return [_stamp(file) for file in (self._settings.certificate, self._settings.key)]
+        return [_stamp(file) for file in (self._settings.certificate, self._settings.key, self._settings.clients)]
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
+def _stamp(file: Path | None) -> tuple[int, int] | None:
+    if file is None:
+        return None
     try:
         found = file.stat()
     except OSError:
@@ -65,6 +68,15 @@ def _context(settings: Tls) -> ssl.SSLContext:
             f"{settings.certificate} and {settings.key} cannot be used for TLS: {error}. Each is a PEM file; "
             "`fleetlearn-coordinator certificate` makes a certificate and its key",
         ) from None
+    if settings.clients is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL  # the gate refuses who shows none, in words, or takes its credential
+        try:
+            context.load_verify_locations(settings.clients)
+        except OSError as error:
+            raise FleetError(
+                Code.BAD_MESSAGE,
+                f"{settings.clients} cannot be used as the CA of devices' certificates: {error}; expected a PEM file",
+            ) from None
     return context
 
 

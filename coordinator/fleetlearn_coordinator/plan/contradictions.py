@@ -29,6 +29,10 @@ def contradictions(plan: Plan) -> Iterable[str]:
             f"evaluation.minimum = {measuring.minimum} is more than evaluation.devices = {measuring.devices}; it takes "
             "1 to the devices"
         )
+    if plan.models.best is not None and plan.models.metric is None:
+        yield f"models.best = {plan.models.best} needs models.metric: what the best models are best by"
+    if plan.models.best is not None and plan.models.measured_by == "held-out" and measuring.data is None:
+        yield 'models.measured_by = "held-out" needs evaluation.data'
     if plan.server.mix and (round_.goal != 1 or not round_.asynchronous or plan.server.optimizer != "sgd"):
         yield (
             "server.mix = true mixes the model with one device's at a time: it needs round.participation = "

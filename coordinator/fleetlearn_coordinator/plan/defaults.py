@@ -16,7 +16,7 @@ from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
-RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation")
+RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation", "models")
 """The sections whose defaults depend on the recipe or on each other."""
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
 """Defaults of what only synchronous rounds have."""
@@ -30,7 +30,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     recipe = RECIPES[name]
     for section in SECTIONS:
         raw.setdefault(section, {})
-    local, round_, staleness, aggregation, server, stop, evaluation = (raw[section] for section in RELATED)
+    local, round_, staleness, aggregation, server, stop, evaluation, models = (raw[section] for section in RELATED)
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         given = local
@@ -54,7 +54,9 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         if isinstance(devices := evaluation["devices"], int):
             evaluation.setdefault("minimum", max(1, -(-devices // 2)))
     if isinstance(stop, dict):
-        stop.setdefault("direction", "below" if stop.get("metric") in ("loss", f"{PERSONAL}loss") else "above")
+        stop.setdefault("direction", _better(stop.get("metric")))
+        if isinstance(models, dict):
+            _fill_models(models, stop)
     if isinstance(server, dict):
         chosen = server.setdefault("optimizer", recipe.server["optimizer"])
         if chosen not in list(optimizers.OPTIMIZERS):
@@ -66,6 +68,20 @@ def fill_defaults(raw: dict[str, Any]) -> None:
             takes = ", ".join(values) or "no hyper-parameter"
             raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {takes}")
         raw["server"] = {**values, **(recipe.server if chosen == recipe.server["optimizer"] else {}), **server}
+
+
+def _better(metric: object) -> str:
+    """Return on which side a metric's better values are."""
+    return "below" if metric in ("loss", f"{PERSONAL}loss") else "above"
+
+
+def _fill_models(models: dict[str, Any], stop: dict[str, Any]) -> None:
+    if "metric" in models:
+        models.setdefault("direction", _better(models["metric"]))
+    elif "metric" in stop:
+        models["metric"] = stop["metric"]
+        models.setdefault("direction", stop["direction"])
+    models.setdefault("measured_by", stop.get("measured_by", "round"))
 
 
 def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any], least: Callable[[int], int]) -> None:

@@ -35,6 +35,7 @@ from fleetlearn_coordinator.plan.sections import (
     Encoding,
     Evaluation,
     Local,
+    Models,
     Pace,
     Round,
     Server,
@@ -76,6 +77,7 @@ class Plan(Section, frozen=True, kw_only=True):
     stop: Stop
     selection: Selection
     evaluation: Evaluation
+    models: Models
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -305,13 +307,14 @@ class Plan(Section, frozen=True, kw_only=True):
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
             if (misfit := personal_misfit(name, personal, manifest)) is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
-        known = ["loss", *manifest.metrics]
-        if self.algorithm.personal_model and self.stop.measured_by == "round":
-            known += [f"{PERSONAL}{name}" for name in known]
-        if self.stop.metric is not None and self.stop.metric not in known:
-            raise self._misfit(
-                f'stop.metric = "{self.stop.metric}" is not measured{near(self.stop.metric, known)}', manifest
-            )
+        rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
+        for section, rule in rules.items():
+            known = ["loss", *manifest.metrics]
+            if self.algorithm.personal_model and rule.measured_by == "round":
+                known += [f"{PERSONAL}{name}" for name in known]
+            if rule.metric is not None and rule.metric not in known:
+                text = f'{section}.metric = "{rule.metric}" is not measured{near(rule.metric, known)}'
+                raise self._misfit(text, manifest)
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""

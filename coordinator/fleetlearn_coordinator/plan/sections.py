@@ -221,7 +221,7 @@ class Stop(Section, frozen=True, kw_only=True):
     """[stop]: when training is over. Whichever comes first."""
 
     rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
-    """Committed rounds."""
+    """Committed rounds. A roll back counts as one."""
     metric: Name | None = None
     """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by examples."""
     target: Number | None = None
@@ -258,6 +258,25 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Committed rounds from one model that is measured on held-out data to the next."""
 
 
+class Models(Section, frozen=True, kw_only=True):
+    """[models]: which versions of the model are kept. Beside these the initial model is, and what open tasks and
+    measurements still need."""
+
+    last: Positive = 3
+    """The newest ones, this many."""
+    every: Positive | None = None
+    """Each version that this number divides. Default: none for that."""
+    best: Positive | None = None
+    """This many, the best by ``metric``. Default: none for that."""
+    metric: Name | None = None
+    """A metric of the bundle, or "loss". Default: stop.metric."""
+    direction: Literal["above", "below"] = "above"
+    """Whether more of it is better, or less. Default: as for ``stop``."""
+    measured_by: Literal["round", "evaluation", "held-out"]
+    """Where the metric comes from, as for ``stop``: the devices of the round that begins from the version, an
+    evaluation of it, or held-out data. Default: stop.measured_by."""
+
+
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "round": Round,
@@ -269,4 +288,5 @@ SECTIONS: Mapping[str, type[Section]] = {
     "stop": Stop,
     "selection": Selection,
     "evaluation": Evaluation,
+    "models": Models,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,14 @@ class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
 
 
+def is_service_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
+    try:
+        return "runs" in tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
 class Tls(Section, frozen=True, kw_only=True):
     """[tls]: the coordinator's own TLS. The files are read again when they change."""
 
@@ -32,6 +41,39 @@ class Tls(Section, frozen=True, kw_only=True):
     """PEM: the server's certificate, and those between it and its CA."""
     key: Path
     """PEM: its private key, without a password."""
+    clients: Path | None = None
+    """PEM: the CAs of devices' certificates, by which devices are known in place of credentials. Such a CA certifies
+    devices of this coordinator and nobody else."""
+
+
+Rate = Annotated[float, Meta(ge=0.001, le=1e12)]
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    """[limits]: what one address may cost, which is an IPv4 address or an IPv6 /64 network, and one device. Many
+    devices may share an address."""
+
+    connections: Positive = 1000
+    """Connections of an address at a time."""
+    check_ins: Rate = 50.0
+    """Connections that an address opens, per second."""
+    messages: Rate = 5000.0
+    """Frames that an address sends, per second."""
+    bytes: Rate = 4194304.0
+    """Bytes that an address sends beside the updates that its devices were asked for, per second."""
+    device_check_ins: Rate = 1.0
+    """Check-ins of one device, per second."""
+    exempt: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Networks whose addresses have no limits of their own: this machine, unless others are named."""
+
+
+class Admin(Section, frozen=True, kw_only=True):
+    """[admin]: the port of administrators, docs/administration.md. With [tls] it has TLS, too."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8766
+    """TCP port; 0: any that is free."""
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
@@ -62,8 +104,19 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     whatever name it says."""
     open: bool = False
     """Whether other machines may connect as devices without being enrolled."""
+    signing_keys: tuple[Path, ...] = ()
+    """PEM: private keys that sign tasks, for devices that trust their public keys. Several while one is replaced."""
+    proxies: tuple[str, ...] = ()
+    """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
+    `X-Forwarded-For`). Each must set one of these headers."""
+    limits: Limits = Limits()
+    runs: Path | None = None
+    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds. Default: it serves the
+    one plan that it is started with."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
+    admin: Admin | None = None
+    """Default: no port for administrators. Needs ``identities``, where administrators and the audit log are kept."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
@@ -86,7 +139,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {"tls": Tls}, hidden=())
+            refuse_unknown(raw, "service file", cls, {"tls": Tls, "limits": Limits, "admin": Admin}, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
@@ -101,8 +154,15 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "device, under any name. Name a folder for identities, and enrol devices with tokens "
                     "(`fleetlearn-coordinator token`), or say open = true where everybody who can connect is trusted"
                 )
+            if settings.admin is not None:
+                _check_admin(settings, settings.admin)
             if settings.identities is not None and settings.open:
                 raise ValueError("identities and open = true contradict each other: leave one of them out")
+            if settings.tls is not None and settings.tls.clients is not None and settings.identities is None:
+                raise ValueError(
+                    "tls.clients lets devices in by their certificates, and who was revoked is written down in the "
+                    'folder of identities, which is missing: add identities = "identities"'
+                )
             for origin in settings.origins:
                 if not re.fullmatch(ORIGIN, origin):
                     raise ValueError(
@@ -110,6 +170,30 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                         'without a path, as browsers send it: "https://example.org". Each page is named: there is no '
                         '"*"'
                     )
+            _check_networks("proxies", settings.proxies)
+            _check_networks("limits.exempt", settings.limits.exempt)
         except ValueError as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{file}: {error}") from None
         return settings
+
+
+def _check_networks(key: str, networks: tuple[str, ...]) -> None:
+    for text in networks:
+        try:
+            ip_network(text)
+        except ValueError as error:
+            raise ValueError(
+                f'{key} names {text!r}: {error}. Expected networks such as "10.0.0.0/8", "192.0.2.7" or "2001:db8::/32"'
+            ) from None
+
+
+def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
+    if settings.identities is None:
+        raise ValueError(
+            "[admin] needs identities: administrators and the audit log are kept there. Name a folder for identities"
+        )
+    if settings.tls is None and not settings.insecure and not is_loopback(admin.host):
+        raise ValueError(
+            f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is on the way reads '
+            "administrators' tokens. Give [tls] a certificate and a key, or listen on 127.0.0.1"
+        )

@@ -21,6 +21,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
+    STALE,
     SURPLUS,
     Abandon,
     Command,
@@ -136,6 +137,13 @@ class Engine(RoundState):
         self.evaluations.leave(device, now)
         return self._advance(now)
 
+    def withdraw(self, device: str, now: float) -> None:
+        """The connected device, which has no task here, serves another run from now on."""
+        self.selection.remove(device)
+        self.evaluations.leave(device, now)
+        if self.pace is not None:
+            self.pace.withdraw(device)
+
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
         """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content that it fetches.
 
@@ -214,6 +222,26 @@ class Engine(RoundState):
         commands = self.tasks.end_stale(self.round_of_ends, self.version)
         return commands + self._advance(now) + self._begin_evaluation(now)
 
+    def roll_back(self) -> list[Command]:
+        """The driver makes an earlier model the next version: give up the open round, or the one that is about to be
+        committed, the tasks that run, and all reports that came early. ``go_on_from_model`` follows when the
+        model is there."""
+        text, commands = "the run goes back to an earlier model", list[Command]()
+        for device in list(self.book.tasks):
+            commands += self.tasks.cancel(device, STALE, self.round_of_ends, Code.STALE_ROUND, text)
+        commands += self.tasks.give_up()
+        if self.phase in (Phase.OPEN, Phase.COMMITTING):
+            commands.append(Abandon(self.round, self.causes(), text))
+        self.book.dropped.clear()
+        self.finishing = None
+        self.version += 1
+        self._end_round()
+        return commands
+
+    def go_on_from_model(self, now: float) -> list[Command]:
+        """The earlier model is there. Of the stop rules, the one on the number of versions alone may be met by it."""
+        return self.measured({}, now) or self.begin(now)
+
     def count_measurement(self, device: str, task: str, now: float) -> list[Command]:
         """What the device measured is safe: it counts. Call only where ``evaluations.wanted``."""
         self.evaluations.count(device, task)
@@ -252,12 +280,13 @@ class Engine(RoundState):
 
     def _advance(self, now: float) -> list[Command]:
         """Do what the state allows now: open a round, fill its slots, close it."""
-        commands = self.evaluations.go_on(now)
+        commands = [] if self.paused else self.evaluations.go_on(now)
         if self.phase is Phase.FINISHED:
             return commands + self._begin_evaluation(now)
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
-        if self.phase is Phase.GATHERING and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
+        may = self.phase is Phase.GATHERING and not (self.paused or self.draining)
+        if may and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
             self.round += 1
             self.phase, self.deadline = Phase.OPEN, now + self.settings.deadline
             commands.append(Opened(self.round))
@@ -267,7 +296,7 @@ class Engine(RoundState):
         if policy.wanted_reports(self.book) <= 0:
             return commands + self._close(now, by_deadline=False)
         free = policy.free_slots(self.book)
-        if free > 0 and (waiting.idle or waiting.doubted):
+        if free > 0 and (waiting.idle or waiting.doubted) and not self.paused:
             ends = policy.lease_ends(self.deadline, now)
             commands += self.tasks.give(free, self.round, self.version, self.deadline, ends, now)
         if policy.nobody_is_left(self.book):
@@ -276,6 +305,8 @@ class Engine(RoundState):
 
     def _begin_evaluation(self, now: float) -> list[Command]:
         """Open the evaluation that is due, if one is. A run that is to finish does so after its last one."""
+        if self.paused or self.draining:
+            return []
         last = self.phase is Phase.FINISHED
         if self.evaluations.due(self.version, last=last):
             return self.evaluations.open(self.version, now)

@@ -157,6 +157,15 @@ class TrainingTasks:
 
     # --- how tasks end ---
 
+    def give_up(self) -> list[Ended]:
+        """End what may still count for a round to come: reports that came early, and tasks of lost devices that may go
+        on."""
+        book = self.book
+        rows = {**book.early, **({task: row[0] for task, row in book.lost.items()} if self.settings.outlive else {})}
+        book.early.clear()
+        book.lost.clear()
+        return [Ended(device, task, self.round_of(task), STALE) for task, device in rows.items()]
+
     def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool) -> None:
         """The reports of these devices' tasks count: in the open round or, ``early``, in a later one."""
         there = self.book.complete(devices, tasks, early=early)
@@ -170,7 +179,7 @@ class TrainingTasks:
         if self.settings.stall < inf:
             self.selection.fail(device, cause, self.book.held_up(device, cause))
         there = self.book.drop(device, cause)
-        self.selection.resting.update(there)
+        self.selection.rest(there)
         if self.pace is not None:
             self.pace.free(there)
         self.selection.had_turn.add(device)
@@ -189,6 +198,8 @@ class TrainingTasks:
         if cause == STOPPED:
             self.selection.had_turn.discard(device)
             self.selection.resting.discard(device)
+            if self.selection.freed is not None and device in self.selection.freed:
+                self.selection.freed.remove(device)
         return ended
 
     def tick(self, round: int, now: float) -> list[Command]:

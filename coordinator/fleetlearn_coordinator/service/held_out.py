@@ -47,7 +47,7 @@ def check_installed() -> None:
 
 
 class HeldOut:
-    """The measurement of one run's models. ``measured`` is called with the metrics of each."""
+    """The measurement of one run's models. ``measured`` is called with each version and its metrics."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class HeldOut:
         """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is to be measured."""
         self.bundle, self.folder, self.data, self._blobs = bundle, folder, data, blobs
         self._digest_of, self._is_due = digest_of, is_due
-        self.measured: Callable[[dict[str, float]], None] = lambda metrics: None
+        self.measured: Callable[[int, dict[str, float]], None] = lambda version, metrics: None
         self._done = {*read_results(folder)}
         self._given_up: set[int] = set()
         self._process: Process | None = None
@@ -105,7 +105,7 @@ class HeldOut:
         self._done.add(version)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         logger.info("model version %d on held-out data: %s", version, shown)
-        self.measured(metrics)
+        self.measured(version, metrics)
 
     async def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Return the process's answer, or None if it died."""

@@ -124,6 +124,11 @@ class OpenRound:
         self._to_add.clear()
         self.sums, self.tied = {}, {}
 
+    def forget_early(self) -> None:
+        """No report counts any more that came before its round, and no device goes on from what it kept."""
+        self._early.clear()
+        self.tied = {}
+
     def _add_if_wanted(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
         """Add the report. If the round is abandoned meanwhile, the file may be another upload's: then what was added is
         not used, and bytes that cannot be decoded are no error."""

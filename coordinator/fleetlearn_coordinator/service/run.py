@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -62,8 +62,10 @@ from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelect
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
+from fleetlearn_coordinator.service.kept_models import best_versions, measured, versions_to_drop
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
@@ -86,7 +88,7 @@ from fleetlearn_coordinator.storage.store import Store
 logger = logging.getLogger("fleetlearn.coordinator")
 
 DELTA_BASES = 2
-"""Models before the newest from which devices are sent differences: their files are kept (``MODELS_KEPT``)."""
+"""Models before the newest from which devices are sent differences: their files are kept."""
 
 
 class Clocks(NamedTuple):
@@ -149,6 +151,7 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         version = self._load_model(now)
+        self.roll_backs = RollBacks(self)
         self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
         """Where the plan lets mu follow the loss."""
         self.engine = Engine(
@@ -175,7 +178,7 @@ class Run:
         """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the oldest in use on."""
         self.finished: str | None = None
         """Why training is over, or None."""
-        finish = self._still_finished()
+        finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         self.store.write(self._finish(None if self.engine.measures_last else finish))
@@ -201,6 +204,7 @@ class Run:
         if self.finished is not None:
             return []
         heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
+        heard += self.do_steps(now)  # an earlier process may have left more spool files than are held now
         return heard + self.record(self.engine.begin(now.engine), now)
 
     def _resume_rounds(self, now: Clocks) -> list[Command]:
@@ -231,7 +235,7 @@ class Run:
         heard: list[Command] = []
         for command in self.record(engine.restore(restored, now.engine), now):
             heard += self.commit(command, now) if isinstance(command, Commit) else [command]
-        return heard + self.do_steps(now)  # an earlier process may have left more spool files than are held now
+        return heard
 
     def _give_up(self, found: Unfinished, now: Clocks) -> None:
         assert found.round is not None
@@ -245,7 +249,7 @@ class Run:
             vector = self.bundle.parameters()[: self.bundle.manifest.size].copy()  # not what is personal
             found = 0, vector, self.optimizer.init(vector)
             beside = {name: np.zeros_like(vector) for name in self.plan.vectors}  # for tasks that outlive the version
-            self.store.write(self._write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
+            self.store.write(self.write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
         version, self.model, self.state = found
         self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
         self.store.write(self._begin_algorithm(version))
@@ -256,10 +260,10 @@ class Run:
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
-        self.forms = make_forms(self.plan.encoding.down, self.model, self._load_models(self._bases_of(version)))
+        self.forms = make_forms(self.plan.encoding.down, self.model, self.load_models(self.bases_of(version)))
         return version
 
-    def _bases_of(self, version: int) -> dict[int, str]:
+    def bases_of(self, version: int) -> dict[int, str]:
         """Return version -> SHA-256, for the models before this version from which devices are sent differences."""
         if self.plan.encoding.down != "delta":
             return {}
@@ -269,7 +273,7 @@ class Run:
             if number >= 0
         }
 
-    def _load_models(self, digests: Mapping[int, str]) -> dict[str, Vector]:
+    def load_models(self, digests: Mapping[int, str]) -> dict[str, Vector]:
         """Return SHA-256 -> model, for those of these versions whose files are there. May be called in any thread."""
         found = {}
         for number, sha256 in digests.items():
@@ -306,11 +310,14 @@ class Run:
     def _still_finished(self) -> Finish | None:
         """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
         ledger, plan = self.store.ledger, self.plan
-        summary = ledger.last_committed() or {"change": inf, "metrics": {}}
+        since, summary = self.roll_backs.newest, ledger.last_committed()
+        if summary is None or since == self.engine.version > 0:  # no round has made the newest model
+            summary = {"change": inf, "metrics": {}}
         if plan.stop.measured_by == "evaluation":
-            metrics = deciding(ledger.last_valid_evaluation() or {"metrics": {}}, plan.evaluation.minimum)
+            metrics = deciding(ledger.last_valid_evaluation(since) or {"metrics": {}}, plan.evaluation.minimum)
         elif plan.stop.measured_by == "held-out":
-            metrics = means_of_newest(read_results(plan.data_dir))
+            results = read_results(plan.data_dir)
+            metrics = means_of_newest({version: row for version, row in results.items() if version >= since})
         else:
             metrics = deciding(summary, plan.round.minimum)
         # An earlier version let one device's word pass.
@@ -335,10 +342,11 @@ class Run:
         made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
         return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
 
-    def digests_of(self, version: int, beside: Iterable[str]) -> dict[str, str]:
+    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
         such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
-        older = {} if version == self.engine.version else self._digests_in_file(version)
+        in_file = beside and version != self.engine.version
+        older = self._digests_in_file(version) if in_file else {}
         return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
 
     def _digests_in_file(self, version: int) -> Mapping[str, str]:
@@ -397,8 +405,11 @@ class Run:
             self.open_round.accept(accepted)
 
     def next_step(self) -> Step | None:
-        """Return what is to be done next, or None: add an accepted update; where all are added, make the model if the
-        round is to be committed, or save the aggregator's state if many updates are in spool files."""
+        """Return what is to be done next, or None: roll back, if somebody asked for it; add an accepted update; where
+        all are added, make the model if the round is to be committed, or save the aggregator's state if many updates
+        are in spool files."""
+        if self.roll_backs.is_wanted():
+            return Step(*self.roll_backs.next_work())
         add = self.open_round.next_work()
         if add is not None:
             return Step(add, lambda added, now: [])
@@ -420,11 +431,11 @@ class Run:
         self.store.end_save(saved)
         return []
 
-    def record(self, commands: Iterable[Command], now: Clocks) -> list[Command]:
+    def record(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
         ``Assign``, ``CancelTask``, ``SendAway``, ``Measure`` and ``Finish`` are for the devices to hear, ``Abandon``
         ends a round; after ``EvaluationClosed`` comes ``end_evaluation``; ``Commit`` is to be begun
-        (``begin_commit``)."""
+        (``begin_commit``). ``also``: rows that are written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
         for command in commands:
@@ -456,6 +467,7 @@ class Run:
                     rows += self._finish(command)
                     logger.info("finished: %s", reason)
                     heard.append(command)
+        rows += also
         if rows:  # most events of most devices write nothing
             self.store.write(rows)
         return heard
@@ -469,19 +481,35 @@ class Run:
         """The round is closed: the step after its last update's makes the model.
 
         Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
-        summary, needed = self._summary(command.dropped, now), self.engine.oldest_version()
+        summary, needed = self._summary(command.dropped, now), [self.engine.version]
+        if (oldest := self.engine.oldest_version()) is not None:
+            needed.append(oldest)
         if self.selection is not None:
             summary |= self.selection.summary(self.engine.accepted.values())
-        if self.held_out is not None and (waiting := self.held_out.waiting()):
-            needed = waiting[0] if needed is None else min(waiting[0], needed)
+        if self.held_out is not None:
+            needed += self.held_out.waiting()[:1]
         began = None
         if self.plan.server.mix:
             (staleness,) = self.open_round.staleness.values()
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
-            needed = self.engine.version - self.engine.settings.max_staleness
-        bases = self._bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, needed, began, bases)
+            needed.append(self.engine.version - self.engine.settings.max_staleness)
+        bases = self.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
+        dropped = self._versions_to_drop(min([*needed, *bases]), summary)
+        self._to_commit = partial(self._make_model, command.round, summary, now.wall, dropped, began, bases)
+
+    def _versions_to_drop(self, needed: int, summary: Mapping[str, Any]) -> list[int]:
+        """Return the versions that are not kept any more when the open round has made the next one. ``needed``: those
+        from here on are in use. ``summary``: of the round."""
+        rule, there, newest = self.plan.models, self.store.blobs.model_versions(), self.engine.version
+        best = set[int]()
+        if rule.best is not None and rule.metric is not None:
+            values = measured(self.plan, there)
+            if rule.measured_by == "round":
+                found = deciding(summary, self.plan.round.minimum)
+                values |= {newest: found[rule.metric]} if rule.metric in found else {}
+            best = best_versions(rule, values)
+        return versions_to_drop(rule, there, newest + 1, min([needed, *self.roll_backs.needed()]), best)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
@@ -493,11 +521,11 @@ class Run:
         round: int,
         summary: dict[str, Any],
         at: float,
-        needed: int | None,
+        dropped: list[int],
         began: Began | None,
         bases: Mapping[int, str],
     ) -> WrittenModel:
-        """``needed``: the oldest model version that a lease still needs. ``bases``: as ``_bases_of`` returns them."""
+        """``dropped``: the versions that are not kept any more. ``bases``: as ``bases_of`` returns them."""
         open_round = self.open_round
         model, state, summary["change"] = next_model(
             open_round.aggregators[UPDATE],
@@ -516,10 +544,10 @@ class Run:
                 self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
             )
         digests = {name: digest(vector) for name, vector in vectors.items()}
-        forms = make_forms(self.plan.encoding.down, model, self._load_models(bases))
+        forms = make_forms(self.plan.encoding.down, model, self.load_models(bases))
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
         rows = [
-            *self._write_model(row, model, state | vectors, needed),
+            *self.write_model(row, model, state | vectors, dropped),
             RoundClosed(round, "committed", summary, at),
             *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if self.plan.tied),
         ]
@@ -552,7 +580,7 @@ class Run:
     def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
         """An evaluation was recorded: its metrics may stop the run. Returns the engine's next commands, as ``record``
         does."""
-        if not command.valid or self.plan.stop.measured_by != "evaluation":
+        if not command.valid or self.plan.stop.measured_by != "evaluation" or command.version < self.roll_backs.newest:
             return []
         return self.record(self.engine.measured(self.evaluations.metrics, now.engine), now)
 
@@ -561,10 +589,24 @@ class Run:
         self.begin_commit(command, now)
         return self.do_steps(now)
 
-    def _write_model(self, made: ModelMade, model: Vector, state: State, needed: int | None = None) -> list[Row]:
+    def give_up_for(self, new: RestoredModel, rows: Iterable[Row], now: Clocks) -> list[Command]:
+        """Give up what is open and make this model the newest, with these rows, in one batch. Returns what ``record``
+        does."""
+        self._to_commit = None
+        heard = self.record(self.engine.roll_back(), now, rows)
+        self.store.give_up_early()
+        self.open_round.forget_early()
+        self.model, self.state, self.vectors, self.forms = new.model, new.state, new.vectors, new.forms
+        self.model_digest = new.made.sha256
+        self.vector_digests = {name: digest(vector) for name, vector in new.vectors.items()}
+        self._older_digests = {new.made.version: self.vector_digests}
+        return heard
+
+    def write_model(self, made: ModelMade, model: Vector, state: State, dropped: Iterable[int] = ()) -> list[Row]:
         """Write the model's file, with the optimizer's state and the vectors beside the model. Returns the rows that
         make them count."""
-        return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, needed)]
+        made = made._replace(optimizer=self.optimizer.name)
+        return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, dropped)]
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
         summary = self._summary(dropped, now)

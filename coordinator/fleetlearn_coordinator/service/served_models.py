@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -62,7 +62,7 @@ class ServedModels:
         """Return the parts that the device is asked for: name -> encoding."""
         return self._run.plan.parts if device in self._know_up else self._run.plan.exact_parts
 
-    def references(self, device: str, version: int, beside: Iterable[str] = ()) -> tuple[VectorReference, ...]:
+    def references(self, device: str, version: int, beside: Collection[str] = ()) -> tuple[VectorReference, ...]:
         """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
         run, size = self._run, self._run.model.size
         self.publish()
@@ -99,7 +99,7 @@ class ServedModels:
         self._half_digests = {number: self._half_digest(number) for number in (*versions, engine.version)}
         self._host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
-    def _find_older(self, versions: Iterable[int], beside: Iterable[str]) -> dict[str, Older]:
+    def _find_older(self, versions: Iterable[int], beside: Collection[str]) -> dict[str, Older]:
         """Return SHA-256 -> where it is, for each of these models whose file is there and for the vectors ``beside``
         them. It is not there only where a lost device came back with its work done: that one does not need it."""
         run, size = self._run, self._run.model.size

@@ -53,7 +53,7 @@ class Status(msgspec.Struct, frozen=True):
     """Whether its coordinator holds the data directory and answers devices."""
     address: str | None
     version: int
-    """Of the newest model: the number of committed rounds."""
+    """Of the newest model."""
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None
@@ -88,6 +88,12 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
         evaluations,
         read_results(Path(folder)),
     )
+
+
+def last_rounds(folder: Path, most: int) -> list[Closed]:
+    """The last rounds of a run that are over, at most this many, the oldest first. Raises StoreError."""
+    with read_ledger(folder) as ledger:
+        return [Closed(*row) for row in ledger.closed_rounds(ledger.last_round() - most)][-most:]
 
 
 def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tuple[int, Vector]:

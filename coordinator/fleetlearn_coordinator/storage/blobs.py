@@ -7,7 +7,7 @@ known by its number. The *aggregator's state* is written in turns to two files, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from fleetlearn_protocol.frames import Buffer
@@ -67,8 +67,11 @@ class Blobs(Protocol):
         """Return the path of a model's file, and the byte at which a tensor begins: by default the parameter vector.
         Raises StoreError (missing)."""
 
-    def drop_models(self, before: int) -> None:
-        """Remove the files of models older than this version; the initial one stays. Safe to call from any thread."""
+    def model_versions(self) -> list[int]:
+        """Return the versions of the models that have a file, in order."""
+
+    def drop_models(self, versions: Iterable[int]) -> None:
+        """Remove the files of these models, if they are there. Safe to call from any thread."""
 
     # The paths of these files, for messages to people.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +64,27 @@ class FileBlobs:
         self._free.append(number)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
-        write_all(self._spool[number], content, offset)
+        with named_errors(self.where_spool_file, number):
+            write_all(self._spool[number], content, offset)
 
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
     ) -> Iterator[memoryview]:
         buffer = np.empty(min(size, part_bytes), np.uint8).data
-        for place in range(0, size, len(buffer)):
-            part = buffer[: size - place]
-            if os.preadv(self._spool[number], [part], begin + place) != len(part):
-                path = self._spool_path(number)
-                raise StoreError(
-                    Code.WRONG_LENGTH, f"{path} ends before its update's {begin + size} bytes: it is damaged"
-                )
-            yield part
+        with named_errors(self.where_spool_file, number):
+            for place in range(0, size, len(buffer)):
+                part = buffer[: size - place]
+                if os.preadv(self._spool[number], [part], begin + place) != len(part):
+                    path = self._spool_path(number)
+                    raise StoreError(
+                        Code.WRONG_LENGTH, f"{path} ends before its update's {begin + size} bytes: it is damaged"
+                    )
+                yield part
 
     def settle_spool_file(self, number: int) -> None:
         if self._power:
-            os.fsync(self._spool[number])
+            with named_errors(self.where_spool_file, number):
+                os.fsync(self._spool[number])
 
     def _spool_path(self, number: int) -> Path:
         return self.folder / UPLOADS / f"slot-{number:04d}"
@@ -112,12 +116,13 @@ class FileBlobs:
 
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
         place = crc32 = 0
-        for tensor in tensors.values():
-            content = np.ascontiguousarray(tensor).data.cast("B")
-            write_all(self._sums[turn], content, place)
-            place, crc32 = place + len(content), checksum(content, crc32)
-        if self._power:
-            os.fsync(self._sums[turn])
+        with named_errors(self._sum_path, turn):
+            for tensor in tensors.values():
+                content = np.ascontiguousarray(tensor).data.cast("B")
+                write_all(self._sums[turn], content, place)
+                place, crc32 = place + len(content), checksum(content, crc32)
+            if self._power:
+                os.fsync(self._sums[turn])
         return crc32
 
     def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
@@ -141,7 +146,6 @@ class FileBlobs:
     # --- models ---
 
     def model_versions(self) -> list[int]:
-        """Return the versions of the models that have a file, in order."""
         return model_versions(self.folder)
 
     def save_model(self, version: int, tensors: Tensors) -> None:
@@ -156,6 +160,12 @@ class FileBlobs:
         draft.replace(path)
         if self._power:
             sync(path.parent)
+
+    def remove_drafts(self) -> None:
+        """Remove what a process left that died while it wrote a model: safetensors writes a file of a random name."""
+        for pattern in ("*.draft", ".tmp*"):
+            for path in (self.folder / MODELS).glob(pattern):
+                path.unlink()
 
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
         return load_model(model_path(self.folder, version), sha256)
@@ -172,10 +182,9 @@ class FileBlobs:
             raise StoreError(Code.UNKNOWN_CONTENT, f"{path} has no tensor {name}: an earlier version wrote it")
         return str(path), 8 + size + header[name]["data_offsets"][0]
 
-    def drop_models(self, before: int) -> None:
-        for version in self.model_versions():
-            if 0 < version < before:
-                model_path(self.folder, version).unlink(missing_ok=True)
+    def drop_models(self, versions: Iterable[int]) -> None:
+        for version in versions:
+            model_path(self.folder, version).unlink(missing_ok=True)
 
     def where_model(self, version: int) -> str:
         return str(model_path(self.folder, version))
@@ -205,6 +214,16 @@ def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
     return tensors
 
 
+@contextmanager
+def named_errors(path_of: Callable[[int], object], number: int) -> Iterator[None]:
+    """Let the OSErrors of files that are written and read by their descriptors name the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path_of(number))
+        raise
+
+
 def write_all(descriptor: int, content: Buffer, offset: int) -> None:
     """Write everything. One call of pwrite may write less: above 2 GiB, or when the disk becomes full. Raises
     OSError."""
@@ -218,5 +237,8 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)

@@ -25,6 +25,15 @@ def write_result(folder: Path, version: int, result: dict[str, Any]) -> None:
     draft.unlink()
 
 
+def read_result(folder: Path, version: int) -> dict[str, Any] | None:
+    """Return a version's result (examples, metrics), or None. Raises StoreError (damaged)."""
+    path = _path(folder, version)
+    try:
+        return decode(path.read_bytes(), dict[str, Any], str(path))
+    except FileNotFoundError:
+        return None
+
+
 def read_results(folder: Path) -> dict[int, dict[str, Any]]:
     """Return version -> result (examples, metrics), in order. Raises StoreError (damaged)."""
     paths = sorted((folder / HELD_OUT).glob("v*.json"))

@@ -2,7 +2,8 @@
 
 A *credential* is 256 random bits that a device makes for itself. A *token* is what an operator gives to a person who
 sets devices up: with it a device's credential becomes known here. Only the SHA-256 of either is kept. Every change of
-who is enrolled is a row of the audit log, in the same transaction. Each row has the hash of the one before, so that a
+who is enrolled is a row of the audit log, in the same transaction. A device that shows a *certificate* in place of a
+credential is enrolled when it first connects. Each row has the hash of the one before, so that a
 row that is changed or removed afterwards shows (``broken_at``). Whoever can write to the database can also write the
 whole log anew: to find that, keep the newest hash elsewhere.
 
@@ -14,23 +15,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "identities.sqlite3"
 VERSION = 1
 BUSY_TIMEOUT = 1.0
 """Seconds to wait for another process's transaction."""
+_BY = "certificate of "
+"""What a device with a certificate has, before its name, in place of a credential's hash."""
 FIRST = "0" * 64
 """What the first row of the audit log has as the hash before."""
+COMMAND = "command"
+"""Who did something, in the audit log: whoever may write to the folder, by a command."""
 _TABLES = (
     "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
     "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, tags TEXT NOT NULL, "
@@ -38,10 +43,12 @@ _TABLES = (
     "CREATE TABLE audit(number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, about TEXT NOT NULL, "
     "hash TEXT NOT NULL)",
 )
+_ADDED = "CREATE TABLE IF NOT EXISTS revoked(device TEXT PRIMARY KEY, at REAL NOT NULL)"
+"""When a device was last revoked: certificates that were valid before are not any more."""
 
 
 class Known(NamedTuple):
-    """A device whose credential is known."""
+    """A device whose credential or certificate is known."""
 
     device: str
     tags: tuple[str, ...]
@@ -69,14 +76,14 @@ class Event(NamedTuple):
 
 class Identities:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError when it is made by a
-    newer version, sqlite3.Error where the disk is full or the file is no database."""
+    newer version, DatabaseError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut
@@ -91,6 +98,7 @@ class Identities:
                     for statement in _TABLES:
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version={VERSION}")
+                self._db.execute(_ADDED)
         except BaseException:
             self._db.close()
             raise
@@ -112,13 +120,14 @@ class Identities:
 
     # Tokens and enrolment
 
-    def make_token(self, uses: int, until: float, tags: Sequence[str], now: float) -> str:
+    def make_token(self, uses: int, until: float, tags: Sequence[str], now: float, who: str = COMMAND) -> str:
         """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
-        once: only its hash is kept."""
-        token = token_urlsafe(32)
+        once: only its hash is kept. ``who`` asks for it: an administrator's name, for the audit log."""
+        token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
         with self._transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
-            self._log(now, "token", {"token": _short(token), "uses": uses, "until": until, "tags": [*tags]})
+            about = {"token": _short(token), "uses": uses, "until": until, "tags": [*tags], "who": who}
+            self._log(now, "token", about)
         return token
 
     def enrol(self, device: str, secret: str, token: str, now: float) -> Known:
@@ -171,12 +180,40 @@ class Identities:
                 raise EnrolmentError(f"the credential that {device} would change to is another device's")
             self._db.execute("UPDATE devices SET next=? WHERE device=?", (hash_of(secret), device))
 
-    def revoke(self, device: str, now: float) -> bool:
-        """The device's credential is not valid any more. Returns whether there was one."""
+    def certified(self, device: str, begin: float, now: float) -> Known:
+        """Return the device that showed a certificate, valid from ``begin`` on, and make it known if it was not. Raises
+        EnrolmentError where it was revoked since, or the name is of a device with a credential."""
+        known = self._certified(device, begin)
+        if known is None:
+            with self._transaction():
+                known = self._certified(device, begin)  # another process may have enrolled or revoked it just now
+                if known is None:
+                    self._db.execute("INSERT INTO devices VALUES(?, ?, NULL, '', ?)", (device, _BY + device, now))
+                    self._log(now, "enrolled", {"device": device, "certificate": begin})
+                    known = Known(device, (), now)
+        return known
+
+    def _certified(self, device: str, begin: float) -> Known | None:
+        revoked = self._db.execute("SELECT at FROM revoked WHERE device=?", (device,)).fetchone()
+        if revoked is not None and begin <= revoked[0]:
+            raise EnrolmentError(f"the certificate of {device} was revoked; a new one would let it in again")
+        row = self._db.execute("SELECT hash, enrolled FROM devices WHERE device=?", (device,)).fetchone()
+        if row is not None and row[0] != _BY + device:
+            raise EnrolmentError(
+                f"a device called {device} is enrolled already, with a credential: certify this one under another "
+                "name, or let an operator revoke that one"
+            )
+        return None if row is None else Known(device, (), row[1])
+
+    def revoke(self, device: str, now: float, *, certified: bool = False, who: str = COMMAND) -> bool:
+        """The device's credential is not valid any more, nor are its certificates. Returns whether it was enrolled; if
+        not, nothing changes unless it is ``certified``: it may have a certificate and not have connected yet.
+        ``who``: as for ``make_token``."""
         with self._transaction():
             found = self._db.execute("DELETE FROM devices WHERE device=?", (device,)).rowcount > 0
-            if found:
-                self._log(now, "revoked", {"device": device})
+            if found or certified:
+                self._db.execute("INSERT OR REPLACE INTO revoked VALUES(?, ?)", (device, now))
+                self._log(now, "revoked", {"device": device, "who": who})
         return found
 
     def changed(self) -> bool:
@@ -220,6 +257,13 @@ class Identities:
             "SELECT number, at, what, about, hash FROM audit WHERE ?1 IS NULL OR number<?1 ORDER BY number", (end,)
         )
         return [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+
+    def last_events(self, most: int) -> list[Event]:
+        """Return the newest rows of the audit log, at most this many, the oldest of them first. Whether one was changed
+        is not checked."""
+        rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number DESC LIMIT ?", (most,))
+        found = [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+        return found[::-1]
 
     def broken_at(self) -> int | None:
         """Return the number of the first row of the audit log that was changed, or that follows on a removed one, or

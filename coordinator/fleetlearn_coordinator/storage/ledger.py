@@ -84,8 +84,15 @@ class ModelMade(NamedTuple):
     sha256: str
     """SHA-256 of the parameter vector's bytes."""
     round: int
+    """The round that made it; 0: none did."""
     at: float
     """Unix time."""
+    restores: int | None = None
+    """The earlier version that it is the model of, where a roll back made it."""
+    optimizer: str | None = None
+    """The server optimizer whose state is beside it. None: an earlier version of this package wrote it."""
+    state_crc32: int | None = None
+    """CRC-32 of that state. None: the same."""
 
 
 class DeviceRemembered(NamedTuple):
@@ -292,6 +299,12 @@ class Ledger(Protocol):
     def model_digest(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""
 
+    def model(self, version: int) -> ModelMade | None:
+        """Return what is known of a version's model, or None if there was none of this version."""
+
+    def rolled_back(self) -> int:
+        """Return the newest version that a roll back made, or 0."""
+
     def accepted_updates(self) -> Sequence[tuple[int, str]]:
         """Return (round, device) of each report that counts, for the open round, for later ones and at least for the
         last 100 that were closed (``participation_rates.WINDOW``)."""
@@ -306,7 +319,8 @@ class Ledger(Protocol):
     def last_evaluation(self) -> LastEvaluation | None:
         """Return the evaluation that was opened last, or None before the first. Raises StoreError (damaged)."""
 
-    def last_valid_evaluation(self) -> dict[str, Any] | None:
-        """Return the summary of the last evaluation that was valid, or None. Raises StoreError (damaged)."""
+    def last_valid_evaluation(self, since: int = 0) -> dict[str, Any] | None:
+        """Return the summary of the last evaluation of version ``since`` or a newer one that was valid, or None. Raises
+        StoreError (damaged)."""
 
     def close(self) -> None: ...

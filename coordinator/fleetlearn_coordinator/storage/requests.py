@@ -1,6 +1,6 @@
-"""A request for an evaluation: a file in the data directory, which the run's coordinator looks for.
+"""What people ask of a run: files in its data directory, which its coordinator looks for.
 
-The file is the request as long as it is there. The coordinator writes the request's name with the evaluation that
+A file is the request as long as it is there. The coordinator writes the request's name into the ledger with what
 answers it, and then removes the file: so a request is carried out once, whoever dies meanwhile.
 """
 
@@ -8,32 +8,71 @@ from __future__ import annotations
 
 from pathlib import Path
 from secrets import token_hex
+from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.errors import StoreError
 
 REQUEST = "evaluate.request"
+ROLL_BACK = "roll-back.request"
+
+
+class RollBack(NamedTuple):
+    """Somebody asks for a roll back."""
+
+    name: str
+    """Of this request; no other has it."""
+    version: int
+    """Whose model is to be the newest again."""
+    who: str
+    """An administrator's name, or ``command``."""
 
 
 def write_request(folder: Path) -> None:
     """Ask for an evaluation. A request that is there already is replaced: one evaluation answers both. Raises
     StoreError: there is no data directory."""
-    if not folder.is_dir():
-        raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} does not exist: serve the plan first")
-    draft = folder / f"{REQUEST}.draft"
-    draft.write_text(token_hex(8), encoding="ascii")
-    draft.replace(folder / REQUEST)
+    _write(folder, REQUEST, token_hex(8))
 
 
 def read_request(folder: Path) -> str | None:
     """Return the name of the request, or None if there is none."""
-    try:
-        return (folder / REQUEST).read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        return None
+    return _read(folder, REQUEST)
 
 
 def remove_request(folder: Path) -> None:
     """The request was carried out."""
     (folder / REQUEST).unlink(missing_ok=True)
+
+
+def write_roll_back(folder: Path, version: int, who: str) -> None:
+    """Ask for a roll back to an earlier model. A request that is there already is replaced: the last one counts. Raises
+    StoreError: there is no data directory."""
+    _write(folder, ROLL_BACK, f"{token_hex(8)} {version} {who}")
+
+
+def read_roll_back(folder: Path) -> RollBack | None:
+    """Return the request, or None if there is none, or one that says nothing."""
+    name, _, rest = (_read(folder, ROLL_BACK) or "").partition(" ")
+    version, _, who = rest.partition(" ")
+    return RollBack(name, int(version), who) if version.isdecimal() else None
+
+
+def remove_roll_back(folder: Path) -> None:
+    """The request was carried out, or cannot be."""
+    (folder / ROLL_BACK).unlink(missing_ok=True)
+
+
+def _write(folder: Path, file: str, text: str) -> None:
+    if not folder.is_dir():
+        raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} does not exist: serve the plan first")
+    draft = folder / f"{file}.draft"
+    draft.write_text(text, encoding="ascii")
+    draft.replace(folder / file)
+
+
+def _read(folder: Path, file: str) -> str | None:
+    try:
+        return (folder / file).read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return None

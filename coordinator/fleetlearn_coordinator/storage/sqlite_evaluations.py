@@ -75,10 +75,12 @@ def last_evaluation(db: sqlite3.Connection, where: object) -> LastEvaluation | N
     return found
 
 
-def last_valid(db: sqlite3.Connection, where: object) -> dict[str, Any] | None:
-    """Return the summary of the last valid evaluation. Raises StoreError (damaged)."""
+def last_valid(db: sqlite3.Connection, where: object, since: int) -> dict[str, Any] | None:
+    """Return the summary of the last valid evaluation of version ``since`` or a newer one. Raises StoreError
+    (damaged)."""
     row = db.execute(
-        "SELECT summary, number FROM evaluations WHERE outcome='valid' ORDER BY number DESC LIMIT 1"
+        "SELECT summary, number FROM evaluations WHERE outcome='valid' AND version>=? ORDER BY number DESC LIMIT 1",
+        (since,),
     ).fetchone()
     return None if row is None else decode(row[0], dict[str, Any], f"{where}: the summary of evaluation {row[1]}")
 

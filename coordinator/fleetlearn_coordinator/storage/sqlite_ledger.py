@@ -6,7 +6,6 @@ power cut loses nothing either.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.stored_report import read_report
 
 from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -39,11 +39,9 @@ from fleetlearn_coordinator.storage.ledger import (
 from fleetlearn_coordinator.storage.sqlite_json import decode, read_json
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
-DatabaseError = sqlite3.Error
-"""What SQLite raises, for example when the disk is full or the file is no database."""
 
 DEVICES = """
 CREATE TABLE devices(
@@ -54,7 +52,10 @@ TIED = """
 CREATE TABLE tied(device TEXT PRIMARY KEY, task TEXT NOT NULL) WITHOUT ROWID"""
 SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE models(version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL);
+CREATE TABLE models(
+    version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL,
+    restores INTEGER, optimizer TEXT, state_crc32 INTEGER
+);
 CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT);
 CREATE TABLE tasks(
     task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
@@ -75,6 +76,11 @@ MIGRATIONS = {
         "ALTER TABLE tasks ADD COLUMN norm REAL",
         "ALTER TABLE tasks ADD COLUMN trained_norm REAL",
     ),
+    4: (
+        "ALTER TABLE models ADD COLUMN restores INTEGER",
+        "ALTER TABLE models ADD COLUMN optimizer TEXT",
+        "ALTER TABLE models ADD COLUMN state_crc32 INTEGER",
+    ),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -83,9 +89,9 @@ class SqliteLedger:
     """``Ledger`` in one SQLite database."""
 
     def __init__(self, path: Path, *, power: bool = False) -> None:
-        """Open the database. Raises StoreError where a newer version made it."""
+        """Open the database. Raises StoreError where a newer version made it, as every method DatabaseError."""
         self.path = path
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db = connect(path)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if power else 'OFF'}")
@@ -167,7 +173,7 @@ class SqliteLedger:
             case RoundClosed():
                 self._close_round(row)
             case ModelMade():
-                execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?)", row)
+                execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?, ?, ?, ?)", row)
             case DeviceRemembered():
                 labels = " ".join(row.labels)
                 execute("INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)", row._replace(labels=labels))
@@ -233,14 +239,22 @@ class SqliteLedger:
     def model_digest(self, version: int) -> str:
         return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])
 
+    def model(self, version: int) -> ModelMade | None:
+        row = self._db.execute("SELECT * FROM models WHERE version=?", (version,)).fetchone()
+        return None if row is None else ModelMade._make(row)
+
+    def rolled_back(self) -> int:
+        row = self._db.execute("SELECT COALESCE(MAX(version), 0) FROM models WHERE restores IS NOT NULL").fetchone()
+        return int(row[0])
+
     def accepted_updates(self) -> Sequence[tuple[int, str]]:
         return self._db.execute("SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round").fetchall()
 
     def last_evaluation(self) -> LastEvaluation | None:
         return sqlite_evaluations.last_evaluation(self._db, self.path)
 
-    def last_valid_evaluation(self) -> dict[str, Any] | None:
-        return sqlite_evaluations.last_valid(self._db, self.path)
+    def last_valid_evaluation(self, since: int = 0) -> dict[str, Any] | None:
+        return sqlite_evaluations.last_valid(self._db, self.path, since)
 
     def unfinished(self, lost_since: int | None) -> Unfinished:
         opened = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()

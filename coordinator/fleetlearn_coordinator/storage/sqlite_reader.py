@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 
@@ -46,6 +48,34 @@ class LedgerReader:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         return sqlite_evaluations.closed_evaluations(self._db, self._path) if version >= 3 else []
 
+    def known_models(self) -> list[ModelMade]:
+        """Return what is known of each committed model, the oldest first, also of those whose files are not kept."""
+        rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()  # earlier versions: fewer columns
+        return [ModelMade(*row) for row in rows]
+
+    def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return version -> the summary of the round that began from it and made the next one, if it is over."""
+        found = {}
+        for version in versions:
+            row = self._db.execute(
+                "SELECT rounds.summary, rounds.number FROM models JOIN rounds ON rounds.number=models.round "
+                "WHERE models.version=? AND rounds.outcome='committed'",
+                (version + 1,),
+            ).fetchone()
+            if row is not None:
+                found[version] = decode(row[0], dict[str, Any], f"{self._path}: the summary of round {row[1]}")
+        return found
+
+    def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return version -> the summary of the last valid evaluation of it."""
+        wanted = {*versions}
+        rows = [row for row in self.evaluations() if row[1] in wanted and row[2] == "valid"]
+        return {row[1]: row[4] for row in rows}
+
+    def last_round(self) -> int:
+        """Return the number of the last round that was opened, or 0 before the first."""
+        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
+
     def open_round(self) -> int | None:
         """Return the number of the open round, if there is one."""
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
@@ -60,12 +90,12 @@ class LedgerReader:
 
 @contextmanager
 def read_ledger(folder: Path) -> Iterator[LedgerReader]:
-    """Open the database of a data directory. All reads show the same moment. Raises StoreError."""
+    """Open the database of a data directory. All reads show the same moment. Raises StoreError, DatabaseError."""
     path = folder / DATABASE
     if not path.is_file():
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+    with closing(connect(path, timeout=10.0, read_only=True)) as db:
         if not db.execute("PRAGMA user_version").fetchone()[0]:  # written together with the tables
             raise StoreError(
                 Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again"

@@ -40,8 +40,6 @@ from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 
 SPOOL_FILES_HELD = 32
 """Accepted updates kept in spool files before the aggregator's state is written and their files are freed."""
-MODELS_KEPT = 3
-"""Newest models whose files are kept, beside the initial model."""
 OPTIMIZER_STATE = "state."
 """In a model's file, the names of the server optimizer's state begin with this."""
 
@@ -136,6 +134,12 @@ class Store:
             self.blobs.free_spool_file(spool_file)
         self._held.clear()
 
+    def give_up_early(self) -> None:
+        """Free the spool files of all reports that came before their round: the ledger says that they do not count."""
+        for _, spool_file in self._early.values():
+            self.blobs.free_spool_file(spool_file)
+        self._early.clear()
+
     # --- the open round of an earlier process ---
 
     def is_given_up(self, round: int) -> bool:
@@ -167,15 +171,22 @@ class Store:
         if newest is None:
             return None
         version, sha256 = newest
-        tensors = self.blobs.load_model(version, sha256)
+        return version, *self.load_version(
+            ModelMade(version, sha256, 0, 0.0, state_crc32=self.ledger.get("state_crc32"))
+        )
+
+    def load_version(self, known: ModelMade) -> tuple[Vector, dict[str, Vector]]:
+        """Return an older model as a float32 vector (P,), and the state beside it. Raises StoreError (missing,
+        damaged)."""
+        tensors = self.blobs.load_model(known.version, known.sha256)
         vector = tensors.pop(PARAMETERS)
         state = {name.removeprefix(OPTIMIZER_STATE): tensor for name, tensor in tensors.items()}
-        if self.ledger.get("state_crc32") not in (None, checksum_of(state)):
-            where = self.blobs.where_model(version)
+        if known.state_crc32 not in (None, checksum_of(state)):
+            where = self.blobs.where_model(known.version)
             raise StoreError(
                 Code.WRONG_HASH, f"{where}: the server optimizer's state was changed after it was committed"
             )
-        return version, vector, state
+        return vector, state
 
     def load_vectors(self, version: int, sha256: str, names: Iterable[str]) -> dict[str, Vector]:
         """Return those vectors of the state beside an older model that have these names and are there. Raises
@@ -188,19 +199,19 @@ class Store:
         return self.blobs.load_model(version, sha256)[PARAMETERS]
 
     def write_model(
-        self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], needed: int | None = None
+        self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], dropped: Iterable[int] = ()
     ) -> list[Row]:
-        """Write a model's file, and remove older ones: the last MODELS_KEPT, the initial one, and those from version
-        ``needed`` on are kept.
+        """Write a model's file, and remove those of older versions that are not kept any more, ``dropped``. The newest
+        model so far is none of them: until the rows are written, a start begins with it.
 
         Returns the rows that make this model the newest, once they are written. May be called in any thread. Raises
         StoreError (the disk is full).
         """
         tensors = {PARAMETERS: vector, **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()}}
         self.blobs.save_model(made.version, tensors)
-        oldest = made.version - MODELS_KEPT + 1
-        self.blobs.drop_models(oldest if needed is None else min(oldest, needed))
-        return [Metadata("state_crc32", checksum_of(state)), made]
+        self.blobs.drop_models(dropped)
+        crc32 = checksum_of(state)
+        return [Metadata("state_crc32", crc32), made._replace(state_crc32=crc32)]
 
 
 def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: int = 16, kept: int = 0) -> Store:
@@ -214,6 +225,7 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: 
     with ExitStack() as opened:
         opened.callback(os.close, lock(folder / LOCK))
         blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads, kept))))
+        blobs.remove_drafts()
         ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power)))
         _refuse_lost(folder, ledger, blobs)
         if ledger.is_new:

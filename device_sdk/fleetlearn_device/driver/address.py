@@ -14,7 +14,8 @@ from websockets.uri import parse_uri
 
 from fleetlearn_device.storage.credential import end_change, make_credential, read_credential
 
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{43,128}")
+_TOKEN = re.compile(r"([A-Za-z0-9_-]{43,128})((?:\.[0-9a-f]{64})*)")
+"""A secret, and behind dots the public keys that its device is to trust."""
 
 
 class Enrolment:
@@ -58,20 +59,34 @@ class Address(NamedTuple):
     """Whom TLS trusts; None for an address without TLS."""
 
 
-def checked_address(url: str, *, ca: str | os.PathLike[str] | None = None, insecure: bool = False) -> Address:
+def checked_address(
+    url: str,
+    *,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+) -> Address:
     """Return the address. Raises ValueError where a device may not connect to it.
 
-    ``ca``: a PEM file of the only CAs that TLS trusts; None: those that the system trusts. ``insecure``: whether
-    another machine's address may be without TLS.
+    ``ca``: a PEM file of the only CAs that TLS trusts; None: those that the system trusts. ``certificate``, ``key``:
+    PEM files by which the coordinator knows the device. ``insecure``: whether another machine's address may be without
+    TLS.
     """
     try:
         parsed = parse_uri(url)
     except InvalidURI as error:
         raise ValueError(f"{error}; expected ws://HOST:PORT or wss://HOST:PORT") from None
+    if (certificate is None) != (key is None):
+        raise ValueError("a certificate and its key go together, and one of them was given without the other")
     if parsed.secure:
-        return Address(url, _context(ca))
-    if ca is not None:
-        raise ValueError(f"a CA was given for {url}, which has no TLS; expected wss://")
+        context = _context(ca)
+        if certificate is not None and key is not None:
+            _show(context, certificate, key)
+        return Address(url, context)
+    for what, given in (("CA", ca), ("certificate", certificate)):
+        if given is not None:
+            raise ValueError(f"a {what} was given for {url}, which has no TLS; expected wss://")
     if not insecure and not is_loopback(parsed.host):
         raise ValueError(
             f"{url} is another machine's address without TLS: whoever is on the way reads and changes all that is "
@@ -80,13 +95,17 @@ def checked_address(url: str, *, ca: str | os.PathLike[str] | None = None, insec
     return Address(url, None)
 
 
-def check_token(token: str) -> None:
-    """Raise ValueError if this cannot be a token. The text does not have it: it is a secret."""
-    if not _TOKEN.fullmatch(token):
+def read_token(token: str) -> tuple[str, tuple[str, ...]]:
+    """Return a token's secret, and the public keys that come with it. Raises ValueError if this cannot be a token. The
+    text does not have it: it is a secret."""
+    found = _TOKEN.fullmatch(token)
+    if found is None:
         raise ValueError(
             f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 to 128 letters, "
-            "digits, - and _, with no space or line end, as `fleetlearn-coordinator token` prints it"
+            "digits, - and _, and keys behind dots if there are any, with no space or line end, as "
+            "`fleetlearn-coordinator token` prints it"
         )
+    return found[1], tuple(found[2].split(".")[1:])
 
 
 def _context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
@@ -96,3 +115,18 @@ def _context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
         raise ValueError(f"{ca} cannot be used as a CA: {error}; expected a PEM file of certificates") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def _show(context: ssl.SSLContext, certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> None:
+    try:
+        # Without the callback a key with a password would make OpenSSL ask for it at the terminal.
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{certificate} and {key} cannot be used as the device's certificate and key: {error}. Each is a PEM file, "
+            "as `fleetlearn-coordinator device-certificate` makes them"
+        ) from None
+
+
+def _refuse_password() -> bytes:
+    raise ValueError("the key has a password; write it without one, readable by the device's user alone")

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.typing import Subprotocol
 
 from fleetlearn_device.driver.address import Address, Enrolment
-from fleetlearn_device.driver.timing import Timing, seconds_to_wait
+from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
@@ -98,6 +98,8 @@ class Connector:
         """The open connection."""
         self.come_back_after: float | None = None
         """Seconds after which the coordinator said to connect again, on the last connection."""
+        self._retry_after = 0.0
+        """Least seconds to wait before the next connection, which the answer to the last handshake asked for."""
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
@@ -107,12 +109,13 @@ class Connector:
         """Connect again after each end of a connection, until the session stops."""
         failures = 0
         while not self._session.stopping:
-            self.come_back_after = None
+            self.come_back_after, self._retry_after = None, 0.0
             welcomed = await self._converse()
             if self._session.stopping:
                 return
             failures = 0 if welcomed else failures + 1
             delay = seconds_to_wait(self._timing, failures + self._session.faults, self.come_back_after, self._dice)
+            delay += self._retry_after
             log.info("connecting again in %.1f s", delay)
             await asyncio.sleep(delay)
 
@@ -149,6 +152,7 @@ class Connector:
             if not isinstance(session.link, Closing):
                 log.warning("the connection is lost: %s", printable(str(error)))
         except InvalidStatus as error:
+            self._retry_after = retry_after(error.response.headers.get("Retry-After"))
             said = bytes(error.response.body or b"").decode(errors="replace").strip()
             log.warning("%s refuses the connection: %s", self._address.url, printable(clip(said)) or error)
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError

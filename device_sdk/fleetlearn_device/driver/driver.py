@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
@@ -27,6 +28,7 @@ from fleetlearn_device.session.commands import (
     Locate,
     Note,
     SavePending,
+    SaveTrusted,
     Send,
     SendUpdate,
     StartEvaluation,
@@ -39,6 +41,7 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.trusted_keys import write_trusted_keys
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
@@ -59,7 +62,7 @@ class Driver:
         session: Session,
         description: Description,
     ) -> None:
-        self._contents, self._outbox = directory.contents, directory.outbox
+        self._contents, self._outbox, self._folder = directory.contents, directory.outbox, directory.path
         self._trainer, self._session, self._description = trainer, session, description
         self._connector = Connector(address, enrolment, timing, session, self._state, self._handle, self._stop_upload)
         self._finished: FinishedUpdate | None = None
@@ -81,7 +84,8 @@ class Driver:
 
     def _state(self) -> Statement:
         """Return what the device states at a check-in."""
-        return self._description.state()._replace(models=self._contents.models())
+        challenge = None if self._session.trusted is None else token_hex(32)
+        return self._description.state()._replace(models=self._contents.models(), challenge=challenge)
 
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""
@@ -147,6 +151,8 @@ class Driver:
                 self._start(self._evaluate(task, seconds))
             case StopTraining():
                 self._trainer.halt.set()
+            case SaveTrusted(keys=keys):
+                write_trusted_keys(self._folder, keys)
             case SavePending(report=report):
                 self._start(self._save(report.task))
             case DropPending(task_id=task_id):

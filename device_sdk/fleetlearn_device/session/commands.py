@@ -84,6 +84,13 @@ class StopTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveTrusted:
+    """Make the public keys that the device trusts from now on durable."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SavePending:
     """Make the update and its report durable, all or nothing; answer with ``saved``."""
 
@@ -140,6 +147,7 @@ Command = (
     | StartTraining
     | StartEvaluation
     | StopTraining
+    | SaveTrusted
     | SavePending
     | DropPending
     | SendUpdate

@@ -40,7 +40,9 @@ from fleetlearn_protocol.messages import (
     Held,
     Refused,
     Report,
+    Signed,
     Task,
+    Trust,
     Uploaded,
     Waiting,
     Welcome,
@@ -55,6 +57,7 @@ from fleetlearn_device.session.commands import (
     Locate,
     Note,
     SavePending,
+    SaveTrusted,
     Send,
     SendUpdate,
     StartEvaluation,
@@ -86,6 +89,7 @@ from fleetlearn_device.session.states import (
     Uploading,
     Work,
 )
+from fleetlearn_device.session.trust import Trusted, message_in
 
 PATIENCE = 60.0
 """Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed."""
@@ -100,7 +104,8 @@ MAX_ARRIVALS = 2
 class Session:
     """One device's conversation, over any number of connections.
 
-    held: an update saved by an earlier process. algorithms: those that the device can do beside ``plain``.
+    held: an update saved by an earlier process. algorithms: those that the device can do beside ``plain``. trusted: the
+    device's keys, where it does only what one of them signed.
     """
 
     def __init__(
@@ -112,10 +117,11 @@ class Session:
         software: str = "",
         algorithms: tuple[str, ...] = (),
         held: Report | None = None,
+        trusted: Trusted | None = None,
         until_finished: bool = False,
     ) -> None:
         self.device, self.examples, self.runtime, self.software = device, examples, runtime, software
-        self.algorithms = algorithms
+        self.algorithms, self.trusted = algorithms, trusted
         self.until_finished = until_finished
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
@@ -136,6 +142,8 @@ class Session:
         """The task that ended on this connection, or whose failure is not sent yet. It is not begun again."""
         self._unsent_failure: Failed | None = None
         """It is sent with the next welcome."""
+        self._challenge = ""
+        """What a signature on this connection must have, where the device trusts keys."""
 
     @property
     def task_id(self) -> str | None:
@@ -166,7 +174,9 @@ class Session:
             evaluates=True,
             algorithms=self.algorithms,
             encodings=FAMILIES,
+            trusts=() if self.trusted is None else self.trusted.keys,
         )
+        self._challenge = stated.challenge or ""
         return [Send(check_in)]
 
     def disconnected(self) -> Commands:
@@ -348,7 +358,13 @@ class Session:
                     return [*self._drop_unfinished_task(), *self._close("the training is finished", after)]
                 return self._close(f"told to come back in {after:g} s ({reason})", after)
             case Task() | Evaluate():
+                if self.trusted is not None:
+                    return self._distrust(message, "it is not signed, and this device does only what is")
                 return self._assign(message, now)
+            case Signed():
+                return self._open(message, self.trusted, now)
+            case Trust():
+                raise ProtocolError(Code.OUT_OF_TURN, "keys to trust came without a signature")
             case Content():
                 return self._receive(message)
             case Grant():
@@ -387,6 +403,28 @@ class Session:
         elif self.task_id is not None:
             commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
         return [*commands, *self._locate()]
+
+    def _open(self, signed: Signed, trusted: Trusted | None, now: float) -> Commands:
+        """Do what a signed message says, if the signature is good."""
+        if trusted is None:
+            raise ProtocolError(Code.OUT_OF_TURN, "a signed message came, and this device has no keys to check it with")
+        message = message_in(signed)
+        why = trusted.why_not(signed, self._challenge, self.device)
+        match message:
+            case Task() | Evaluate():
+                return self._assign(message, now) if why is None else self._distrust(message, why)
+            case Trust(keys=keys):
+                if why is not None:
+                    return self._close_for_fault(f"new keys to trust are refused: {why}")
+                self.trusted = trusted._replace(keys=keys)
+                return [Note(f"the coordinator's keys are now {', '.join(keys)}"), SaveTrusted(keys)]
+
+    def _distrust(self, task: Task | Evaluate, why: str) -> Commands:
+        """Give back a task that is not to be believed. What the device works on stays as it is."""
+        text = clip(f"task {task.task} is not trained: {why}")
+        named = task.task in (self.task_id, self._ended_task_id)  # nobody shall end the real task of this name
+        failed: Commands = [] if named else [Send(Failed(task.task, "untrusted", text))]
+        return [Note(text, True), *failed, *self._close_for_fault("a task is not trusted")]
 
     def _assign(self, task: Task | Evaluate, now: float) -> Commands:
         deadline = now + task.deadline

@@ -19,6 +19,8 @@ class Statement(NamedTuple):
     network: Network | None = None
     models: tuple[str, ...] = ()
     """SHA-256 of the models that it still has."""
+    challenge: str | None = None
+    """Random, for this connection, where the device trusts keys."""
 
 
 NOTHING_STATED = Statement()

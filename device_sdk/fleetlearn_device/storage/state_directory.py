@@ -5,14 +5,15 @@
     lock                        held while a process uses the directory
     identity.json               the device's name                                   (identity.py)
     credential.json             its credential, if it is enrolled                   (credential.py)
+    trusted.json                the public keys that it trusts, if it was given any (trusted_keys.py)
     bundles/ models/ partial/   what was downloaded                                 (content_cache.py)
     training.json               which task is in training                           (training_starts.py)
     pending/                    the update that the coordinator has not acknowledged (outbox.py)
     kept/                       the kept state and personal model for each bundle   (kept_states.py)
     tied/                       the tied vectors of the last tasks                  (tied_vectors.py)
 
-Every file is written beside its place and renamed. The update, what is kept with it, the identity and the credential
-are synced as well.
+Every file is written beside its place and renamed. The update, what is kept with it, the identity, the credential and
+the keys are synced as well.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
 from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_starts import TrainingStarts
+from fleetlearn_device.storage.trusted_keys import read_trusted_keys
 
 if sys.platform == "win32":  # pragma: no cover
     import msvcrt
@@ -79,6 +81,8 @@ class Summary(NamedTuple):
     kept_states: list[tuple[str, int]]
     """(name of the file, bytes) of each kept state and personal model; the bundle itself may be gone."""
     tied_sets: list[TiedSet]
+    trusted: tuple[str, ...]
+    """Public keys."""
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
@@ -97,7 +101,8 @@ def describe(path: str | os.PathLike[str]) -> Summary:
                 bundles.append((folder.name, "(incomplete)"))
         kept_states = [(path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))]
         tied_sets = sets_in(directory / "tied")
-        return Summary(device, bundles, read_report(directory / "pending"), kept_states, tied_sets)
+        trusted = read_trusted_keys(directory)
+        return Summary(device, bundles, read_report(directory / "pending"), kept_states, tied_sets, trusted)
 
 
 def _lock(directory: Path) -> BinaryIO:

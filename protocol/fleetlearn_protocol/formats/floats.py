@@ -16,6 +16,7 @@ from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.splitmix64 import Fractions
 from fleetlearn_protocol.vector import Vector, check_finite
 
+_FLOAT32 = np.dtype("<f4")
 _LARGEST = {"float16": 65504.0, "bfloat16": float(np.uint32(0x7F7F0000).view(np.float32))}
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
 
@@ -25,11 +26,11 @@ def _encode_float32(rows: Vector, fractions: Fractions) -> Bytes:
 
 
 def _decode_float32(content: Bytes, elements: int) -> Vector:
-    return content.view("<f4")
+    return content.view(_FLOAT32)
 
 
 def _check_float32(content: Bytes, elements: int) -> float:
-    return check_finite(content.view("<f4").reshape(-1))
+    return check_finite(content.view(_FLOAT32).reshape(-1))
 
 
 def _encode_float16(rows: Vector, fractions: Fractions) -> Bytes:

@@ -19,7 +19,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGE_BURST, MESSAGES_OF_A_TASK
+from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGES_OF_A_TASK
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
@@ -291,8 +291,8 @@ def test_a_round_in_order() -> None:
     room = Room(goal=1, cohort=1)
     a = Device(room)
     a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
-    allow, welcome, checked_in, more, given = a.did()
-    assert (allow, welcome, checked_in) == (Allow(MESSAGE_BURST, 1000, 2000), Send(WELCOME), CheckedIn("a"))
+    welcome, checked_in, more, given = a.did()
+    assert (welcome, checked_in) == (Send(WELCOME), CheckedIn("a", 1000, 2000))
     assert more == Allow(MESSAGES_OF_A_TASK, 4 * SIZE, 8 * SIZE)
     assert isinstance(given, Send)
     task = given.message

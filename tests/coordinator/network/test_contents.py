@@ -64,6 +64,15 @@ def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_p
         contents.find("1" * 64, 0)
 
 
+def test_an_older_model_whose_file_is_gone_is_not_served(bundle_path: Path, tmp_path: Path) -> None:
+    """A commit in another thread may remove it after it was found."""
+    contents = Contents(open_bundle(bundle_path))
+    contents.serve_older("1" * 64, Older(str(tmp_path / "v1"), 6, 8))
+    with pytest.raises(ProtocolError) as caught:
+        contents.find("1" * 64, 0)
+    assert caught.value.code is Code.UNKNOWN_CONTENT
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2, 131071, 131072, 200001])
 def test_an_older_model_is_served_as_float16_from_its_file(bundle_path: Path, tmp_path: Path, offset: int) -> None:
     contents, old = Contents(open_bundle(bundle_path)), np.linspace(-3, 3, 150_000, dtype=np.float32)

@@ -134,11 +134,11 @@ def test_a_new_certificate_is_for_new_connections_and_a_bad_one_is_for_nobody(
         async with serving(make_plan(), tls=files(tmp_path)) as coordinator:
             first, old = await join(coordinator, tmp_path / "ca.pem")
             (tmp_path / "certificate.pem").write_text("no certificate")
-            coordinator.host.sweep()
+            coordinator.host.sweep(1.0)
             _, same = await join(coordinator, tmp_path / "ca.pem", "b")
             assert serial(same) == serial(old)
             make_certificate(tmp_path, ["127.0.0.1"], 30)
-            coordinator.host.sweep()
+            coordinator.host.sweep(1.0)
             _, new = await join(coordinator, tmp_path / "ca.pem", "c")
             assert serial(new) != serial(old)
             await first.task()  # the connection from before goes on

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from fleetlearn_coordinator.service.private_ca import make_certificate
+from fleetlearn_coordinator.service.private_ca import make_certificate, make_device_certificate
 from fleetlearn_protocol.errors import FleetError
 
 
@@ -35,6 +35,20 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     make_certificate(tmp_path, ["a"], 1)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"ca.pem": 0o644, "ca-key.pem": 0o600, "certificate.pem": 0o644, "key.pem": 0o600}
+
+
+def test_a_device_s_certificate_is_for_its_name_and_of_the_same_ca(tmp_path: Path) -> None:
+    assert make_device_certificate(tmp_path, "roof-7", 90)
+    assert not make_certificate(tmp_path, ["a"], 1)
+    certificate = read(tmp_path / "devices" / "roof-7.pem")
+    certificate.verify_directly_issued_by(read(tmp_path / "ca.pem"))
+    assert certificate.subject.rfc4514_string() == "CN=roof-7"
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [*usage] == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert stat.S_IMODE((tmp_path / "devices" / "roof-7.key").stat().st_mode) == 0o600
+    for name in ("", "a b", "../a", "-a", "a" * 65):
+        with pytest.raises(FleetError, match="a device's name has 1 to 64 letters"):
+            make_device_certificate(tmp_path, name, 1)
 
 
 def test_a_second_certificate_is_of_the_same_ca(tmp_path: Path) -> None:

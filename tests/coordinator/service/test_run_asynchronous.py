@@ -58,6 +58,20 @@ def test_a_buffer_is_committed_and_tasks_go_on(asynchronous: PlanMaker) -> None:
     assert rows == [{"mean": 0.0, "max": 0, "stale": 0}, {"mean": 0.5, "max": 1, "stale": 1}]
 
 
+def test_no_model_file_is_read_to_serve_an_older_model(
+    asynchronous: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plan whose devices fetch the model alone: each commit would read and hash a whole file for nothing."""
+    fleet = Fleet(asynchronous())
+    tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
+    first = fleet.run.model_digest
+    for device in ("a", "b"):
+        fleet.report(tasks[device], update_of(1.0))
+    monkeypatch.setattr(fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read"))
+    assert fleet.run.digests_of(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+    fleet.store.close()
+
+
 def test_a_restart_keeps_versions_staleness_and_what_was_accepted(asynchronous: PlanMaker, tmp_path: Path) -> None:
     """The same as above with a new process between any two events, and sums in files: the same model bit for bit."""
     models = []

@@ -115,6 +115,8 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
             database.execute(f"DROP TABLE {table}")
         for column in ("norm", "trained_norm"):
             database.execute(f"ALTER TABLE tasks DROP COLUMN {column}")
+        for column in ("restores", "optimizer", "state_crc32"):
+            database.execute(f"ALTER TABLE models DROP COLUMN {column}")
         database.execute("PRAGMA user_version=2")
     process = Process(msgspec.structs.replace(plan, selection=SELECTIONS["seldom"]))
     assert len(process.begin()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -115,6 +116,25 @@ async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: 
         for offset in (1, CHUNK_BYTES, CHUNK_BYTES + 3, len(whole) - 1, len(whole)):
             assert await a.fetch(manifest.files[TRAIN].sha256, offset) == whole[offset:]
         assert digest(await a.fetch(coordinator.run.bundle.sha256)) == coordinator.run.bundle.sha256
+
+
+@run_async
+async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_plan: PlanMaker) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+        async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
+            a = await join("a")
+            entry, folder = coordinator.run.bundle.manifest.files[TRAIN], coordinator.run.bundle.path
+            coordinator._served.contents.find(entry.sha256, 0)  # opens it, as another device's fetch does
+            whole = (folder / TRAIN).read_bytes()
+            (folder / TRAIN).write_bytes(whole[:CHUNK_BYTES])
+            await a.send(Fetch(entry.sha256))
+            await a.expect(Content)
+            refused = await a.expect(Refused)
+            (folder / TRAIN).write_bytes(whole)
+            assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, entry.sha256)
+            assert [len(chunk.payload) for chunk in a.chunks] == [CHUNK_BYTES]
+            assert len(await a.fetch(coordinator.run.model_digest)) == 4 * SIZE
 
 
 @run_async
@@ -280,6 +300,29 @@ async def test_an_update_of_another_length_ends_the_task(make_plan: PlanMaker) -
         assert (await a.expect(Refused)).code is Code.WRONG_LENGTH
         assert coordinator.engine.causes() == {"rejected: wrong-length": 1}
         assert not coordinator.engine.leases
+
+
+@run_async
+async def test_a_report_of_more_work_than_the_task_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(local__epochs=2, round__goal=3)) as (coordinator, join):
+        for device, otherwise in (("a", {"epochs": 2.5}), ("b", {"steps": 41})):
+            peer = await join(device)
+            await peer.send(report_of(await peer.task(), update_of(1.0), **otherwise))
+            refused = await peer.expect(Refused)
+            assert refused.code is Code.BAD_MESSAGE
+            assert "on 10 examples came; the task asked for 2 epochs" in refused.text
+        assert coordinator.engine.causes() == {"rejected: bad-message": 2}
+        c = await join("c")
+        assert isinstance(await c.upload(await c.task(), update_of(1.0), epochs=2.0, steps=40), Accepted)
+
+
+@run_async
+async def test_a_report_of_a_task_from_before_a_change_of_the_plan_counts(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(local__epochs=2, round__goal=1)) as (_, join):
+        task = await (await join("a")).task()
+    async with fleet(make_plan(local__epochs=1, round__goal=1)) as (_, join):
+        a = await join("a", held=Held(task.task, task.round))
+        assert isinstance(await a.upload(task, update_of(1.0), epochs=2.0), Accepted)
 
 
 @run_async
@@ -511,6 +554,18 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
 
 
 @run_async
+async def test_a_device_is_not_silent_while_the_coordinator_stands_still(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(), heartbeat=0.2) as (coordinator, join):
+        a = await join("a")
+        seen = coordinator.host.devices["a"].conversation.seen
+        coordinator.host.sweep(1.0)
+        time.sleep(1.5)  # a slow disk, or a machine that was suspended
+        coordinator.host.sweep(1.0)
+        await a.send(Heartbeat())
+        await until(lambda: coordinator.host.devices["a"].conversation.seen > seen + 1.5)
+
+
+@run_async
 async def test_a_device_that_stops_reading_is_ended(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.network.driver.SEND_TIMEOUT", 0.1)
@@ -613,7 +668,7 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
                 known[number] = await peer.task()
             for number in range(first, last):
                 assert isinstance(
-                    await peers[number].upload(known[number], updates[number], examples=number + 1), Accepted
+                    await peers[number].upload(known[number], updates[number], examples=number + 1, steps=1), Accepted
                 )
             return coordinator  # type: ignore[no-any-return]
 

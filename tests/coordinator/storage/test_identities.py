@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def identities(tmp_path: Path) -> Iterator[Identities]:
 
 def test_a_token_enrols_as_many_devices_as_it_says(identities: Identities) -> None:
     token = identities.make_token(2, 100.0, ["roof", "eu"], 0.0)
+    assert re.fullmatch("[0-9a-f]{64}", token), "one that began with - could be given to no command"
     assert identities.enrol("a", SECRET, token, 1.0) == Known("a", ("roof", "eu"), 1.0)
     assert identities.find(SECRET, 2.0) == Known("a", ("roof", "eu"), 1.0)
     identities.enrol("b", OTHER, token, 100.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
@@ -46,15 +47,15 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(DatabaseError, match=r"coordinator\.sqlite3: database or disk is full; free some space"):
         ledger.write([Metadata("a", "x" * 100_000)])
     ledger.write([Metadata("b", 1)])
     assert ledger.get("a") is None
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 5)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 6)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 5; this fleetlearn reads version 4"):
+    with pytest.raises(StoreError, match="version 6; this fleetlearn reads version 5"):
         open_ledger(tmp_path)

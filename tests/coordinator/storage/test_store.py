@@ -26,7 +26,7 @@ from fleetlearn_coordinator.storage.ledger import (
     Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
-from fleetlearn_coordinator.storage.store import MODELS_KEPT, SPOOL_FILES_HELD, Store, open_store
+from fleetlearn_coordinator.storage.store import SPOOL_FILES_HELD, Store, open_store
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
@@ -129,9 +129,23 @@ def test_a_damaged_update_is_named(tmp_path: Path) -> None:
         recover(open_store(tmp_path, BUNDLE))
 
 
-def test_models_are_kept_and_the_old_ones_go(tmp_path: Path) -> None:
+def test_models_are_kept_with_their_state_until_they_are_dropped(tmp_path: Path) -> None:
     kept = open_store(tmp_path, BUNDLE)
     assert kept.load_model() is None
+    vectors = updates(8)
+    for version, vector in enumerate(vectors):
+        save_model(kept, version, vector, {"m": vector * 2})
+    kept.write(kept.write_model(ModelMade(8, digest(vectors[0]), 8, 0.0), vectors[0], {}, [1, 2, 3, 4, 9]))
+    assert kept.blobs.model_versions() == [0, 5, 6, 7, 8]
+    known = kept.ledger.model(6)
+    assert known is not None
+    vector, state = kept.load_version(known)
+    np.testing.assert_array_equal((vector, state["m"]), (vectors[6], vectors[6] * 2))
+    assert kept.ledger.model(9) is None
+
+
+def test_a_changed_model_is_not_used(tmp_path: Path) -> None:
+    kept = open_store(tmp_path, BUNDLE)
     vectors = updates(8)
     for version, vector in enumerate(vectors):
         save_model(kept, version, vector, {"m": vector * 2})
@@ -139,27 +153,11 @@ def test_models_are_kept_and_the_old_ones_go(tmp_path: Path) -> None:
     assert version == 7
     np.testing.assert_array_equal(vector, vectors[7])
     np.testing.assert_array_equal(state["m"], vectors[7] * 2)
-    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
-        f"v{version:08d}.safetensors" for version in (0, *range(8 - MODELS_KEPT, 8))
-    ]
     (tmp_path / "models" / "v00000007.safetensors").write_bytes(
         (tmp_path / "models" / "v00000006.safetensors").read_bytes()
     )
     with pytest.raises(StoreError, match="was changed after it was committed"):
         kept.load_model()
-
-
-def test_models_that_a_lease_still_needs_are_kept(tmp_path: Path) -> None:
-    kept = open_store(tmp_path, BUNDLE)
-
-    def versions(newest: int, needed: int | None) -> list[int]:
-        vector = np.zeros(SIZE, np.float32)
-        kept.write(kept.write_model(ModelMade(newest, digest(vector), newest, 0.0), vector, {}, needed))
-        return sorted(int(file.stem[1:]) for file in (tmp_path / "models").iterdir())
-
-    assert [versions(number, 2) for number in range(8)][-1] == [0, 2, 3, 4, 5, 6, 7]
-    assert versions(8, 5) == [0, 5, 6, 7, 8]
-    assert versions(9, None) == [0, 7, 8, 9]
 
 
 def test_a_run_has_a_name_of_its_own_that_stays(tmp_path: Path) -> None:
@@ -370,3 +368,12 @@ def test_any_flipped_bit_of_a_model_s_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"v00000001\.safetensors is missing"):
         kept.load_model()
     kept.close()
+
+
+def test_half_written_models_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    """safetensors writes a file of a random name beside the draft, and renames it."""
+    open_store(tmp_path, BUNDLE).close()
+    for name in (".tmpA1b2C3", "v00000001.draft"):
+        (tmp_path / "models" / name).write_bytes(b"half")
+    open_store(tmp_path, BUNDLE).close()
+    assert not [*(tmp_path / "models").iterdir()]

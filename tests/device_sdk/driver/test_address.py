@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from fleetlearn_device.driver.address import check_token, checked_address
+from fleetlearn_device.driver.address import checked_address, read_token
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "ws://localhost", "ws://[::1]:8765/", "ws://a.localhost:1"])
@@ -52,9 +52,16 @@ def test_mistakes_are_named(url: str, ca: str | None, words: str) -> None:
         checked_address(url, ca=ca)
 
 
-@pytest.mark.parametrize("token", ["", "a" * 42, "a" * 43 + "\n", "a" * 42 + " ", "a" * 129, "ä" * 43])
+@pytest.mark.parametrize(
+    "token", ["", "a" * 42, "a" * 43 + "\n", "a" * 42 + " ", "a" * 129, "ä" * 43, f"{'a' * 43}.{'b' * 63}"]
+)
 def test_what_cannot_be_a_token_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(ValueError, match=f"it has {len(token)} characters. Expected 43 to 128") as caught:
-        check_token(token)
+        read_token(token)
     assert not token or token.strip() not in str(caught.value)
-    check_token("a-_0" * 11)
+    assert read_token("a-_0" * 11) == ("a-_0" * 11, ())
+
+
+def test_a_token_brings_keys_along() -> None:
+    a, b = "a" * 64, "b" * 64
+    assert read_token(f"{'t' * 43}.{a}.{b}") == ("t" * 43, (a, b))

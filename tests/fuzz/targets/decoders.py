@@ -305,7 +305,7 @@ def headers(data: bytes) -> None:
             fields[name] = value.strip().replace("$token", token)
     before = len(gate.identities.devices())
     try:
-        known = gate.check(fields)
+        known = gate.check(fields, None)
     except RefusalError as refusal:
         if not 400 <= refusal.status < 500:
             raise

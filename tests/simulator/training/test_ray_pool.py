@@ -135,6 +135,7 @@ def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, mode
     two.close()
 
 
+@pytest.mark.slow
 def test_several_calls_may_be_under_way(scenario: Scenario, model: Vector) -> None:
     """Results are there in any order, and what nobody waits for any more is not done."""
     one, two = make_backend(scenario, "bundle"), on_ray(scenario, model)
@@ -180,7 +181,7 @@ def make(device, seed):
 """
 
 
-@pytest.mark.parametrize("device", [0, 7])
+@pytest.mark.parametrize("device", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_worker_killed_costs_no_result(
     line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: int
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_device_that_ends_each_worker_is_an_error(
     backend.close()
 
 
+@pytest.mark.slow
 def test_workers_that_die_while_they_begin_are_an_error(model: Vector) -> None:
     with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they started"):
         RayPool(_die, ones, model, 1)
@@ -318,6 +320,7 @@ def make(device, seed):
 """
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path: Path, model: Vector) -> None:
     scenario = make_scenario(tmp_path, line, 6)
     (tmp_path / "lines.py").write_text(MODULE + DIFFERS)

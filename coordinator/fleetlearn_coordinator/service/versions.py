@@ -1,0 +1,142 @@
+"""The versions of a run's model, from outside: what is kept and why, what was measured of each, how two differ."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.service.kept_models import best_versions, measured, metrics_of, why_kept
+from fleetlearn_coordinator.service.status import read_model
+from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
+from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+
+BLOCK = 2**16
+"""Elements that are compared at a time, in float64."""
+SOURCES = ("round", "evaluation", "held-out")
+
+
+class Version(msgspec.Struct, frozen=True):
+    """One version of a run's model."""
+
+    version: int
+    sha256: str
+    """Of the parameter vector's bytes."""
+    made: float
+    """Unix time."""
+    round: int | None
+    """The round that made it; None: the initial model, or a roll back."""
+    restores: int | None
+    """The earlier version that it is the model of, where a roll back made it."""
+    change: float | None
+    """L2 norm of its difference from the version before, where a round made it."""
+    kept: str | None
+    """Why it is kept: ``initial``, ``newest``, ``last``, ``every``, ``best``; ``needed`` while something uses it. None:
+    its file is gone."""
+    size: int | None
+    """Bytes of its file, with the server optimizer's state. None: it is gone."""
+    metrics: dict[str, dict[str, float]]
+    """Where from (``round``, ``evaluation``, ``held-out``) -> what was measured of it."""
+
+
+def read_versions(plan: Plan, *, gone: bool = False) -> list[Version]:
+    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. Raises
+    StoreError."""
+    with read_ledger(plan.data_dir) as ledger:
+        known = ledger.known_models()
+        newest = known[-1].version if known else 0
+        there = {version for version in model_versions(plan.data_dir) if version <= newest}
+        known = [row for row in known if gone or row.version in there]
+        made = ledger.measured_in_rounds(row.version - 1 for row in known)
+    numbers = [row.version for row in known]
+    metrics = {source: metrics_of(plan, numbers, source) for source in SOURCES}
+    best = best_versions(plan.models, measured(plan, there))
+    found = []
+    for row in known:
+        number, path = row.version, model_path(plan.data_dir, row.version)
+        is_there = number in there
+        found.append(
+            Version(
+                number,
+                row.sha256,
+                row.at,
+                row.round or None,
+                row.restores,
+                made[number - 1]["change"] if number - 1 in made else None,
+                (why_kept(plan.models, number, newest, best) or "needed") if is_there else None,
+                path.stat().st_size if is_there else None,
+                {source: rows[number] for source, rows in metrics.items() if number in rows},
+            )
+        )
+    return found
+
+
+class ParameterChange(msgspec.Struct, frozen=True):
+    """How one parameter of the model differs between two versions."""
+
+    name: str
+    shape: tuple[int, ...]
+    change: float
+    """L2 norm of the difference."""
+    norm: float
+    """L2 norm in the first version."""
+    largest: float
+    """Largest magnitude of an element's difference."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two versions beside each other."""
+
+    versions: tuple[int, int]
+    distance: float
+    """L2 norm of the difference."""
+    cosine: float | None
+    """Of the angle between the two parameter vectors. None: one of them is zeros."""
+    norms: tuple[float, float]
+    parameters: list[ParameterChange]
+    """The parameter that changed most first."""
+    metrics: dict[str, dict[str, tuple[float | None, float | None]]]
+    """Where from -> metric -> its value of each version."""
+
+
+def compare(plan: Plan, first: int, second: int) -> Comparison:
+    """Return how two versions differ, which are kept both. Raises StoreError, BundleError."""
+    a, b = (read_model(plan.data_dir, version)[1] for version in (first, second))
+    table = open_bundle(plan.bundle).manifest.travelling
+    edges = [*(row.offset for row in table), len(a)]
+    changes = []
+    for row, (begin, end) in zip(table, pairwise(edges), strict=True):
+        squares = _sums(a[begin:end], b[begin:end])
+        largest = float(np.abs(a[begin:end].astype(np.float64) - b[begin:end]).max(initial=0.0))
+        changes.append(ParameterChange(row.name, row.shape, math.sqrt(squares[0]), math.sqrt(squares[1]), largest))
+    changes.sort(key=lambda row: -row.change)
+    apart, own, other, dot = _sums(a, b)
+    cosine = dot / math.sqrt(own * other) if own and other else None
+    measured_of: dict[str, dict[str, tuple[float | None, float | None]]] = {}
+    for source in SOURCES:
+        rows = metrics_of(plan, (first, second), source)
+        names = dict.fromkeys(name for metrics in rows.values() for name in metrics)
+        if names:
+            pairs = {name: (_of(rows, first, name), _of(rows, second, name)) for name in names}
+            measured_of[source] = pairs
+    norms = math.sqrt(own), math.sqrt(other)
+    return Comparison((first, second), math.sqrt(apart), cosine, norms, changes, measured_of)
+
+
+def _of(rows: dict[int, dict[str, Any]], version: int, name: str) -> float | None:
+    return rows.get(version, {}).get(name)
+
+
+def _sums(a: Vector, b: Vector) -> list[float]:
+    """Return the sums of (a - b)^2, a^2, b^2 and a b over all elements."""
+    found = np.zeros(4)
+    for begin in range(0, len(a), BLOCK):
+        x, y = a[begin : begin + BLOCK].astype(np.float64), b[begin : begin + BLOCK].astype(np.float64)
+        found += [np.sum((x - y) ** 2), np.sum(x * x), np.sum(y * y), np.sum(x * y)]
+    return [float(each) for each in found]

@@ -1,0 +1,92 @@
+"""SQLite databases whose errors name the file and say what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from fleetlearn_protocol.errors import Code, FleetError
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "free some space, and start again",
+    sqlite3.SQLITE_IOERR: "check the disk and the room on it, and start again",
+    sqlite3.SQLITE_READONLY: "its file system is read-only, or its permissions let nobody write",
+    sqlite3.SQLITE_CANTOPEN: "check its folder, the permissions and the room on the disk",
+    sqlite3.SQLITE_BUSY: "another process has it open",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: put it back from a backup, with its -wal file if there is one",
+    sqlite3.SQLITE_NOTADB: "it is damaged: put it back from a backup, with its -wal file if there is one",
+}
+"""By SQLite's primary result code."""
+
+
+class DatabaseError(FleetError, sqlite3.OperationalError):
+    """A database cannot be used: the disk is full, read-only or broken, or the file is damaged."""
+
+
+class Database(sqlite3.Connection):
+    """A connection that raises DatabaseError in place of every sqlite3.Error but IntegrityError."""
+
+    path: Path
+    """Set by ``connect``."""
+
+    def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).execute(statement, values)
+
+    def executemany(self, statement: str, values: Iterable[Any], /) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).executemany(statement, values)
+
+
+class _Cursor(sqlite3.Cursor):
+    connection: Database
+
+    def execute(self, statement: str, values: Any = (), /) -> Self:
+        try:
+            return super().execute(statement, values)
+        except sqlite3.Error as error:
+            _refuse(self.connection.path, error)
+
+    def executemany(self, statement: str, values: Iterable[Any], /) -> Self:
+        try:
+            return super().executemany(statement, values)
+        except sqlite3.Error as error:
+            _refuse(self.connection.path, error)
+
+    def fetchone(self) -> Any:
+        try:
+            return super().fetchone()
+        except sqlite3.Error as error:
+            _refuse(self.connection.path, error)
+
+    def fetchall(self) -> list[Any]:
+        try:
+            return super().fetchall()
+        except sqlite3.Error as error:
+            _refuse(self.connection.path, error)
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except sqlite3.Error as error:
+            _refuse(self.connection.path, error)
+
+
+def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
+    if isinstance(error, sqlite3.IntegrityError):
+        raise error
+    advice = _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    raise DatabaseError(Code.BUSY, f"{path}: {error}" + (f"; {advice}" if advice else "")) from error
+
+
+def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False) -> Database:
+    """Open a database, without implicit transactions. ``timeout``: seconds to wait for another process's transaction.
+    Raises DatabaseError."""
+    where = f"{path.absolute().as_uri()}?mode=ro" if read_only else str(path)
+    try:
+        found = sqlite3.connect(where, timeout, isolation_level=None, factory=Database, uri=read_only)
+    except sqlite3.Error as error:
+        _refuse(path, error)
+    assert isinstance(found, Database)
+    found.path = path
+    return found

@@ -1,0 +1,170 @@
+"""The runs of a host: what each is to do, and why one failed. In SQLite, ``runs.db`` in the host's folder of runs.
+
+Whoever operates the host (its commands, its HTTP API) writes here what is wanted. The host reads it within a second and
+makes it so. So an operation survives ``kill -9`` on either side, and works while no host runs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+from fleetlearn_protocol.errors import Code
+
+from fleetlearn_coordinator.storage.database import connect
+from fleetlearn_coordinator.storage.errors import StoreError
+
+DATABASE = "runs.db"
+VERSION = 1
+BUSY_TIMEOUT = 1.0
+"""Seconds to wait for another process's transaction."""
+State: TypeAlias = Literal["running", "paused", "draining", "stopped"]
+"""What a run is to do. paused: no new task and no new round, and what is out still counts. draining: the open round
+goes to its end, then the run is stopped. stopped: it is left as a stopped process leaves it, and can go on later."""
+# AUTOINCREMENT: a run that is removed and added again under its name is another one.
+_TABLE = """
+CREATE TABLE runs(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, population TEXT NOT NULL,
+    wanted TEXT NOT NULL, asked INTEGER NOT NULL, version INTEGER, failed TEXT NOT NULL
+)"""
+
+
+class Population(NamedTuple):
+    """Which devices serve a run. Default: all."""
+
+    tags: tuple[str, ...] = ()
+    """Tags that a device must have."""
+    tiers: tuple[str, ...] = ()
+    """A device's tier must be one of these. Empty: any."""
+    runtimes: tuple[str, ...] = ()
+    """First words of the runtimes that may train, such as "onnx". Empty: any."""
+    share: float = 1.0
+    """Share of all devices, above 0 and up to 1: always the same devices."""
+
+
+class WantedRun(NamedTuple):
+    """A run, and what it is to do."""
+
+    number: int
+    """Of the run: no other run of this database has or had it."""
+    name: str
+    plan: Path
+    """Its plan's file."""
+    population: Population
+    wanted: State
+    asked: int
+    """How many times something was asked of the run. A run that ended is begun again when it is asked for once more."""
+    version: int | None
+    """The model version that the run is to go back to, until it has."""
+    failed: str
+    """Why the run was stopped by an error; empty: it was not."""
+
+
+class Runs:
+    """The database. All calls are synchronous and take well below a millisecond. Raises StoreError where the database
+    is a newer version's, DatabaseError where the disk is full or the file is no database."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder's database, which is made if there is none."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / DATABASE
+        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")  # a run that was stopped stays so after a power cut
+            with self._transaction():
+                version = self._db.execute("PRAGMA user_version").fetchone()[0]
+                if version > VERSION:
+                    text = f"{self.path} is of version {version}; this fleetlearn reads version {VERSION}. Update it."
+                    raise StoreError(Code.BAD_VERSION, text)
+                if not version:
+                    self._db.execute(_TABLE)
+                    self._db.execute(f"PRAGMA user_version={VERSION}")
+        except BaseException:
+            self._db.close()
+            raise
+        self._seen = self._data_version()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
+            raise
+
+    # What is wanted
+
+    def add(self, name: str, plan: Path, population: Population = Population()) -> None:  # noqa: B008
+        """Add a run, which is to be running. Raises StoreError if there is one of this name."""
+        row = (name, str(plan.absolute()), msgspec.json.encode(population).decode())
+        try:
+            self._db.execute("INSERT INTO runs VALUES(NULL, ?, ?, ?, 'running', 0, NULL, '')", row)
+        except sqlite3.IntegrityError:
+            text = f"there is a run called {name} already: take another name, or remove that one"
+            raise StoreError(Code.DUPLICATE, text) from None
+
+    def want(self, name: str, state: State) -> None:
+        """From now on the run is to be in this state. A failure is forgotten: a run that is to be running tries again.
+        Raises StoreError if there is no such run."""
+        assert state in get_args(State)
+        self._change(name, "UPDATE runs SET wanted=?, failed='', asked=asked+1 WHERE name=?", state, name)
+
+    def want_version(self, name: str, version: int) -> None:
+        """The run is to go back to this version of its model. Raises StoreError if there is no such run."""
+        self._change(name, "UPDATE runs SET version=?, asked=asked+1 WHERE name=?", version, name)
+
+    def remove(self, name: str) -> None:
+        """Forget the run. Its data directory stays. Raises StoreError if there is no such run."""
+        self._change(name, "DELETE FROM runs WHERE name=?", name)
+
+    def _change(self, name: str, statement: str, *values: object) -> None:
+        if not self._db.execute(statement, values).rowcount:
+            names = ", ".join(run.name for run in self.runs()) or "none"
+            raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {names}")
+
+    # What the host found. Where somebody asked for something else meanwhile, that is what counts.
+
+    def failed(self, run: WantedRun, why: str) -> None:
+        """The run was stopped by an error."""
+        self._db.execute("UPDATE runs SET failed=? WHERE number=? AND asked=?", (why, run.number, run.asked))
+
+    def drained(self, run: WantedRun) -> None:
+        """The round of a run that is drained is over: it is stopped."""
+        statement = "UPDATE runs SET wanted='stopped' WHERE number=? AND asked=? AND wanted='draining'"
+        self._db.execute(statement, (run.number, run.asked))
+
+    def rolled_back(self, run: WantedRun) -> None:
+        """The run went back to the version that was wanted."""
+        statement = "UPDATE runs SET version=NULL WHERE number=? AND version=?"
+        self._db.execute(statement, (run.number, run.version))
+
+    # What is known
+
+    def runs(self) -> list[WantedRun]:
+        """Return all runs, in the order in which they were added."""
+        rows = self._db.execute(
+            "SELECT number, name, plan, population, wanted, asked, version, failed FROM runs ORDER BY number"
+        )
+        return [
+            WantedRun(number, name, Path(plan), msgspec.json.decode(population, type=Population), *rest)
+            for number, name, plan, population, *rest in rows
+        ]
+
+    def changed(self) -> bool:
+        """Return whether another process, or another ``Runs``, has changed something since the last call."""
+        before, self._seen = self._seen, self._data_version()
+        return before != self._seen
+
+    def _data_version(self) -> int:
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])

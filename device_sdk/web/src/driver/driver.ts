@@ -1,0 +1,319 @@
+/** Carries a session's commands out, one after the other, and tells the session what came of them. */
+
+import { ProtocolError } from "../protocol/errors.ts";
+import { type Evaluate, encode, type FailureCode, type Task } from "../protocol/messages.ts";
+import type { Command, Wanted } from "../session/commands.ts";
+import type { Session, Statement } from "../session/session.ts";
+import type { Contents } from "../storage/contents.ts";
+import type { Enrolment } from "../storage/identity.ts";
+import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
+import { StoreError } from "../storage/store.ts";
+import { StoppedError, TrainingError } from "../training/errors.ts";
+import type { Trainer } from "../training/trainer.ts";
+import { Connection } from "./connection.ts";
+import { secondsToWait, type Timing } from "./timing.ts";
+
+/** Tells the session what happened. Returns its commands. */
+type Event = () => Command[];
+export type Log = (text: string, level: "info" | "warning") => void;
+
+export interface Parts {
+  readonly url: string;
+  readonly timing: Timing;
+  readonly session: Session;
+  readonly enrolment: Enrolment;
+  readonly contents: Contents;
+  readonly outbox: Outbox;
+  readonly trainer: Trainer;
+  /** What the device states at a check-in, beside the models that it has. */
+  readonly state: () => Statement;
+  readonly log: Log;
+}
+
+/** One run of a device. Events wait in a queue. The commands with which the session answers an event are carried out
+ * before the next event; what takes long is done by a job, whose end is an event. */
+export class Driver {
+  readonly #parts: Parts;
+  readonly #events: (() => Event | Promise<Event>)[] = [];
+  #wake: () => void = () => {};
+  #connection: Connection | null = null;
+  #finished: FinishedUpdate | null = null;
+  /** The number of the last upload, or of its end: an upload with another number is stopped. */
+  #upload = 0;
+  /** The end of the last job that looked up or filed contents: a lookup deletes what only the task before needed. */
+  #cache: Promise<unknown> = Promise.resolve();
+  /** Connections in a row on which the device was not welcomed. */
+  #failures = 0;
+  #welcomed = false;
+  #comeBackAfter: number | null = null;
+  #connectAt: number | null = 0;
+  #error: unknown = null;
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  /** Let the session know. */
+  post(event: Event): void {
+    this.#events.push(() => event);
+    this.#wake();
+  }
+
+  /** Run until the session is over. Rejects with its error, and with one that nobody expected. */
+  async run(): Promise<void> {
+    const { session, trainer } = this.#parts;
+    try {
+      while (!session.over && this.#error === null) {
+        const event = this.#events.shift();
+        if (event !== undefined) await this.#carryOut((await event())());
+        else if ((session.due() ?? Number.POSITIVE_INFINITY) <= now()) {
+          await this.#carryOut(session.tick(now(), trainer.batches));
+        } else if (this.#connectAt !== null && this.#connectAt <= now() && !session.stopping) await this.#connect();
+        else await this.#sleep();
+      }
+    } finally {
+      trainer.halt = true;
+      this.#upload += 1;
+      this.#connection?.leave();
+    }
+    const error = this.#error ?? session.error;
+    if (error !== null) throw error;
+  }
+
+  /** Wait for an event, or until something is due. */
+  #sleep(): Promise<void> {
+    const { session } = this.#parts;
+    const times = [session.due(), session.stopping ? null : this.#connectAt].filter((time) => time !== null);
+    return new Promise((resolve) => {
+      // A longer time than this wakes at once.
+      const wait = Math.min(1000 * Math.max(0, Math.min(...times) - now()), 2 ** 31 - 1);
+      const timer = times.length > 0 ? setTimeout(resolve, Math.ceil(wait)) : undefined;
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  // The connection
+
+  async #connect(): Promise<void> {
+    const { url, timing, session, enrolment, log } = this.#parts;
+    this.#connectAt = null;
+    this.#comeBackAfter = null;
+    this.#welcomed = false;
+    const subprotocols = await enrolment.subprotocols();
+    const connection = new Connection(url, subprotocols, timing, {
+      opened: () => {
+        this.#events.push(() => this.#opened());
+        this.#wake();
+      },
+      frame: (content) => {
+        this.post(() => {
+          const text = typeof content === "string";
+          const commands = text ? session.received(content, now()) : session.receivedChunk(content, now());
+          this.#welcomed ||= session.link.is === "online";
+          return commands;
+        });
+      },
+      ended: (reason) => {
+        this.post(() => {
+          if (this.#connection !== connection) return [];
+          this.#connection = null;
+          this.#upload += 1;
+          if (session.link.is !== "closing") log(`the connection to ${url} ended: ${reason}`, "warning");
+          const commands = session.disconnected();
+          this.#failures = this.#welcomed ? 0 : this.#failures + 1;
+          const wait = secondsToWait(timing, this.#failures + session.faults, this.#comeBackAfter, Math.random());
+          this.#connectAt = now() + wait;
+          if (!session.stopping) log(`connecting again in ${wait.toFixed(1)} s`, "info");
+          return commands;
+        });
+      },
+    });
+    this.#connection = connection;
+  }
+
+  async #opened(): Promise<Event> {
+    const { session, enrolment, contents, state, url, log } = this.#parts;
+    log(`connected to ${url}`, "info");
+    await enrolment.accepted();
+    const models = await contents.models();
+    return () => session.connected(now(), { ...state(), models });
+  }
+
+  // Commands
+
+  async #carryOut(commands: Command[]): Promise<void> {
+    const queue = [...commands];
+    for (let command = queue.shift(); command !== undefined; command = queue.shift()) {
+      try {
+        await this.#carryOutOne(command);
+      } catch (error) {
+        if (!(error instanceof StoreError) || this.#parts.session.error !== null) throw error;
+        queue.splice(0, queue.length, ...this.#parts.session.abandon(error, failureOf(error)));
+      }
+    }
+  }
+
+  async #carryOutOne(command: Command): Promise<void> {
+    const { contents, outbox, trainer, log, session } = this.#parts;
+    switch (command.do) {
+      case "note":
+        return log(command.text, command.warning ? "warning" : "info");
+      case "send":
+        return this.#connection?.say(encode(command.message));
+      case "store-chunk":
+        return contents.append(command.wanted, command.offset, command.payload);
+      case "locate":
+        return this.#start(this.#locate(command.task));
+      case "finish-content":
+        return this.#start(this.#finish(command.wanted));
+      case "start-training":
+        return this.#start(this.#train(command.task, command.seconds));
+      case "start-evaluation":
+        return this.#start(this.#evaluate(command.task, command.seconds));
+      case "stop-training":
+        trainer.halt = true;
+        return;
+      case "save-update":
+        return this.#start(this.#save());
+      case "drop-update":
+        this.#upload += 1;
+        return outbox.drop(command.task);
+      case "stop-update":
+        this.#upload += 1;
+        return;
+      case "send-update":
+        this.#upload += 1;
+        return this.#start(this.#sendUpdate(command, this.#upload));
+      case "close":
+        log(
+          `closing the connection: ${command.reason}`,
+          command.after !== null || session.stopping ? "info" : "warning",
+        );
+        this.#comeBackAfter = command.after;
+        this.#upload += 1;
+        return this.#connection?.close(command.code);
+    }
+  }
+
+  // Jobs
+
+  /** Let a job run. What it did not expect ends `run`. */
+  #start(job: Promise<void>): void {
+    job.catch((error: unknown) => {
+      this.#error ??= error;
+      this.#wake();
+    });
+  }
+
+  /** Do this after the last job with the contents. */
+  #inTurn<T>(act: () => Promise<T>): Promise<T> {
+    const done = this.#cache.then(act, act);
+    this.#cache = done.catch(() => {});
+    return done;
+  }
+
+  async #locate(task: Task | Evaluate): Promise<void> {
+    const { contents, session } = this.#parts;
+    try {
+      const lacking = await this.#inTurn(() => contents.lacking(task));
+      this.post(() => session.located(task.task, lacking, now()));
+    } catch (error) {
+      // A file may also have been evicted since it was found.
+      if (error instanceof ProtocolError) this.post(() => session.unusable(task.task, error.text));
+      else this.#abandon(error);
+    }
+  }
+
+  async #finish(wanted: Wanted): Promise<void> {
+    const { contents, session } = this.#parts;
+    try {
+      const good = await this.#inTurn(() => contents.finish(wanted));
+      this.post(() => session.stored(wanted.sha256, good, now()));
+    } catch (error) {
+      this.#abandon(error);
+    }
+  }
+
+  async #train(task: Task, seconds: number): Promise<void> {
+    const { trainer, session, log } = this.#parts;
+    log(`task ${task.task}: training`, "info");
+    try {
+      const finished = await trainer.train(task, seconds);
+      const { report } = finished;
+      encode(report); // throws here what the coordinator would refuse
+      const partial = report.complete ? "" : " (partial: the time is over)";
+      const text = `trained ${report.steps} steps, ${report.epochs} epochs${partial}, loss ${report.loss}`;
+      log(`task ${task.task}: ${text}, in ${report.seconds.toFixed(2)} s`, "info");
+      this.#finished = finished;
+      this.post(() => session.trained(report));
+    } catch (error) {
+      this.#endFailed(task.task, error);
+    }
+  }
+
+  async #evaluate(task: Evaluate, seconds: number): Promise<void> {
+    const { trainer, session } = this.#parts;
+    try {
+      const message = await trainer.evaluate(task, seconds);
+      encode(message);
+      this.post(() => session.measured(message));
+    } catch (error) {
+      this.#endFailed(task.task, error);
+    }
+  }
+
+  /** Tell the session that a training or an evaluation ended without a result. */
+  #endFailed(task: string, error: unknown): void {
+    const { session } = this.#parts;
+    if (error instanceof StoppedError) this.post(() => session.ended(task));
+    else if (error instanceof StoreError || (error instanceof TrainingError && error.endsDevice)) {
+      this.#abandon(error, task);
+    } else this.post(() => session.ended(task, failureOf(error), String((error as Error).message ?? error)));
+  }
+
+  async #save(): Promise<void> {
+    const { outbox, session } = this.#parts;
+    const finished = this.#finished!;
+    this.#finished = null;
+    try {
+      await outbox.save(finished);
+      this.post(() => session.saved(finished.report.task));
+    } catch (error) {
+      this.#abandon(error, finished.report.task);
+    }
+  }
+
+  async #sendUpdate(command: Extract<Command, { do: "send-update" }>, upload: number): Promise<void> {
+    const { outbox, session } = this.#parts;
+    const { report, transfer, offset, chunkBytes } = command;
+    try {
+      const frames = await outbox.chunks(report, transfer, offset, chunkBytes);
+      const sent = await this.#connection?.stream(frames, () => this.#upload === upload);
+      if (sent === true) this.post(() => session.updateSent(transfer, now()));
+    } catch (error) {
+      this.#abandon(error);
+    }
+  }
+
+  /** End the device with this error; `task` names the task whose training or saving it ended. */
+  #abandon(error: unknown, task: string | null = null): void {
+    const { session } = this.#parts;
+    if (!(error instanceof StoreError || error instanceof TrainingError)) throw error;
+    this.post(() => [...session.abandon(error, failureOf(error)), ...(task === null ? [] : session.ended(task))]);
+  }
+}
+
+/** Return what the coordinator is told of this error. */
+function failureOf(error: unknown): FailureCode {
+  if (error instanceof TrainingError) return error.code;
+  if (error instanceof StoreError) return error.full ? "disk-full" : "runtime-error";
+  return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
+}
+
+/** Seconds on a clock that never goes back. */
+function now(): number {
+  return performance.now() / 1000;
+}

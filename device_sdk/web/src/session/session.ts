@@ -1,0 +1,619 @@
+/**
+ * The device's side of the conversation, without I/O: events in, commands out.
+ *
+ * A `Session` opens no socket and no store, starts no work, reads no clock and draws no random number. Its owner (the
+ * driver, or a test) tells it what happened, and carries out the commands with which it answers, in order. Times are
+ * seconds on any clock that never goes back. Two states describe the session: `link`, the connection, and `work`, the
+ * task. Work outlives the connection: training goes on while the device is offline, and what is finished is reported
+ * later.
+ *
+ * A well-behaved coordinator can send a message late or twice: the session ignores such a message with a note. A message
+ * that breaks the protocol closes the connection; the work stays, and the owner connects again after a back-off that
+ * grows with `faults`.
+ */
+
+import { FAMILIES } from "../protocol/encodings.ts";
+import { clip, ProtocolError } from "../protocol/errors.ts";
+import { CHUNK_BYTES, unpackChunk } from "../protocol/frames.ts";
+import {
+  type CheckIn,
+  type Content,
+  type Evaluate,
+  type Evaluated,
+  type Failed,
+  type FailureCode,
+  type FromCoordinator,
+  type FromDevice,
+  type Grant,
+  PROTOCOL_VERSION,
+  type Refused,
+  type Report,
+  readFromCoordinator,
+  type Task,
+  type Waiting,
+  type Welcome,
+} from "../protocol/messages.ts";
+import { unsupported } from "./abilities.ts";
+import type { Command, Wanted } from "./commands.ts";
+import { isFinished, isUnfinished, type Link, taskOf, type Unfinished, type Work } from "./states.ts";
+
+/** Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed. */
+export const PATIENCE = 60;
+/** Heartbeats are sent at this part of the interval that the coordinator allows. */
+const BEAT = 0.8;
+/** Part of the deadline that is kept for the upload, and the most seconds it can be. */
+const UPLOAD_MARGIN = { part: 0.1, most: 60 };
+/** How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time. */
+const MAX_ARRIVALS = 2;
+
+/** What a device says of itself at a check-in, beside its name. What is left out is not known. */
+export type Statement = Partial<
+  Pick<CheckIn, "runtime" | "memory" | "tags" | "tier" | "charging" | "network" | "models">
+>;
+
+export interface SessionOptions {
+  readonly software?: string;
+  /** The algorithms that the device can do beside `plain`. */
+  readonly algorithms?: readonly string[];
+  /** An update saved by an earlier process. */
+  readonly held?: Report | null;
+  /** Whether the session ends when the coordinator says that the training is finished. */
+  readonly untilFinished?: boolean;
+}
+
+export class Session {
+  readonly device: string;
+  readonly examples: number;
+  link: Link = { is: "offline" };
+  work: Work;
+  /** The task whose training or saving has not ended, wanted or not. There is never a second. */
+  runningTask: string | null = null;
+  /** Failed tasks and broken protocol since the last accepted update. */
+  faults = 0;
+  stopping = false;
+  /** The coordinator said that the training is finished, and `untilFinished` is set. */
+  finished = false;
+  /** Why the device cannot go on at all. */
+  error: Error | null = null;
+  #options: SessionOptions;
+  /** How far training was at the last `tick`. */
+  #steps = 0;
+  /** When the last frame arrived, or the device last began to wait for an answer. */
+  #lastProgress = 0;
+  /** The task that ended on this connection, or whose failure is not sent yet. It is not begun again. */
+  #endedTask: string | null = null;
+  /** It is sent with the next welcome. */
+  #unsentFailure: Failed | null = null;
+
+  constructor(device: string, examples: number, options: SessionOptions = {}) {
+    this.device = device;
+    this.examples = examples;
+    this.#options = options;
+    this.work = options.held == null ? { is: "idle" } : { is: "holding", report: options.held, reportedAgain: false };
+  }
+
+  /** The task that the device works on or whose result it holds. */
+  get task(): string | null {
+    return taskOf(this.work);
+  }
+
+  /** The session was to stop, and nothing is left to be done. */
+  get over(): boolean {
+    return this.stopping && this.link.is === "offline" && this.runningTask === null;
+  }
+
+  // The connection
+
+  /** The connection is open. `stated`: what the device is now. */
+  connected(now: number, stated: Statement = {}): Command[] {
+    this.link = { is: "checking-in" };
+    this.#lastProgress = now;
+    if (this.stopping) return this.#close("stopping");
+    const held = isFinished(this.work) ? { task: this.work.report.task, round: this.work.report.round } : null;
+    return [
+      send({
+        type: "check-in",
+        protocol: PROTOCOL_VERSION,
+        device: this.device,
+        examples: this.examples,
+        runtime: "",
+        software: this.#options.software ?? "",
+        held,
+        memory: null,
+        tags: [],
+        tier: null,
+        charging: null,
+        network: null,
+        models: [],
+        trusts: [],
+        challenge: null,
+        ...stated,
+        evaluates: true,
+        algorithms: this.#options.algorithms ?? [],
+        encodings: FAMILIES,
+      }),
+    ];
+  }
+
+  /** The connection is gone, or could not be opened. */
+  disconnected(): Command[] {
+    this.#interruptTransfer();
+    this.link = { is: "offline" };
+    this.#endedTask = this.#unsentFailure?.task ?? null;
+    return [];
+  }
+
+  /** A text frame arrived. */
+  received(frame: string, now: number): Command[] {
+    return this.#guarded(now, () => this.#handle(readFromCoordinator(frame), now));
+  }
+
+  /** A binary frame arrived. */
+  receivedChunk(frame: Uint8Array, now: number): Command[] {
+    return this.#guarded(now, () => {
+      if (this.link.is === "checking-in") throw new ProtocolError("out-of-turn", "a chunk came before the welcome");
+      const chunk = unpackChunk(frame);
+      const work = this.work;
+      if (work.is !== "fetching" || chunk.transfer !== work.content?.transfer) {
+        return []; // the rest of an earlier fetch, whose task was cancelled
+      }
+      const wanted = work.wanted[0];
+      const end = chunk.offset + chunk.payload.length;
+      if (chunk.offset !== work.end) {
+        const text = `a chunk of ${wanted.name} begins at ${chunk.offset}; expected ${work.end}`;
+        throw new ProtocolError("wrong-offset", text);
+      }
+      if (end > work.content.size) {
+        const text = `a chunk of ${wanted.name} ends behind its ${work.content.size} bytes`;
+        throw new ProtocolError("wrong-length", text);
+      }
+      this.work = { ...work, end };
+      const store: Command = { do: "store-chunk", wanted, offset: chunk.offset, payload: chunk.payload };
+      return end === work.content.size ? [store, ...this.#store(work, work.wanted)] : [store];
+    });
+  }
+
+  #guarded(now: number, handle: () => Command[]): Command[] {
+    if (this.link.is === "offline" || this.link.is === "closing") return [];
+    this.#lastProgress = now;
+    try {
+      return handle();
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) throw error;
+      return this.#closeForFault(`the coordinator broke the protocol: ${error.message}`, 1002);
+    }
+  }
+
+  // Answers to commands
+
+  /** What the task lacks was looked up. Its training starts where nothing is lacking. */
+  located(task: string, lacking: readonly Wanted[], now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "locating" || this.task !== task) return [];
+    const [first, ...others] = lacking;
+    if (first !== undefined) return this.#fetch(work, [first, ...others], now);
+    if (this.runningTask !== null) return []; // the training that this task replaced has not ended; its end asks again
+    const { task: given, deadline } = work.assignment;
+    let seconds = deadline - now - Math.min(UPLOAD_MARGIN.part * given.deadline, UPLOAD_MARGIN.most);
+    if (given.type === "task" && given.time_budget !== null) seconds = Math.min(seconds, given.time_budget);
+    if (seconds <= 0) {
+      return this.#failTask("out-of-time", "the bundle and the model came too late to train before the deadline");
+    }
+    this.work = { is: "training", assignment: work.assignment };
+    this.runningTask = task;
+    this.#steps = 0;
+    if (given.type === "task") return [{ do: "start-training", task: given, seconds }];
+    return [{ do: "start-evaluation", task: given, seconds }];
+  }
+
+  /** The task's bundle cannot be used here. */
+  unusable(task: string, text: string, code: FailureCode = "bad-bundle"): Command[] {
+    return this.work.is === "locating" && this.task === task ? this.#failTask(code, text) : [];
+  }
+
+  /** A complete content was filed (`good`), or deleted because its hash was another. */
+  stored(sha256: string, good: boolean, now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "storing" || work.wanted[0].sha256 !== sha256) return [];
+    const [wanted, next, ...others] = work.wanted;
+    const rest = next === undefined ? [] : [next, ...others];
+    if (!good && wanted.instead !== undefined) {
+      const text = `${wanted.name} does not give the vector that it should`;
+      return [note(text, true), ...this.#fetch(work, [wanted.instead, ...rest], now)];
+    }
+    if (!good) {
+      const text = `${wanted.name} arrived with another SHA-256 than ${sha256}`;
+      return [note(text, true), ...this.#fetch(work, [{ ...wanted, have: 0 }, ...rest], now)];
+    }
+    if (next !== undefined) return this.#fetch(work, [next, ...others], now);
+    this.work = { is: "locating", assignment: work.assignment };
+    return this.#locate();
+  }
+
+  /** Training ended well; `report` describes its update. */
+  trained(report: Report): Command[] {
+    if (this.work.is !== "training" || this.task !== report.task) return this.ended(report.task);
+    this.work = { is: "saving", report };
+    return [{ do: "save-update", report }];
+  }
+
+  /** The evaluation ended well. */
+  measured(message: Evaluated): Command[] {
+    if (this.work.is !== "training" || this.task !== message.task) return this.ended(message.task);
+    this.work = { is: "measured", message };
+    this.runningTask = null;
+    return this.#sendIfOnline(message);
+  }
+
+  /** The update is durable. Only now may it be reported. */
+  saved(task: string): Command[] {
+    this.runningTask = null;
+    if (this.work.is !== "saving" || this.task !== task) return [{ do: "drop-update", task }, ...this.#locate()];
+    this.work = { is: "holding", report: this.work.report, reportedAgain: false };
+    return this.#sendIfOnline(this.work.report);
+  }
+
+  /** Training or saving ended without an update: it was stopped (`code` null) or failed. */
+  ended(task: string, code: FailureCode | null = null, text = ""): Command[] {
+    this.runningTask = null;
+    if ((this.work.is !== "training" && this.work.is !== "saving") || this.task !== task) return this.#locate();
+    return this.#failTask(code ?? "stopping", text);
+  }
+
+  /** All chunks of the upload under this transfer number were sent. */
+  updateSent(transfer: number, now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "uploading" || transfer !== work.transfer) return [];
+    this.work = { ...work, is: "sent" };
+    this.#lastProgress = now;
+    return [send({ type: "uploaded", task: work.report.task })];
+  }
+
+  // Time and the owner
+
+  /** When `tick` is wanted. null: not before something happens. */
+  due(): number | null {
+    const times: number[] = [];
+    if (this.link.is === "online") times.push(this.link.nextHeartbeat);
+    if (this.#awaitsAnswer()) times.push(this.#lastProgress + PATIENCE);
+    if (this.work.is === "locating" || this.work.is === "fetching") times.push(this.work.assignment.deadline);
+    return times.length > 0 ? Math.min(...times) : null;
+  }
+
+  /** Time passed; `steps` is how far training is: batches evaluated, and steps. */
+  tick(now: number, steps = 0): Command[] {
+    const work = this.work;
+    this.#steps = work.is === "idle" || (isUnfinished(work) && work.is !== "training") ? 0 : steps;
+    if ((work.is === "locating" || work.is === "fetching") && now >= work.assignment.deadline) {
+      return this.#failTask("out-of-time", "the deadline passed before training began");
+    }
+    if (this.#awaitsAnswer() && now >= this.#lastProgress + PATIENCE) return this.#close(`no answer for ${PATIENCE} s`);
+    if (this.link.is === "online" && now >= this.link.nextHeartbeat) {
+      this.link = { ...this.link, nextHeartbeat: now + this.link.heartbeatInterval };
+      return [this.#heartbeat()];
+    }
+    return [];
+  }
+
+  /** The owner wants to end. An unfinished task is given back; a finished update stays saved. */
+  stop(): Command[] {
+    this.stopping = true;
+    const task = this.task;
+    if (task === null || !isUnfinished(this.work)) return this.#close("stopping");
+    const failed = { type: "failed", task, code: "stopping", text: "the device is stopping" } as const;
+    return [...this.#sendIfOnline(failed), ...this.#dropTask(), ...this.#close("stopping")];
+  }
+
+  /** The device cannot go on at all (its data do not fit, its store is full): say so and end with `error`. */
+  abandon(error: Error, code: FailureCode): Command[] {
+    this.error = error;
+    this.stopping = true;
+    if (isUnfinished(this.work) || this.work.is === "saving") return this.#failTask(code, error.message);
+    return this.#close(error.message);
+  }
+
+  // Messages
+
+  #handle(message: FromCoordinator, now: number): Command[] {
+    if (this.link.is === "checking-in" && !["welcome", "come-back", "refused"].includes(message.type)) {
+      throw new ProtocolError("out-of-turn", `${message.type} came before the welcome`);
+    }
+    switch (message.type) {
+      case "welcome":
+        return this.#welcome(message, now);
+      case "come-back":
+        if (message.reason === "finished" && this.#options.untilFinished === true) {
+          this.finished = this.stopping = true;
+          return [...this.#dropUnfinishedTask(), ...this.#close("the training is finished", message.after)];
+        }
+        return this.#close(`told to come back in ${message.after} s (${message.reason})`, message.after);
+      case "task":
+      case "evaluate":
+        return this.#assign(message, now);
+      case "signed":
+      case "trust":
+        throw new ProtocolError("out-of-turn", `${message.type} came, and this device has no keys to check it with`);
+      case "content":
+        return this.#receive(message);
+      case "grant":
+        return this.#upload(message);
+      case "waiting":
+        return this.#wait(message);
+      case "accepted": {
+        this.#checkReported(message);
+        if (message.task !== this.task) return ignored(message, message.task);
+        this.faults = 0;
+        const what = this.work.is === "measured" ? "measurement" : "update";
+        return [note(`task ${message.task}: ${what} accepted`), ...this.#dropTask()];
+      }
+      case "cancel":
+        if (message.task !== this.task) return ignored(message, message.task);
+        return [note(`task ${message.task} is cancelled: ${message.text || message.code}`), ...this.#dropTask()];
+      case "refused":
+        return this.#refused(message, now);
+    }
+  }
+
+  #welcome(message: Welcome, now: number): Command[] {
+    if (this.link.is === "online") return [note("a second welcome is ignored")];
+    const heartbeatInterval = Math.max(BEAT * message.heartbeat, 0.01);
+    const chunkBytes = Math.min(message.chunk_bytes, CHUNK_BYTES);
+    this.link = { is: "online", heartbeatInterval, nextHeartbeat: now + heartbeatInterval, chunkBytes };
+    const commands = [note(`checked in with ${message.coordinator || "the coordinator"} as ${this.device}`)];
+    if (message.ineligible) commands.push(note(`there will be no task for this device: ${message.ineligible}`, true));
+    if (this.#unsentFailure !== null) commands.push(send(this.#unsentFailure));
+    this.#unsentFailure = null;
+    if (this.work.is === "holding") commands.push(send(this.work.report));
+    else if (this.work.is === "measured") commands.push(send(this.work.message));
+    else if (this.task !== null) commands.push(this.#heartbeat()); // so that the lease is known to be alive
+    return [...commands, ...this.#locate()];
+  }
+
+  #assign(task: Task | Evaluate, now: number): Command[] {
+    const deadline = now + task.deadline;
+    if (task.task === this.task || task.task === this.#endedTask) {
+      if (isUnfinished(this.work) && task.task === this.task) {
+        // A coordinator that was restarted gives the round its time again.
+        this.work = { ...this.work, assignment: { ...this.work.assignment, deadline } };
+      }
+      return [note(`task ${task.task} was given again; the device has it`)];
+    }
+    const commands: Command[] = [];
+    if (this.task !== null) {
+      // A coordinator that gives another task no longer waits for the first (it lost it in a restart).
+      commands.push(note(`task ${this.task} is dropped for task ${task.task}`, true), ...this.#dropTask());
+    }
+    this.work = { is: "locating", assignment: { task, deadline, arrived: [] } };
+    const what = task.type === "task" ? `round ${task.round}, ${task.epochs} epochs` : "evaluation";
+    commands.push(note(`task ${task.task}: ${what}, ${task.deadline} s to the deadline`));
+    const lacking = unsupported(task, this.#options.algorithms ?? []);
+    return [...commands, ...(lacking === null ? this.#locate() : this.#failTask("unsupported", lacking))];
+  }
+
+  /** Expect the chunks of the content that was asked for. */
+  #receive(content: Content): Command[] {
+    const work = this.work;
+    // The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
+    if (work.is !== "fetching" || content.sha256 !== work.wanted[0].sha256) {
+      return [note(`content ${content.sha256} is not awaited; ignored`)];
+    }
+    const wanted = work.wanted[0];
+    if (content.offset !== wanted.have) {
+      return [note(`${wanted.name} from byte ${content.offset} is ignored; ${wanted.have} was asked for`)];
+    }
+    if (content.size > wanted.limit || (wanted.size !== null && content.size !== wanted.size)) {
+      const expected = wanted.size === null ? `at most ${wanted.limit}` : `${wanted.size}`;
+      return this.#failTask("bad-bundle", `${wanted.name} has ${content.size} bytes; expected ${expected}`);
+    }
+    if (content.offset > content.size) {
+      throw new ProtocolError("wrong-offset", `${wanted.name} begins at ${content.offset}, behind its end`);
+    }
+    this.work = { ...work, content, end: content.offset };
+    return content.offset === content.size ? this.#store(work, work.wanted) : [];
+  }
+
+  /** Send the update from the grant's offset on. */
+  #upload(grant: Grant): Command[] {
+    this.#checkReported(grant);
+    const work = this.work;
+    if (!isFinished(work) || grant.task !== work.report.task || this.link.is !== "online") {
+      return ignored(grant, grant.task);
+    }
+    if (work.is !== "holding" && grant.transfer === work.transfer) {
+      return [note(`task ${grant.task}: a second grant ${grant.transfer} is ignored`)];
+    }
+    const { report, reportedAgain } = work;
+    const size = report.parts.reduce((sum, part) => sum + part.size, 0);
+    const { transfer, offset } = grant;
+    if (offset > size) {
+      const text = `the grant for task ${grant.task} begins at ${offset}; the update has ${size} bytes`;
+      throw new ProtocolError("wrong-offset", text);
+    }
+    this.work = { is: "uploading", report, reportedAgain, transfer };
+    const text = `task ${grant.task}: uploading ${size - offset} bytes from ${offset}`;
+    return [note(text), { do: "send-update", report, transfer, offset, chunkBytes: this.link.chunkBytes }];
+  }
+
+  /** A transfer lost its turn, or has none yet. For a fetch, the message alone starts the patience again. */
+  #wait(waiting: Waiting): Command[] {
+    if (waiting.task === null) return [note("what is fetched waits for its turn")];
+    const work = this.work;
+    if ((work.is !== "uploading" && work.is !== "sent") || waiting.task !== work.report.task) {
+      return ignored(waiting, waiting.task);
+    }
+    // The report comes after the last chunk, so the next grant's offset counts all chunks.
+    this.work = { is: "holding", report: work.report, reportedAgain: work.reportedAgain };
+    return [note(`task ${waiting.task}: the upload waits for its turn`), { do: "stop-update" }, send(work.report)];
+  }
+
+  #refused(refused: Refused, now: number): Command[] {
+    const said = `${refused.text} [${refused.code}]`;
+    if (refused.code === "replaced" && refused.task === null && refused.sha256 === null) return this.#endReplaced(said);
+    if (this.link.is === "checking-in") {
+      if (["bad-version", "bad-message", "unknown-type", "too-large"].includes(refused.code)) {
+        this.error = new ProtocolError(refused.code, `the coordinator refuses the check-in: ${refused.text}`);
+        this.stopping = true;
+      }
+      return this.#closeForFault(`the check-in is refused: ${said}`);
+    }
+    if (refused.sha256 !== null) return this.#contentRefused(refused, refused.sha256, said, now);
+    if (refused.task !== null) return this.#taskRefused(refused, refused.task, said);
+    return this.#closeForFault(`something was refused: ${said}`);
+  }
+
+  #contentRefused(refused: Refused, sha256: string, said: string, now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "fetching" || sha256 !== work.wanted[0].sha256) return ignored(refused, sha256);
+    const [wanted, ...others] = work.wanted;
+    if (refused.code === "wrong-offset" && wanted.have > 0) {
+      const text = `${wanted.name} is fetched from its beginning: ${said}`;
+      return [note(text, true), ...this.#fetch(work, [{ ...wanted, have: 0 }, ...others], now)];
+    }
+    if (wanted.instead !== undefined) {
+      const text = `${wanted.name} cannot be had, so all of it is fetched: ${said}`;
+      return [note(text), ...this.#fetch(work, [wanted.instead, ...others], now)];
+    }
+    return this.#failTask("bad-bundle", `fetching ${wanted.name} was refused: ${said}`);
+  }
+
+  #taskRefused(refused: Refused, task: string, said: string): Command[] {
+    const work = this.work;
+    if (task !== this.task || refused.code === "duplicate") return ignored(refused, task);
+    if (refused.code === "busy") return this.#close(`task ${task}: ${said}`);
+    if (isFinished(work)) {
+      const { report, reportedAgain } = work;
+      if (refused.code === "wrong-offset") {
+        this.work = { is: "holding", report, reportedAgain };
+        return [note(`task ${task} waits for another grant: ${said}`, true), { do: "stop-update" }];
+      }
+      if ((refused.code === "wrong-hash" || refused.code === "wrong-length") && !reportedAgain) {
+        this.work = { is: "holding", report, reportedAgain: true };
+        return [note(`task ${task} is reported again: ${said}`, true), { do: "stop-update" }, send(report)];
+      }
+    }
+    return [note(`task ${task} is forgotten: ${said}`, true), ...this.#dropTask()];
+  }
+
+  /** End the device. This is the session's only connection, so another process or tab speaks for the device, and has its
+   * task. The two would replace each other for ever. */
+  #endReplaced(said: string): Command[] {
+    const text =
+      `another process or tab connected to the coordinator as device ${this.device}, so this one ends (${said}). Each ` +
+      "device needs a store of its own, which holds its name";
+    this.error = new ProtocolError("replaced", text);
+    this.stopping = true;
+    return [...this.#dropUnfinishedTask(), ...this.#close("another process speaks for this device")];
+  }
+
+  #checkReported(message: { type: string; task: string }): void {
+    if (message.task === this.task && !isFinished(this.work) && this.work.is !== "measured") {
+      const text = `${message.type} came for task ${message.task}, which was not reported (it is ${this.work.is})`;
+      throw new ProtocolError("out-of-turn", text);
+    }
+  }
+
+  // Shared steps
+
+  #heartbeat(): Command {
+    return send({ type: "heartbeat", task: this.task, steps: this.#steps });
+  }
+
+  /** Look up what is lacking, if that is the task's next step. */
+  #locate(): Command[] {
+    return this.work.is === "locating" ? [{ do: "locate", task: this.work.assignment.task }] : [];
+  }
+
+  /** Ask for the first wanted content. */
+  #fetch(work: Unfinished, wanted: readonly [Wanted, ...Wanted[]], now: number): Command[] {
+    const first = wanted[0];
+    const { assignment } = work;
+    if (assignment.arrived.filter((place) => place === first.place).length >= MAX_ARRIVALS) {
+      return this.#failTask("bad-bundle", `${first.name} arrived twice with another SHA-256 than its name`);
+    }
+    if (first.have === first.size) return this.#store(work, wanted);
+    if (this.link.is !== "online") {
+      this.work = { is: "locating", assignment }; // the next welcome asks again
+      return [];
+    }
+    this.work = { is: "fetching", assignment, wanted, content: null, end: 0 };
+    this.#lastProgress = now;
+    const size = first.size === null ? "" : ` of ${first.size}`;
+    return [
+      note(`fetching ${first.name} (${first.sha256.slice(0, 12)}) from byte ${first.have}${size}`),
+      send({ type: "fetch", sha256: first.sha256, offset: first.have }),
+    ];
+  }
+
+  /** Have the first wanted content checked, all of whose bytes are there. */
+  #store({ assignment }: Unfinished, wanted: readonly [Wanted, ...Wanted[]]): Command[] {
+    const arrived = [...assignment.arrived, wanted[0].place];
+    this.work = { is: "storing", assignment: { ...assignment, arrived }, wanted };
+    return [{ do: "finish-content", wanted: wanted[0] }];
+  }
+
+  /** End the current task, whatever its state. */
+  #dropTask(): Command[] {
+    const work = this.work;
+    this.#endedTask = this.task;
+    this.work = { is: "idle" };
+    // Training that has ended by itself needs no stop. An update being saved is dropped by `saved`.
+    if (work.is === "training" && this.runningTask !== null) return [{ do: "stop-training" }];
+    return isFinished(work) ? [{ do: "drop-update", task: work.report.task }] : [];
+  }
+
+  #dropUnfinishedTask(): Command[] {
+    return isUnfinished(this.work) ? this.#dropTask() : [];
+  }
+
+  /** Give the task back to the coordinator, now or with the next welcome. */
+  #failTask(code: FailureCode, said: string): Command[] {
+    const task = this.task;
+    if (task === null) throw new Error("no task can fail where there is none");
+    const failed: Failed = { type: "failed", task, code, text: clip(said) };
+    const sent = this.#sendIfOnline(failed);
+    this.#unsentFailure = sent.length > 0 ? null : failed;
+    const text = `task ${task} failed: ${failed.text} [${code}]`;
+    return [note(text, true), ...sent, ...this.#dropTask(), ...this.#closeForFault(`task ${task} failed`)];
+  }
+
+  #sendIfOnline(message: FromDevice): Command[] {
+    return this.link.is === "online" ? [send(message)] : [];
+  }
+
+  #closeForFault(reason: string, code: 1000 | 1002 = 1000): Command[] {
+    this.faults += 1;
+    return this.#close(reason, null, code);
+  }
+
+  #close(reason: string, after: number | null = null, code: 1000 | 1002 = 1000): Command[] {
+    if (this.link.is === "offline" || this.link.is === "closing") return [];
+    this.#interruptTransfer();
+    this.link = { is: "closing" };
+    return [{ do: "close", reason, after, code }];
+  }
+
+  /** Go back to where the next connection begins: a fetch at its partial content, an upload at its report. */
+  #interruptTransfer(): void {
+    const work = this.work;
+    if (work.is === "fetching") this.work = { is: "locating", assignment: work.assignment };
+    if (work.is === "uploading" || work.is === "sent") {
+      this.work = { is: "holding", report: work.report, reportedAgain: work.reportedAgain };
+    }
+  }
+
+  #awaitsAnswer(): boolean {
+    return this.link.is === "checking-in" || this.work.is === "fetching" || this.work.is === "sent";
+  }
+}
+
+function send(message: FromDevice): Command {
+  return { do: "send", message };
+}
+
+function note(text: string, warning = false): Command {
+  return { do: "note", text, warning };
+}
+
+function ignored(message: FromCoordinator, about: string): Command[] {
+  return [note(`${message.type} about ${about.slice(0, 64)} is ignored: it is not what the device works on`)];
+}

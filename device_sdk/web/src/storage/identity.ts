@@ -1,0 +1,87 @@
+/** The device's name and its credential: random, made by the device, and durable before anybody is shown them. */
+
+import { nullable, object, optional, text } from "../protocol/checks.ts";
+import { checked, identifier } from "../protocol/messages.ts";
+import { json, readJson, type Store, StoreError } from "./store.ts";
+
+const IDENTITY = object({ device: identifier });
+const CREDENTIAL = object({ secret: text(128, 43), next: optional(nullable(text(128, 43)), null) });
+
+/** Return the device's name; make it `name`, or a random one, where the store has none. */
+export async function readOrMakeName(store: Store, name?: string): Promise<string> {
+  const found = await readJson(store, "identity");
+  if (found === undefined) {
+    const device = checked(identifier, name ?? randomText(16), "a device's name");
+    await store.write({ identity: json({ device }) });
+    return device;
+  }
+  const { device } = checked(IDENTITY, found, "the store's identity");
+  if (name !== undefined && name !== device) {
+    throw new StoreError(
+      `the store says that this device is ${device}, not ${name}: leave the name out, or give ${name} a store of its own`,
+    );
+  }
+  return device;
+}
+
+/** What the device shows of itself when it connects, as subprotocols: a browser can set no headers (PROTOCOL.md, 1). */
+export class Enrolment {
+  readonly #store: Store;
+  readonly #device: string;
+  #token: string | undefined;
+  #announced: string | null = null;
+
+  /** token: what enrols the device, if it is given one; the device then makes itself a credential. */
+  constructor(store: Store, device: string, token?: string) {
+    this.#store = store;
+    this.#device = device;
+    this.#token = token;
+  }
+
+  /** Return the subprotocols of the next handshake beside the protocol's; none where the device has no credential. */
+  async subprotocols(): Promise<string[]> {
+    let found = await this.#read();
+    if (found === undefined) {
+      if (this.#token === undefined) return [];
+      found = { secret: randomText(32), next: null };
+      await this.#store.write({ credential: json(found) });
+    }
+    this.#announced = found.next;
+    return [
+      `fleetlearn.credential.${found.secret}`,
+      `fleetlearn.device.${this.#device}`,
+      ...(this.#token === undefined ? [] : [`fleetlearn.token.${this.#token}`]),
+      ...(found.next === null ? [] : [`fleetlearn.next.${found.next}`]),
+    ];
+  }
+
+  /** The coordinator has accepted the handshake: it knows the credential, and the next one. */
+  async accepted(): Promise<void> {
+    this.#token = undefined;
+    if (this.#announced === null) return;
+    await this.#store.write({ credential: json({ secret: this.#announced, next: null }) });
+    this.#announced = null;
+  }
+
+  /** Make the credential that the device changes to at its next connection. */
+  async rotate(): Promise<void> {
+    const found = await this.#read();
+    if (found === undefined) throw new StoreError("the store has no credential: the device is not enrolled");
+    await this.#store.write({ credential: json({ secret: found.secret, next: found.next ?? randomText(32) }) });
+  }
+
+  async #read(): Promise<{ secret: string; next: string | null } | undefined> {
+    const found = await readJson(this.#store, "credential");
+    return found === undefined ? undefined : checked(CREDENTIAL, found, "the store's credential");
+  }
+}
+
+/** Return so many random bytes in base64url. The first is a letter or a digit, as a name's must be. */
+function randomText(bytes: number): string {
+  const random = crypto.getRandomValues(new Uint8Array(bytes));
+  const coded = btoa(String.fromCharCode(...random))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replace(/=+$/, "");
+  return /^[A-Za-z0-9]/.test(coded) ? coded : randomText(bytes);
+}

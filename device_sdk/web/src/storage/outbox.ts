@@ -1,0 +1,152 @@
+/**
+ * The finished update that the coordinator has not acknowledged, and what the device keeps from task to task.
+ *
+ *     pending/report, pending/parts      the update: its report, and the parts' bytes one after the other
+ *     kept/BUNDLE                        the kept state (kept_state.ts) after the last task of a bundle
+ *     personal/BUNDLE                    the personal model after the last task, where an algorithm has one
+ *     tied/BUNDLE/TASK/NAME              the tied vectors that a task made
+ *     training                           the task in training, and how often its training was begun, as JSON
+ *
+ * One write makes an update and all that is kept with it exist together.
+ */
+
+import { crc32 } from "../protocol/crc32.ts";
+import { joined } from "../protocol/deltas.ts";
+import { findEncoding } from "../protocol/encodings.ts";
+import { packChunk } from "../protocol/frames.ts";
+import { type Report, readFromDevice } from "../protocol/messages.ts";
+import { json, readJson, type Store, StoreError } from "./store.ts";
+
+/** What a task's training leaves, to be saved together. */
+export interface FinishedUpdate {
+  readonly report: Report;
+  /** The bytes of each of the report's parts. */
+  readonly contents: readonly Uint8Array[];
+  /** SHA-256 of the bundle's manifest. */
+  readonly bundle: string;
+  /** For the device's next task of this bundle; empty where it keeps nothing. */
+  readonly keptState: Float32Array;
+  /** Vectors by name, for a later task that goes on from this one. */
+  readonly tied: Readonly<Record<string, Float32Array>>;
+  /** The personal model for the device's next task of this bundle. */
+  readonly personal: Float32Array | null;
+}
+
+export class Outbox {
+  readonly #store: Store;
+
+  constructor(store: Store) {
+    this.#store = store;
+  }
+
+  /** Make an update durable, and with it what the device keeps: all of it, or nothing. Rejects with StoreError. */
+  async save({ report, contents, bundle, keptState, tied, personal }: FinishedUpdate): Promise<void> {
+    const changes: Record<string, Uint8Array> = { "pending/report": json(report), "pending/parts": joined(contents) };
+    if (keptState.length > 0) changes[`kept/${bundle}`] = bytesOf(keptState);
+    if (personal !== null) changes[`personal/${bundle}`] = bytesOf(personal);
+    for (const [name, vector] of Object.entries(tied))
+      changes[`tied/${bundle}/${report.task}/${name}`] = bytesOf(vector);
+    await this.#store.write(changes);
+  }
+
+  /** Return the report of the update that an earlier process left. Deletes the update where it is damaged. */
+  async load(): Promise<Report | null> {
+    const content = await this.#store.read("pending/report");
+    if (content === undefined) return null;
+    try {
+      const report = readFromDevice(new TextDecoder().decode(content));
+      if (report.type === "report" && (await this.#isIntact(report))) return report;
+    } catch {
+      // not a report
+    }
+    await this.#store.write({ "pending/report": null, "pending/parts": null });
+    return null;
+  }
+
+  /** Delete the update if it is this task's. */
+  async drop(task: string): Promise<void> {
+    const found = (await readJson(this.#store, "pending/report")) as { task?: string } | undefined;
+    if (found?.task === task) await this.#store.write({ "pending/report": null, "pending/parts": null });
+  }
+
+  /** Return the update's frames from `offset` on, each with whole blocks of one part. Rejects with StoreError. */
+  async chunks(
+    report: Report,
+    transfer: number,
+    offset: number,
+    chunkBytes: number,
+  ): Promise<Iterable<Uint8Array<ArrayBuffer>>> {
+    const content = await this.#store.read("pending/parts");
+    if (content === undefined) throw new StoreError("the store has lost the finished update");
+    return chunksOf(report, content, transfer, offset, chunkBytes);
+  }
+
+  async #isIntact(report: Report): Promise<boolean> {
+    const content = (await this.#store.read("pending/parts")) ?? new Uint8Array(0);
+    let place = 0;
+    return report.parts.every((part) => {
+      const bytes = content.subarray(place, place + part.size);
+      place += part.size;
+      return bytes.length === part.size && crc32(bytes) === part.crc32;
+    });
+  }
+
+  /** Return what the last task of a bundle left under `kept` or `personal`; null before the first task. */
+  async vector(kind: "kept" | "personal", bundle: string, size: number): Promise<Float32Array | null> {
+    return size === 0 ? null : vectorOf(await this.#store.read(`${kind}/${bundle}`), size);
+  }
+
+  /** Return the tied vectors that this task made, by name. Deletes the bundle's other sets. */
+  async beginTied(bundle: string, task: string | null, size: number): Promise<Record<string, Float32Array>> {
+    const found: Record<string, Float32Array> = {};
+    const useless: Record<string, null> = {};
+    for (const key of await this.#store.keys(`tied/${bundle}/`)) {
+      const [, , owner, name] = key.split("/") as [string, string, string, string];
+      const vector = owner === task ? vectorOf(await this.#store.read(key), size) : null;
+      if (vector === null) useless[key] = null;
+      else found[name] = vector;
+    }
+    if (Object.keys(useless).length > 0) await this.#store.write(useless);
+    return found;
+  }
+
+  /** Return how often the training of this task was begun by processes that died during it. */
+  async starts(task: string): Promise<number> {
+    const found = (await readJson(this.#store, "training")) as { task?: string; starts?: number } | undefined;
+    return found?.task === task ? (found.starts ?? 0) : 0;
+  }
+
+  /** Count a start of this task's training durably, before it begins. null: it ended, well or not. */
+  async setStarts(task: string | null, starts = 0): Promise<void> {
+    await this.#store.write({ training: task === null ? null : json({ task, starts }) }, task !== null);
+  }
+}
+
+function* chunksOf(
+  report: Report,
+  content: Uint8Array,
+  transfer: number,
+  offset: number,
+  chunkBytes: number,
+): Generator<Uint8Array<ArrayBuffer>> {
+  let end = 0;
+  let place = offset;
+  for (const part of report.parts) {
+    end += part.size;
+    const block = findEncoding(part.encoding).blockBytes;
+    const most = Math.max(1, Math.floor(chunkBytes / block)) * block;
+    while (place < end) {
+      const payload = content.subarray(place, Math.min(place + most, end));
+      yield packChunk(transfer, place, payload);
+      place += payload.length;
+    }
+  }
+}
+
+export function bytesOf(vector: Float32Array): Uint8Array {
+  return new Uint8Array(vector.buffer, vector.byteOffset, vector.byteLength);
+}
+
+function vectorOf(content: Uint8Array | undefined, size: number): Float32Array | null {
+  return content?.length === 4 * size ? new Float32Array(content.slice().buffer) : null;
+}

@@ -1,0 +1,65 @@
+/** Where a device keeps what outlives its page or process: values by key. */
+
+export interface Store {
+  /** Return the value, or undefined where there is none. */
+  read(key: string): Promise<Uint8Array | undefined>;
+  /**
+   * Write these values, and delete those that are null: all, or none. Once the promise resolves they outlive the process;
+   * with `durable` false they may be lost if the machine loses power soon. Rejects with StoreError.
+   */
+  write(changes: Readonly<Record<string, Uint8Array | null>>, durable?: boolean): Promise<void>;
+  /** Return the keys that begin so, in order. */
+  keys(prefix: string): Promise<string[]>;
+  close(): void;
+}
+
+/** The store cannot keep what it was given. `full`: there is no room. */
+export class StoreError extends Error {
+  override name = "StoreError";
+  readonly full: boolean;
+
+  constructor(text: string, full = false) {
+    super(text);
+    this.full = full;
+  }
+}
+
+/** A store in memory, for pages that are to leave nothing behind, and for tests. */
+export class MemoryStore implements Store {
+  readonly #values = new Map<string, Uint8Array>();
+
+  async read(key: string): Promise<Uint8Array | undefined> {
+    return this.#values.get(key)?.slice();
+  }
+
+  async write(changes: Readonly<Record<string, Uint8Array | null>>): Promise<void> {
+    for (const [key, value] of Object.entries(changes)) {
+      if (value === null) this.#values.delete(key);
+      else this.#values.set(key, value.slice());
+    }
+  }
+
+  async keys(prefix: string): Promise<string[]> {
+    return [...this.#values.keys()].filter((key) => key.startsWith(prefix)).sort();
+  }
+
+  close(): void {}
+}
+
+const decoder = new TextDecoder();
+
+/** Return a JSON value that the store has, or undefined where there is none or it is damaged. */
+export async function readJson(store: Store, key: string): Promise<unknown> {
+  const content = await store.read(key);
+  if (content === undefined) return undefined;
+  try {
+    return JSON.parse(decoder.decode(content));
+  } catch {
+    return undefined;
+  }
+}
+
+/** Return the value as a store keeps it. */
+export function json(value: unknown): Uint8Array {
+  return new TextEncoder().encode(JSON.stringify(value));
+}

@@ -1,0 +1,189 @@
+/**
+ * What a device does by each algorithm (PROTOCOL.md, "Algorithms"): training, and what goes with it.
+ *
+ * Vectors have the P elements that travel, in the manifest's order. In rows that are buffers, all are 0 except the model
+ * and the update.
+ */
+
+import { checkFinite } from "../protocol/formats.ts";
+import { elementsOf, type LocalStep, type Manifest } from "../protocol/manifest.ts";
+import { TrainingError } from "./errors.ts";
+import { keptStateSize } from "./kept_state.ts";
+import { ditto, fedrep } from "./personal.ts";
+import { EVALUATION_BATCH, SEEDS, type TrainingResult } from "./train.ts";
+import { load, type Outcome, trainLoaded, type Work } from "./work.ts";
+
+/** An algorithm, and what it needs of the bundle. */
+interface Algorithm {
+  readonly run: (work: Work) => Promise<Outcome>;
+  /** Names of its tied vectors. */
+  readonly tied?: readonly string[];
+  readonly optimizer?: LocalStep["optimizer"];
+  readonly switches?: readonly (keyof LocalStep)[];
+  readonly without?: readonly (keyof LocalStep)[];
+  /** `parameters`: the bundle has personal ones. `model`: a whole model; nothing else is kept from task to task. */
+  readonly personal?: "parameters" | "model";
+}
+
+export const ALGORITHMS: Readonly<Record<string, Algorithm>> = {
+  plain: { run: plain },
+  scaffold: { run: scaffold, tied: ["control"], optimizer: "sgd", switches: ["correction"] },
+  "scaffold-gradient": { run: scaffoldGradient, tied: ["control"], optimizer: "sgd", switches: ["correction"] },
+  feddyn: { run: feddyn, tied: ["dual"], switches: ["correction", "proximal"] },
+  ditto: { run: ditto, switches: ["proximal"], personal: "model" },
+  fedrep: { run: fedrep, without: ["clip", "contrastive"], personal: "parameters" },
+};
+
+/** Learning rate of the step that measures a gradient, (x - y) / lr: the larger, the smaller is the rounding of x beside
+ * the gradient; a power of two adds no rounding of its own. */
+const GRADIENT_LR = 1024;
+
+/** Do a task. Rejects with TrainingError, StoppedError. */
+export async function runAlgorithm(name: string, work: Work): Promise<Outcome> {
+  checkStep(name, work.bundle.manifest);
+  const outcome = await ALGORITHMS[name]!.run(work);
+  for (const [what, vector] of [...Object.entries(outcome.parts), ...Object.entries(outcome.tied ?? {})]) {
+    try {
+      checkFinite(vector);
+    } catch (error) {
+      const text = `the ${what} after training is not finite: ${(error as Error).message}; a smaller lr may help`;
+      throw new TrainingError("diverged", text);
+    }
+  }
+  return outcome;
+}
+
+/** Throw TrainingError (unsupported) unless the bundle's step is made for the algorithm. */
+export function checkStep(name: string, manifest: Manifest): void {
+  const { optimizer, switches = [], without = [], personal } = ALGORITHMS[name]!;
+  const wrong = [
+    ...(optimizer === undefined || optimizer === manifest.step.optimizer ? [] : [`the optimizer ${optimizer}`]),
+    ...switches.filter((one) => !manifest.step[one]).map((one) => `${one}=True`),
+    ...without.filter((one) => manifest.step[one]).map((one) => `${one}=False`),
+    ...(optimizer !== undefined && manifest.compute !== undefined ? ["compute in float32"] : []),
+    ...(personal === "parameters" && manifest.localSize === manifest.size ? ["personal parameters"] : []),
+    ...(personal === "model" && keptStateSize(manifest) > 0 ? ["nothing that devices keep from task to task"] : []),
+  ];
+  if (wrong.length > 0) {
+    const text = `the algorithm ${name} needs a bundle with ${wrong.join(" and ")}; bundle ${manifest.name} is another`;
+    throw new TrainingError("unsupported", text);
+  }
+}
+
+/** Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate). */
+async function plain(work: Work): Promise<Outcome> {
+  load(work);
+  const result = await trainLoaded(work);
+  return { result, parts: { update: result.update } };
+}
+
+/**
+ * Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients (option II).
+ *
+ * Karimireddy et al. 2020, "SCAFFOLD", arXiv 1910.06378, algorithm 1: c_k+ = c_k - c + (x - y) / (K lr).
+ */
+async function scaffold(work: Work): Promise<Outcome> {
+  const { lr = 0 } = work.settings.hyper;
+  if (!(lr > 0)) throw new TrainingError("runtime-error", `the hyper-parameter lr is ${lr}; scaffold divides by it`);
+  load(work, correctionOf(work));
+  const result = await trainLoaded(work);
+  const server = work.vectors.control!;
+  const steps = Math.fround(result.steps * lr);
+  return withControl(
+    work,
+    result,
+    server.map((c, place) => -c - Math.fround(result.update[place]! / steps)),
+  );
+}
+
+/** Train as `scaffold` does; c_k becomes the gradient of all the device's data at the round's model (option I). */
+async function scaffoldGradient(work: Work): Promise<Outcome> {
+  const own = tiedVector(work, "control");
+  const correction = correctionOf(work);
+  let gradient = own;
+  const beforeSteps = async (): Promise<void> => {
+    gradient = await gradientOf(work);
+    load(work, correction);
+  };
+  load(work, correction);
+  const result = await trainLoaded(work, {}, { beforeSteps });
+  return withControl(
+    work,
+    result,
+    gradient.map((value, place) => value - own[place]!),
+  );
+}
+
+/**
+ * Train on loss - <lambda_k, w> + mu/2 ||w - x||^2; then lambda_k moves against the update.
+ *
+ * Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv 2111.04263, algorithm 1 and equation 1.
+ */
+async function feddyn(work: Work): Promise<Outcome> {
+  const own = tiedVector(work, "dual");
+  load(
+    work,
+    withoutBuffers(
+      own.map((value) => -value),
+      work,
+    ),
+  );
+  const result = await trainLoaded(work);
+  const mu = Math.fround(work.settings.hyper.mu ?? 0);
+  const change = withoutBuffers(
+    result.update.map((value) => -mu * value),
+    work,
+  );
+  return { result, parts: { update: result.update }, tied: { dual: sum(own, change) } };
+}
+
+/** Return what SCAFFOLD leaves, where c_k changes by `change`: the device keeps the sum of what it reports. */
+function withControl(work: Work, result: TrainingResult, change: Float32Array): Outcome {
+  const control = withoutBuffers(change, work);
+  const tied = { control: sum(tiedVector(work, "control"), control) };
+  return { result, parts: { update: result.update, control }, tied };
+}
+
+/** Return c - c_k. */
+function correctionOf(work: Work): Float32Array {
+  const own = tiedVector(work, "control");
+  return withoutBuffers(
+    work.vectors.control!.map((c, place) => c - own[place]!),
+    work,
+  );
+}
+
+/** Return the mean over all examples of the gradient at the round's model, as the step makes it without correction. */
+async function gradientOf(work: Work): Promise<Float32Array> {
+  const { settings, data, bundle } = work;
+  const total = new Float32Array(work.model.length);
+  const size = Math.min(settings.batchSize || EVALUATION_BATCH, EVALUATION_BATCH);
+  let number = 0;
+  for (const batch of data.batches(size, null)) {
+    load(work);
+    await bundle.runtime.step(batch, (settings.seed + number++) % SEEDS, { ...settings.hyper, lr: GRADIENT_LR });
+    const { anchor, parameters } = bundle.runtime;
+    const weight = Math.fround(batch.examples / GRADIENT_LR);
+    for (let place = 0; place < total.length; place++) {
+      total[place]! += Math.fround(weight * Math.fround(anchor[place]! - parameters[place]!));
+    }
+    await settings.onBatch(0);
+  }
+  return total.map((value) => value / data.examples);
+}
+
+function tiedVector(work: Work, name: string): Float32Array {
+  return work.tied[name] ?? new Float32Array(work.model.length);
+}
+
+function sum(a: Float32Array, b: Float32Array): Float32Array {
+  return a.map((value, place) => value + b[place]!);
+}
+
+/** Set the elements of the manifest's buffers, which take no gradient, to 0. Returns the vector. */
+function withoutBuffers(vector: Float32Array, work: Work): Float32Array {
+  for (const row of work.bundle.manifest.parameters) {
+    if (row.buffer && !row.personal) vector.fill(0, row.offset, row.offset + elementsOf(row));
+  }
+  return vector;
+}

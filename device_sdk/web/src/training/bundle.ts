@@ -1,0 +1,54 @@
+/** A training bundle whose files the device has: its manifest, its initial values, and its runtime. */
+
+import { integer, list, object, oneOf, record } from "../protocol/checks.ts";
+import { BundleError } from "../protocol/errors.ts";
+import { elementsOf, type Manifest, PARAMETERS, readManifest, STATE } from "../protocol/manifest.ts";
+import type { Contents } from "../storage/contents.ts";
+import { Runtime } from "./runtime.ts";
+
+export interface Bundle {
+  readonly sha256: string;
+  readonly manifest: Manifest;
+  readonly runtime: Runtime;
+  /** The initial values of the personal parameters: shape (localSize - P,). */
+  readonly personal: Float32Array;
+  /** The step's initial state: shape (stateSize,). */
+  readonly state: Float32Array;
+}
+
+/** Rejects with BundleError. */
+export async function openBundle(sha256: string, contents: Contents): Promise<Bundle> {
+  const manifest = readManifest(await contents.file(sha256));
+  const read = (path: string): Promise<Uint8Array> => contents.file(manifest.files[path]!.sha256);
+  const state = new Float32Array(manifest.stateSize);
+  if (STATE in manifest.files) readSafetensors(await read(STATE), manifest.state, state, STATE);
+  const local = new Float32Array(manifest.localSize > manifest.size ? manifest.localSize : 0);
+  if (local.length > 0) readSafetensors(await read(PARAMETERS), manifest.parameters, local, PARAMETERS);
+  const runtime = await Runtime.open(manifest, read, state);
+  return { sha256, manifest, runtime, personal: local.slice(manifest.size), state };
+}
+
+const entry = object({ dtype: oneOf(["F32"]), shape: list(integer(), 32), data_offsets: list(integer(), 2, 2) });
+const entries = record((name) => name as string, entry, 200_000);
+
+/** Copy a safetensors file's float32 tensors into a vector, each to the place of its row. Throws BundleError. */
+export function readSafetensors(
+  content: Uint8Array,
+  table: readonly { name: string; shape: readonly number[]; offset: number }[],
+  into: Float32Array,
+  path: string,
+): void {
+  try {
+    const length = Number(new DataView(content.buffer, content.byteOffset, 8).getBigUint64(0, true));
+    const { __metadata__: _, ...header } = JSON.parse(new TextDecoder().decode(content.subarray(8, 8 + length)));
+    const found = entries(header, path);
+    for (const row of table) {
+      const [begin, end] = found[row.name]!.data_offsets as [number, number];
+      if (end - begin !== 4 * elementsOf(row)) throw new RangeError(`${row.name} has ${end - begin} bytes`);
+      const bytes = content.slice(8 + length + begin, 8 + length + end);
+      into.set(new Float32Array(bytes.buffer), row.offset);
+    }
+  } catch (error) {
+    throw new BundleError("bad-message", `${path} is damaged: ${(error as Error).message}`);
+  }
+}

@@ -1,0 +1,234 @@
+/** Carries out a task's training or evaluation, from the contents in the store to a report. */
+
+import { crc32 } from "../protocol/crc32.ts";
+import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
+import { BundleError, ProtocolError } from "../protocol/errors.ts";
+import type { Evaluate, Evaluated, Report, Task, VectorReference } from "../protocol/messages.ts";
+import type { Contents } from "../storage/contents.ts";
+import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
+import { ALGORITHMS, checkStep, runAlgorithm } from "./algorithms.ts";
+import { type Bundle, openBundle } from "./bundle.ts";
+import { type Columns, FittedData } from "./data.ts";
+import { StoppedError, TrainingError } from "./errors.ts";
+import { keptStateSize, loadModel } from "./kept_state.ts";
+import { checkHyper, evaluateData } from "./train.ts";
+
+/** The device gives a task back after this many processes died during its training. */
+const MAX_STARTS = 3;
+/** Milliseconds of training after which what else waits in this thread has a turn: messages, heartbeats. */
+const TURN = 10;
+
+export class Trainer {
+  /** Batches of the task that were evaluated, plus steps. */
+  batches = 0;
+  /** While it is true, training ends before its next batch. */
+  halt = false;
+  readonly #contents: Contents;
+  readonly #outbox: Outbox;
+  readonly #columns: Columns;
+  #opened: { bundle: Bundle; data: FittedData } | null = null;
+  #turnBegan = 0;
+
+  constructor(contents: Contents, outbox: Outbox, columns: Columns) {
+    this.#contents = contents;
+    this.#outbox = outbox;
+    this.#columns = columns;
+  }
+
+  /** Train for at most so many seconds, opening the bundle included. Rejects with TrainingError, StoppedError,
+   * ProtocolError (also BundleError), StoreError. */
+  train(task: Task, seconds: number): Promise<FinishedUpdate> {
+    const end = performance.now() + 1000 * seconds;
+    return this.#counted(task.task, () => this.#train(task, end));
+  }
+
+  /** Measure the task's model with the device's own parameters, if the bundle has any. Rejects as `train` does. */
+  evaluate(task: Evaluate, seconds: number): Promise<Evaluated> {
+    const begin = performance.now();
+    return this.#counted(task.task, async () => {
+      const model = await this.#vector(task.vectors.find((vector) => vector.name === "model")!);
+      const { bundle, data } = await this.#open(task.bundle, model.length);
+      loadModel(bundle, model, await this.#keptState(bundle));
+      const onBatch = async (): Promise<void> => {
+        await this.#countBatch();
+        if (performance.now() > begin + 1000 * seconds) {
+          throw new TrainingError("out-of-time", `the evaluation took longer than the ${seconds} s that were left`);
+        }
+      };
+      const evaluation = await evaluateData(bundle.runtime, data, { batchSize: 0, onBatch });
+      return { type: "evaluated", task: task.task, evaluation, seconds: (performance.now() - begin) / 1000 };
+    });
+  }
+
+  /** Count the task's start durably while `act` runs: it may kill the process. */
+  async #counted<T>(task: string, act: () => Promise<T>): Promise<T> {
+    this.batches = 0;
+    this.halt = false;
+    this.#turnBegan = performance.now();
+    const starts = await this.#outbox.starts(task);
+    if (starts >= MAX_STARTS) {
+      const text = `the task ended the page or process ${starts} times, most likely for lack of memory`;
+      throw new TrainingError("killed", text);
+    }
+    await this.#outbox.setStarts(task, starts + 1);
+    try {
+      return await act();
+    } catch (error) {
+      if (error instanceof BundleError) {
+        // Its files are checked again when they are needed next.
+        await this.#close();
+        this.#contents.recheck();
+      }
+      throw error;
+    } finally {
+      await this.#outbox.setStarts(null);
+    }
+  }
+
+  async #train(task: Task, end: number): Promise<FinishedUpdate> {
+    const vectors: Record<string, Float32Array> = {};
+    for (const reference of task.vectors) vectors[reference.name] = await this.#vector(reference);
+    const { model: given, ...others } = vectors;
+    const model = given!;
+    const { bundle, data } = await this.#open(task.bundle, model.length);
+    checkStep(task.algorithm, bundle.manifest); // before tied vectors are deleted
+    const algorithm = ALGORITHMS[task.algorithm]!;
+    const { size } = bundle.manifest;
+    const residual = leavesResidual(task.parts.update!);
+    const hasTied = residual || (algorithm.tied ?? []).length > 0;
+    const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
+    const personal = await this.#outbox.vector("personal", task.bundle, algorithm.personal === "model" ? size : 0);
+    const outcome = await runAlgorithm(task.algorithm, {
+      bundle,
+      data,
+      model,
+      keptState: await this.#keptState(bundle),
+      vectors: others,
+      tied,
+      personal,
+      settings: {
+        hyper: checkHyper(task.hyper, bundle.manifest.hyper),
+        epochs: task.epochs,
+        batchSize: task.batch_size,
+        seed: task.seed,
+        timeBudget: end - performance.now(),
+        evaluate: task.evaluate,
+        onBatch: () => this.#countBatch(),
+      },
+      personalEpochs: task.personal_epochs ?? task.epochs,
+    });
+    const { contents, left } = encodeParts(task, outcome.parts, tied);
+    const { result } = outcome;
+    const report: Report = {
+      type: "report",
+      task: task.task,
+      round: task.round,
+      parts: Object.entries(contents).map(([name, content]) => ({
+        name,
+        encoding: task.parts[name]!,
+        size: content.length,
+        crc32: crc32(content),
+      })),
+      examples: data.examples,
+      steps: result.steps,
+      epochs: result.epochs,
+      complete: result.complete,
+      loss: result.loss,
+      metrics: result.metrics,
+      seconds: result.milliseconds / 1000,
+      evaluation: result.evaluation,
+      personal: outcome.personalEvaluation ?? null,
+    };
+    return {
+      report,
+      contents: Object.values(contents),
+      bundle: task.bundle,
+      keptState: result.keptState,
+      tied: { ...outcome.tied, ...left },
+      personal: outcome.personal ?? null,
+    };
+  }
+
+  async #vector(reference: VectorReference): Promise<Float32Array> {
+    const content = await this.#contents.vector(reference.sha256);
+    const encoding = findEncoding(reference.encoding);
+    encoding.check(content);
+    return encoding.decode(content);
+  }
+
+  #keptState({ sha256, manifest }: Bundle): Promise<Float32Array | null> {
+    return this.#outbox.vector("kept", sha256, keptStateSize(manifest));
+  }
+
+  /** Return the bundle, opened once, and the data as it takes them. size: the elements of the task's model. */
+  async #open(sha256: string, size: number): Promise<{ bundle: Bundle; data: FittedData }> {
+    if (this.#opened?.bundle.sha256 !== sha256) {
+      await this.#close(); // two models at a time may be more than the memory holds
+      const bundle = await openBundle(sha256, this.#contents);
+      this.#opened = { bundle, data: new FittedData(this.#columns, bundle.manifest.batch) };
+    }
+    const expected = this.#opened!.bundle.manifest.size;
+    if (size !== expected) {
+      throw new ProtocolError("wrong-length", `the round's model has ${size} elements; the bundle's has ${expected}`);
+    }
+    return this.#opened!;
+  }
+
+  async #close(): Promise<void> {
+    const opened = this.#opened;
+    this.#opened = null;
+    await opened?.bundle.runtime.close();
+  }
+
+  async #countBatch(): Promise<void> {
+    this.batches += 1;
+    if (performance.now() - this.#turnBegan > TURN) {
+      await turn();
+      this.#turnBegan = performance.now();
+    }
+    if (this.halt) throw new StoppedError("training was stopped");
+  }
+}
+
+/** Let what else waits in this thread have its turn. A timer would wait some milliseconds after a few turns. */
+export function turn(): Promise<void> {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
+
+/**
+ * Encode the parts as the task asks. With top-k, what did not travel of the device's earlier updates is added to this
+ * one, and what does not travel now is left for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv
+ * 1809.07599, algorithm 1; here of whole updates).
+ */
+function encodeParts(
+  task: Task,
+  parts: Readonly<Record<string, Float32Array>>,
+  tied: Readonly<Record<string, Float32Array>>,
+): { contents: Record<string, Uint8Array>; left: Record<string, Float32Array> } {
+  const contents: Record<string, Uint8Array> = {};
+  const left: Record<string, Float32Array> = {};
+  try {
+    for (const [name, asked] of Object.entries(task.parts)) {
+      const encoding = findEncoding(asked);
+      const before = name === "update" && leavesResidual(asked) ? tied[RESIDUAL] : undefined;
+      const part = parts[name]!.map((value, place) => value + (before?.[place] ?? 0));
+      const content = encoding.encode(part, task.seed);
+      contents[name] = content;
+      if (name === "update" && leavesResidual(asked)) {
+        const meant = encoding.decode(content, part.length);
+        left[RESIDUAL] = part.map((value, place) => value - meant[place]!);
+      }
+    }
+  } catch (error) {
+    if (error instanceof ProtocolError) throw new TrainingError("diverged", error.text);
+    throw error;
+  }
+  return { contents, left };
+}

@@ -1,0 +1,21 @@
+"""What is signed where a coordinator signs its tasks.
+
+Ed25519 (RFC 8032), one signature for each message. The bytes begin with words of their own, so that a signature of
+anything else that the key may ever sign is none of a message. They have the device's name and what it drew at random
+for this connection: a message that was signed for another device, or earlier, is of no use.
+"""
+
+from __future__ import annotations
+
+_BEGIN = "fleetlearn.v1 signed message"
+
+
+def signed_bytes(challenge: str, device: str, message: str) -> bytes:
+    """Return the bytes that are signed: four lines, of which the last is the message's JSON, to its end.
+
+    Args:
+        challenge: From the device's check-in on this connection.
+        device: The device's name.
+        message: As in ``Signed.message``.
+    """
+    return "\n".join((_BEGIN, challenge, device, message)).encode()

@@ -1,0 +1,47 @@
+"""SQLite's errors name the file and say what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from fleetlearn_coordinator.storage.database import DatabaseError, connect
+
+
+def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
+    database = connect(tmp_path / "a.db")
+    database.execute("CREATE TABLE numbers(number INTEGER PRIMARY KEY)")
+    database.executemany("INSERT INTO numbers VALUES(?)", [(1,), (2,)])
+    assert database.execute("SELECT * FROM numbers").fetchall() == [(1,), (2,)]
+    assert [*database.execute("SELECT * FROM numbers")] == [(1,), (2,)]
+    with pytest.raises(sqlite3.IntegrityError):  # no fault of the file
+        database.execute("INSERT INTO numbers VALUES(?)", (1,))
+    with pytest.raises(DatabaseError, match=r"a\.db: no such table: letters \[busy\]$"):
+        database.execute("SELECT * FROM letters")
+    database.execute("PRAGMA query_only=1")
+    with pytest.raises(DatabaseError, match=r"a\.db: attempt to write a readonly database; its file system"):
+        database.executemany("INSERT INTO numbers VALUES(?)", [(3,)])
+    database.close()
+
+
+def test_a_damaged_page_is_found_while_rows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    database = connect(path)
+    database.execute("CREATE TABLE texts(text TEXT)")
+    database.executemany("INSERT INTO texts VALUES(?)", [("x" * 1000,)] * 20)
+    database.close()
+    content = bytearray(path.read_bytes())
+    content[3 * 4096 : 3 * 4096 + 100] = bytes(100)
+    path.write_bytes(content)
+    database = connect(path, read_only=True)
+    with pytest.raises(DatabaseError, match="malformed; it is damaged: put it back from a backup"):
+        [*database.execute("SELECT * FROM texts")]
+    with pytest.raises(DatabaseError, match="malformed; it is damaged: put it back from a backup"):
+        database.execute("SELECT * FROM texts").fetchall()
+    database.close()
+
+
+def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"a\.db: unable to open database file; check its folder"):
+        connect(tmp_path / "missing" / "a.db")

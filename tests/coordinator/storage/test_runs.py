@@ -1,0 +1,114 @@
+"""The runs of a host: what is wanted of each, who sees it, and what the host found."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fleetlearn_coordinator.storage import runs as module
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.runs import DATABASE, Population, Runs, WantedRun
+
+PLAN = Path("/plans/a.toml")
+SOME = Population(("roof", "eu"), ("phone",), ("onnx",), 0.25)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    with closing(Runs(tmp_path)) as found:
+        yield found
+
+
+def test_a_run_is_added_and_is_to_be_running(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    runs.add("b", PLAN, SOME)
+    assert runs.runs() == [
+        WantedRun(1, "a", PLAN, Population(), "running", 0, None, ""),
+        WantedRun(2, "b", PLAN, SOME, "running", 0, None, ""),
+    ]
+
+
+def test_a_name_is_taken_once_and_a_removed_run_is_another(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    with pytest.raises(StoreError, match="a run called a already"):
+        runs.add("a", Path("/other.toml"))
+    runs.remove("a")
+    runs.add("a", PLAN)
+    assert [(run.number, run.name) for run in runs.runs()] == [(2, "a")]
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    for change in (lambda: runs.want("b", "paused"), lambda: runs.remove("b"), lambda: runs.want_version("b", 1)):
+        with pytest.raises(StoreError, match="no run called b; there are: a"):
+            change()
+
+
+def test_what_is_asked_last_counts(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    before = runs.runs()[0]
+    runs.want("a", "draining")
+    draining = runs.runs()[0]
+    assert (draining.wanted, draining.asked) == ("draining", 1)
+    runs.want("a", "running")
+    runs.drained(draining)
+    runs.failed(before, "an old error")
+    assert runs.runs() == [before._replace(asked=2)]
+
+
+def test_a_drained_run_is_stopped(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    runs.want("a", "draining")
+    runs.drained(runs.runs()[0])
+    assert runs.runs()[0].wanted == "stopped"
+
+
+def test_a_failure_stays_until_something_is_asked(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    runs.failed(runs.runs()[0], "the disk is full")
+    assert runs.runs()[0].failed == "the disk is full"
+    runs.want("a", "running")
+    assert runs.runs()[0].failed == ""
+
+
+def test_a_version_is_wanted_until_the_run_went_back_to_it(runs: Runs) -> None:
+    runs.add("a", PLAN)
+    runs.want_version("a", 3)
+    first = runs.runs()[0]
+    runs.want_version("a", 2)
+    runs.rolled_back(first)
+    assert runs.runs()[0].version == 2
+    runs.rolled_back(runs.runs()[0])
+    assert runs.runs()[0].version is None
+
+
+def test_another_process_s_changes_are_seen(runs: Runs, tmp_path: Path) -> None:
+    runs.add("a", PLAN)
+    assert not runs.changed()
+    with closing(Runs(tmp_path)) as operator:
+        operator.want("a", "paused")
+        assert not operator.changed()
+    assert runs.changed()
+    assert not runs.changed()
+    assert runs.runs()[0].wanted == "paused"
+
+
+def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
+    with closing(Runs(tmp_path)) as first:
+        first.add("a", PLAN, SOME)
+        found = first.runs()
+    with closing(Runs(tmp_path)) as second:
+        assert second.runs() == found
+
+
+def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VERSION", 2)
+    Runs(tmp_path).close()
+    monkeypatch.undo()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute("PRAGMA user_version=2")
+    with pytest.raises(StoreError, match="is of version 2; this fleetlearn reads version 1"):
+        Runs(tmp_path)

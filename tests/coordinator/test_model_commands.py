@@ -1,0 +1,78 @@
+"""The commands about models, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.__main__ import app
+from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
+from fleetlearn_coordinator.storage.requests import read_roll_back
+from fleetlearn_coordinator.storage.store import open_store
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import digest
+from peers import SIZE, plan_text
+from typer.testing import CliRunner, Result
+
+
+@pytest.fixture
+def plan(tmp_path: Path, bundle_path: Path) -> Path:
+    """A run that stopped at version 3."""
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_text(bundle_path, tmp_path / "run"))
+    store = open_store(tmp_path / "run", open_bundle(bundle_path).sha256)
+    for version in range(4):
+        vector = np.full(SIZE, version, np.float32)
+        rows = store.write_model(
+            ModelMade(version, digest(vector), version, 5.0), vector, {}, [1] if version == 3 else []
+        )
+        if version:
+            store.write([RoundOpened(version, 0.0)])
+            summary = {"change": 0.5, "metrics": {"accuracy": 0.5}, "behind": {"accuracy": 2}}
+            rows = [*rows, RoundClosed(version, "committed", summary, 5.0)]
+        store.write(rows)
+    store.close()
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def test_models_lists_what_is_kept(plan: Path) -> None:
+    shown = run("models", plan)
+    assert shown.exit_code == 0
+    lines = [re.sub(r"\s+", " ", line).strip() for line in shown.stdout.splitlines()]
+    assert "0 initial initial 0.3 0.5" in lines
+    assert any(line.startswith("3 round 3 newest 0.3") for line in lines)
+    rows = json.loads(run("models", plan, "--json").stdout)
+    assert [row["version"] for row in rows] == [0, 2, 3]
+    assert [row["version"] for row in json.loads(run("models", plan, "--json", "--all").stdout)] == [0, 1, 2, 3]
+
+
+def test_two_models_are_compared(plan: Path) -> None:
+    shown = run("compare-models", plan, 2, 3)
+    assert shown.exit_code == 0
+    assert "cosine 1.000000" in shown.stdout
+    assert "50.00%" in shown.stdout
+    assert json.loads(run("compare-models", plan, 2, 3, "--json").stdout)["distance"] == pytest.approx(SIZE**0.5)
+    assert "it keeps versions [0, 2, 3]" in re.sub(r"\s+", " ", run("compare-models", plan, 1, 3).stderr)
+
+
+def test_roll_back_is_a_request(plan: Path) -> None:
+    shown = run("roll-back", plan, 2)
+    assert shown.exit_code == 0
+    assert "when the plan is served again" in re.sub(r"\s+", " ", shown.stderr)
+    request = read_roll_back(Plan.load(plan).data_dir)
+    assert request is not None
+    assert request[1:] == (2, "command")
+    for version in (1, 3, 9):
+        refused = run("roll-back", plan, version)
+        assert refused.exit_code == 1
+        assert f"cannot be rolled back to version {version}; the newest is 3, and it keeps 0, 2" in re.sub(
+            r"\s+", " ", refused.stderr
+        )

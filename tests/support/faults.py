@@ -1,0 +1,71 @@
+"""For tests: processes whose calls on files fail, and whose clocks jump (faults.c, compiled by the system's compiler).
+
+A process that is started with ``Fault.env`` counts its calls on files below a folder, and the N-th of them fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).with_name("faults.c")
+KINDS = {
+    "full": "a write is cut short, and from then on nothing is written or made: No space left on device",
+    "read-only": "from then on nothing can be changed: Read-only file system",
+    "error": "one call fails, of reading, writing, opening, renaming, syncing: Input/output error",
+}
+
+
+def compile_shim(folder: Path) -> Path:
+    """Return the compiled faults.c. Skips the test where there is no Linux or no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or not Path("/proc/self/fd").is_dir():
+        pytest.skip("faults are put under files by a library that needs Linux and a C compiler (cc)")
+    shim = folder / "faults.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", shim, SOURCE, "-ldl"], check=True)
+    return shim
+
+
+class Fault(NamedTuple):
+    """What happens to a process's calls on the files below a folder."""
+
+    below: Path
+    kind: str = "error"
+    """One of KINDS."""
+    nth: int = 0
+    """Which of the calls that it can happen to. 0: nothing happens, they are only counted."""
+    log: Path | None = None
+    """Gets a line for each counted call: its number, the function, the path."""
+    clocks: Path | None = None
+    """As ``Clocks`` writes it."""
+
+    def env(self) -> dict[str, str]:
+        """Return the environment of a process to which it happens. The shim is in LD_PRELOAD of warm processes."""
+        values = {"BELOW": self.below, "KIND": self.kind, "NTH": self.nth, "LOG": self.log, "CLOCKS": self.clocks}
+        return {f"FAULTS_{name}": str(value) for name, value in values.items() if value is not None}
+
+
+def counted(log: Path) -> list[tuple[str, Path]]:
+    """Return the function and the path of each counted call, in order."""
+    rows = [line.split(" ", 2) for line in log.read_text().splitlines()]
+    return [(function, Path(path)) for _, function, path in rows]
+
+
+class Clocks:
+    """The clocks of the processes that are started with this file: how many seconds they are ahead."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.set()
+
+    def set(self, wall: float = 0.0, monotonic: float = 0.0) -> None:
+        """``monotonic``: never back."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT)
+        os.pwrite(descriptor, struct.pack("dd", wall, monotonic), 0)
+        os.close(descriptor)
