@@ -12,7 +12,7 @@ import pytest
 
 from tests.fuzz import seeds
 from tests.fuzz.mutation import mutate
-from tests.fuzz.targets import sockets, streams
+from tests.fuzz.targets import administration, sockets, streams
 from tests.fuzz.targets.table import TARGETS
 
 ALLOWED = 200 * 1024
@@ -26,6 +26,7 @@ def ended() -> Iterator[None]:
     logging.disable(logging.NOTSET)
     sockets.stop()
     streams.stop()
+    administration.stop()
 
 
 def growth(name: str, inputs: int) -> int:
