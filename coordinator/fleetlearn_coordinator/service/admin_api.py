@@ -234,7 +234,7 @@ class AdminApi:
         return last_rounds(self._plan_of(asked)[1].data_dir, asked.last())
 
     def _models(self, asked: Asked) -> Any:
-        return read_versions(self._plan_of(asked)[1])[-MOST_LAST:]
+        return read_versions(self._plan_of(asked)[1], most=MOST_LAST)
 
     def _add(self, asked: Asked) -> Any:
         body = asked.body(RunAsked)

@@ -45,18 +45,18 @@ class Version(msgspec.Struct, frozen=True):
     """Where from (``round``, ``evaluation``, ``held-out``) -> what was measured of it."""
 
 
-def read_versions(plan: Plan, *, gone: bool = False) -> list[Version]:
-    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. Raises
-    StoreError."""
+def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) -> list[Version]:
+    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. ``most``: the
+    newest of them, this many. Raises StoreError."""
     with read_ledger(plan.data_dir) as ledger:
         known = ledger.known_models()
         newest = known[-1].version if known else 0
         there = {version for version in model_versions(plan.data_dir) if version <= newest}
-        known = [row for row in known if gone or row.version in there]
+        known = [row for row in known if gone or row.version in there][-(most or 0) :]
         made = ledger.measured_in_rounds(row.version - 1 for row in known)
     numbers = [row.version for row in known]
     metrics = {source: metrics_of(plan, numbers, source) for source in SOURCES}
-    best = best_versions(plan.models, measured(plan, there))
+    best = best_versions(plan.models, measured(plan, there) if plan.models.best is not None else {})
     found = []
     for row in known:
         number, path = row.version, model_path(plan.data_dir, row.version)

@@ -113,10 +113,9 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
     with closing(sqlite3.connect(plan.data_dir / DATABASE)) as database, database:
         for table in ("devices", "evaluations", "measurements", "tied"):
             database.execute(f"DROP TABLE {table}")
-        for column in ("norm", "trained_norm"):
-            database.execute(f"ALTER TABLE tasks DROP COLUMN {column}")
-        for column in ("restores", "optimizer", "state_crc32"):
-            database.execute(f"ALTER TABLE models DROP COLUMN {column}")
+        later = {"tasks": ("norm", "trained_norm"), "models": ("restores", "optimizer", "state_crc32")}
+        for table, column in ((table, column) for table, columns in later.items() for column in columns):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.execute("PRAGMA user_version=2")
     process = Process(msgspec.structs.replace(plan, selection=SELECTIONS["seldom"]))
     assert len(process.begin()) == 2

@@ -49,6 +49,7 @@ def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_
         report,
         [(BUNDLE, 12)],
         [(BUNDLE, "t1", 8 + len(b'["control"]') + 8)],
+        (),
     )
     assert describe(state.path) == expected
 
