@@ -34,13 +34,14 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo test test-all test-zoo check web test-web dist bench soak studies clean
+.PHONY: help demo test test-all test-zoo fuzz check web test-web dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
 	@echo 'make test-all   all tests, and what they cover'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
+	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls'
 	@echo 'make web        build, type check and lint of the SDK for browsers (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
@@ -75,6 +76,10 @@ test-all: $(INSTALLED)
 test-zoo: .venv/.zoo
 	@$(BIN)/python -m pytest --numprocesses 2 -m zoo tests/zoo $(ARGS)
 
+# Guided by coverage with atheris where that can be had, else with mutations from a seed: CONTRIBUTING.md, "Fuzzing".
+fuzz: .venv/.fuzz
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.fuzz $(ARGS)
+
 check: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -108,7 +113,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.
@@ -126,6 +131,11 @@ clean:
 
 .venv/.zoo: .venv/.installed
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,zoo]'
+	@touch $@
+
+.venv/.fuzz: .venv/.installed
+	@$(BIN)/python $(PIP_INSTALL) --only-binary atheris --editable '.[all,dev,fuzz]' || \
+	  echo 'no wheel of atheris fits this system and Python: make fuzz goes on without it'
 	@touch $@
 
 .venv/.ort-training: .venv/.installed

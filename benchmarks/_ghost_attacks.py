@@ -33,7 +33,6 @@ PAUSE = 0.5
 BACK_OFF = 0.5
 """Seconds until a ghost whose connection was ended connects again."""
 Ghost = Callable[[ClientConnection], Awaitable[None]]
-Attack = Callable[[str, asyncio.Event], Awaitable[None]]
 
 
 async def ghosts_beating(address: str, stop: asyncio.Event) -> None:
@@ -123,6 +122,3 @@ async def _until_task(connection: ClientConnection) -> None:
                 interval = BEAT * heartbeat
             case Task():
                 return
-
-
-ATTACKS: tuple[Attack, ...] = (ghosts_beating, ghosts_returning, ghosts_lying)

@@ -157,7 +157,6 @@ def coordinator(
     minimum: int | None = None,
     deadline: float = 600.0,
     late: str = "discard",
-    more_of_round: str = "",
     enrolled: int = 0,
     tls: bool = False,
     **service: Any,
@@ -167,8 +166,8 @@ def coordinator(
 
     It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
     which the sum is saved. ``minimum``: reports that a round needs at its ``deadline``, if not of all devices.
-    ``late``: as in the plan, of synchronous rounds. ``more_of_round``: further lines of the plan's [round].
-    ``enrolled``: the devices d0, d1 and so on, which connect with ``credential_of`` them; 0: whoever comes.
+    ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with
+    ``credential_of`` them; 0: whoever comes.
     ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
@@ -178,8 +177,7 @@ def coordinator(
             devices=devices, over_selection=over_selection, deadline=deadline, late=late
         )
         values_of_plan = {"devices": devices, "rounds": rounds, "durable": durable, "deadline": deadline}
-        values_of_plan |= {"minimum": devices if minimum is None else minimum}
-        values_of_plan |= {"participation": f"{participation}\n{more_of_round}"}
+        values_of_plan |= {"minimum": devices if minimum is None else minimum, "participation": participation}
         plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
         lines = [f"{key} = {value}" for key, value in values.items()]

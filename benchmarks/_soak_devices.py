@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections import Counter
 from contextlib import suppress
@@ -47,8 +48,12 @@ SLOW = 4.0
 class Comings:
     """The devices of one coordinator. ``counts`` has what they did."""
 
-    def __init__(self, url: str, identities: Path, update: Update, heartbeat: float, seed: int) -> None:
+    def __init__(
+        self, url: str, identities: Path, update: Update, heartbeat: float, seed: int, ca: Path | None = None
+    ) -> None:
+        """``ca``: what certifies the coordinator, if it has TLS."""
         self.url, self.update, self.heartbeat = url, update, heartbeat
+        self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self.counts: Counter[str] = Counter()
         self.connected = 0
         self.round = 0
@@ -60,14 +65,15 @@ class Comings:
     def close(self) -> None:
         self._identities.close()
 
-    async def live(self, device: str) -> None:
-        """Be this device until cancelled."""
-        secret = ""
+    async def live(self, place: int) -> None:
+        """Be a device until cancelled. When it was revoked, another device takes its place."""
+        secret = device = ""
         while True:
             fate = self._draws.choices([*FATES], [*FATES.values()])[0]
             if not secret:
                 secret = token_urlsafe(32)
                 self.counts["enrolments"] += 1
+                device = f"device-{place}-{self.counts['enrolments']}"
             headers = {
                 "Authorization": f"Bearer {secret}",
                 "Fleetlearn-Device": device,
@@ -80,6 +86,7 @@ class Comings:
                     compression=None,
                     max_size=1 << 20,
                     additional_headers=headers,
+                    ssl=self._tls,
                     close_timeout=1.0,
                 ) as connection:
                     self.counts["connections"] += 1

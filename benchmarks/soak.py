@@ -1,7 +1,7 @@
 """An hour of coordinators whose devices come and go: whether memory, files and disk stay as they are.
 
 Three coordinators, of synchronous rounds, of such that carry late updates, and of asynchronous ones. The devices of
-each enrol, do some tasks, and then leave, vanish in the middle of something, are slow, or are revoked and enrol again.
+each enrol, do some tasks, and then leave, vanish in the middle of something, are slow, or are revoked for a new one.
 A table each minute; at the end the growth of each figure over the second half, as a straight line through all samples
 of it. Exit status 1 if one is above its bound.
 """
@@ -67,14 +67,12 @@ async def come_and_go(
     samples."""
     update = _websocket_device.make_update(size)
     fleets = {
-        name: Comings(server.url, server.log.parent / "identities", update, heartbeat, seed)
+        name: Comings(server.url, server.log.parent / "identities", update, heartbeat, seed, server.ca)
         for seed, (name, server) in enumerate(servers.items())
     }
     rows: dict[str, list[Row]] = {name: [] for name in servers}
     async with asyncio.TaskGroup() as group:
-        lives = [
-            group.create_task(fleet.live(f"device-{number}")) for fleet in fleets.values() for number in range(devices)
-        ]
+        lives = [group.create_task(fleet.live(place)) for fleet in fleets.values() for place in range(devices)]
         begin = shown = time.monotonic()
         while (now := time.monotonic()) < begin + seconds:
             await asyncio.sleep(min(SAMPLE, every))
@@ -106,12 +104,13 @@ def main() -> None:
     options.add_argument("--devices", type=int, default=24, help="of each coordinator; a round is of a third")
     options.add_argument("--size", type=int, default=50_000, help="parameters of the model, float32")
     options.add_argument("--heartbeat", type=float, default=2.0, help="the service's; how long things take follows it")
+    options.add_argument("--tls", action="store_true", help="the devices connect over TLS")
     options.add_argument("--every", type=float, default=60.0, help="seconds between two tables")
     options.add_argument("--rss", type=float, default=BOUNDS["RSS, MiB"], help="bound on the growth of memory, MiB")
     chosen = options.parse_args()
     goal = max(1, chosen.devices // 3)
     common = {"size": chosen.size, "devices": goal, "minimum": max(1, goal // 2), "rounds": 10**6, "enrolled": 1}
-    times = {"deadline": 5 * chosen.heartbeat, "heartbeat": chosen.heartbeat}
+    times = {"deadline": 5 * chosen.heartbeat, "heartbeat": chosen.heartbeat, "tls": chosen.tls}
     with ExitStack() as stack:
         servers = {
             "synchronous": stack.enter_context(measure.coordinator(**common, **times, over_selection=1.3)),

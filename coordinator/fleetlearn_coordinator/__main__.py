@@ -22,11 +22,19 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from rich.logging import RichHandler
     from rich.table import Table
 
-    from fleetlearn_coordinator import identity_commands, key_commands, model_commands
+    from fleetlearn_coordinator import (
+        administrator_commands,
+        identity_commands,
+        key_commands,
+        model_commands,
+        run_commands,
+    )
     from fleetlearn_coordinator.plan.plan import Plan
-    from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+    from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
     from fleetlearn_coordinator.service.held_out import measure_by_hand
+    from fleetlearn_coordinator.service.operations import operating
     from fleetlearn_coordinator.service.serve import serve as serve_plan
+    from fleetlearn_coordinator.service.several_runs import serve_runs
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request
 
@@ -34,12 +42,17 @@ app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(key_commands.app)
 app.add_typer(model_commands.app)
+app.add_typer(administrator_commands.app, name="administrator")
+app.add_typer(run_commands.app)
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
 
 @app.command()
 def serve(
-    plan: PlanFile,
+    plan: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.toml", help="The plan of a run, or a service file that names a folder of runs."),
+    ],
     service: Annotated[
         Path | None,
         typer.Option(metavar="SERVICE.toml", help="Address, limits and the like. Default: every key's default."),
@@ -47,21 +60,40 @@ def serve(
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
-    """Run the plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM stops it cleanly."""
+    """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM stops it cleanly.
+
+    With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`), until SIGTERM."""
     _log(log_level)
     with _errors():
+        if is_service_file(plan):
+            if service is not None or stay:
+                raise typer.BadParameter(f"{plan} is a service file with runs: --service and --stay are for a plan")
+            serve_runs(ServiceSettings.load(plan))
+            return
         result = serve_plan(Plan.load(plan), service=ServiceSettings.load(service) if service else None, stay=stay)
     Console(stderr=True).print(f"{result.reason}; the newest model is version {result.version}")
 
 
 @app.command()
 def status(
-    plan: PlanFile,
+    plan: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.toml", help="The plan of a run, or a service file that names a folder of runs."),
+    ],
     json: Annotated[bool, typer.Option("--json", help="As JSON, all rounds.")] = False,
     last: Annotated[int, typer.Option(help="How many rounds to show.", min=1)] = 10,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="One of the service file's runs.")] = None,
 ) -> None:
-    """Show how far a run is. It may be running or not."""
+    """Show how far a run is, or all runs of a service file. They may be running or not."""
     with _errors():
+        if is_service_file(plan):
+            with operating(ServiceSettings.load(plan)) as operations:
+                if run is None:
+                    run_commands.show_runs(operations, json=json)
+                    return
+                plan = operations.find(run).plan
+        elif run is not None:
+            raise typer.BadParameter(f"{plan} is no service file with runs", param_hint="--run")
         found = read_status(Plan.load(plan).data_dir)
     if json:
         print(msgspec.json.encode(found).decode())

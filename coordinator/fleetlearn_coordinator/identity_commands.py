@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
+from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.storage.identities import Event, Identities
 
@@ -41,7 +41,7 @@ def token(
         raise typer.BadParameter(f"at most {MOST_TAGS} tags, of letters, digits and ._- each", param_hint="--tag")
     with _identities(service) as identities:
         now = time.time()
-        keys = _public_keys(ServiceSettings.load(service))
+        keys = public_keys(ServiceSettings.load(service).signing_keys)
         print(".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys]))
 
 
@@ -55,7 +55,7 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
         return
     table = Table("device", "tags", "enrolled", box=SIMPLE_HEAD, pad_edge=False)
     for row in found:
-        table.add_row(row.device, " ".join(row.tags), _date(row.enrolled))
+        table.add_row(row.device, " ".join(row.tags), date(row.enrolled))
     Console().print(table)
 
 
@@ -88,7 +88,7 @@ def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", 
         events = identities.events(broken)
     for row in events:
         about = ", ".join(f"{key} {value}" for key, value in row.about.items())
-        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {_date(row.at)}  {row.what}: {about}")
+        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {date(row.at)}  {row.what}: {about}")
     _refuse_broken(broken)
     _say_newest(events)
 
@@ -124,16 +124,16 @@ def _say_newest(events: list[Event]) -> None:
         Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
 
 
-def _public_keys(service: ServiceSettings) -> tuple[str, ...]:
-    """Return the public keys of a service's signing keys. Raises FleetError."""
-    if not service.signing_keys:
-        return ()
-    from fleetlearn_coordinator.network.signing import Signer
+def identities_folder(service: Path) -> Path:
+    """Return the folder of identities that a service file names. Raises FleetError."""
+    folder = ServiceSettings.load(service).identities
+    if folder is None:
+        text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
+        raise FleetError(Code.BAD_MESSAGE, text)
+    return folder
 
-    return Signer(service.signing_keys).keys
 
-
-def _date(at: float) -> str:
+def date(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
@@ -141,11 +141,7 @@ def _date(at: float) -> str:
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
     try:
-        folder = ServiceSettings.load(service).identities
-        if folder is None:
-            text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
-            raise FleetError(Code.BAD_MESSAGE, text)
-        with closing(Identities(folder)) as found:
+        with closing(Identities(identities_folder(service))) as found:
             yield found
     except (FleetError, OSError) as error:
         fail("error", str(error))

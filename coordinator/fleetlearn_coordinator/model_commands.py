@@ -33,10 +33,9 @@ def models(
 ) -> None:
     """List the versions of the model: what is kept and why, and what was measured of each."""
     try:
-        found = read_versions(Plan.load(plan))
+        shown = read_versions(Plan.load(plan), gone=gone)
     except EXPECTED as error:
         fail("error", str(error))
-    shown = [row for row in found if gone or row.kept is not None]
     if as_json:
         print(msgspec.json.encode(shown).decode())
         return

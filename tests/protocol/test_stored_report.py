@@ -35,7 +35,10 @@ def test_a_damaged_report_of_the_version_before(field: str) -> None:
         read_report(json.dumps({name: value for name, value in BEFORE.items() if name != field}).encode())
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"{}", b'{"parts": []}', b'{"type":"report","parts":7}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"{}", b'{"parts": []}', b'{"type":"report","parts":7}', b'{"task":"\xea"}', b'{"a":' * 10_000],
+)
 def test_what_is_no_report(content: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_report(content)

@@ -18,7 +18,7 @@ class Send(Struct, frozen=True, gc=False):
 
 class CheckedIn(Struct, frozen=True, gc=False):
     """The connection speaks for this device from now on. An earlier connection of the device is told ``replaced``. The
-    device has the budgets that it left, or else those of a new one."""
+    device goes on with the budgets that it left; once a minute they are raised to those of a new device."""
 
     device: str
     download: int

@@ -84,8 +84,9 @@ DEVICE_BURST = 60
 """Check-ins of a device at once."""
 DEVICES_KEPT = 10_000
 """Devices that are gone whose spent budgets are remembered, some 1 KiB each."""
-DEVICE_MEMORY = 600.0
-"""Seconds after which the budgets of a device that is gone are forgotten. Then it may fetch the bundle again."""
+ALLOWANCE_INTERVAL = 60.0
+"""Seconds within which a check-in allows a device its messages, the bundle and an update only once. A device that lost
+its files or an upload can begin again then."""
 RETRY_AFTER = 30.0
 """Longest wait, in seconds, that a refused address is told. Its devices get random ones, and so do not come at once."""
 

@@ -102,6 +102,44 @@ class Port(Protocol):
         wrong-offset (``offset`` is beyond the end)."""
 
 
+class RunPort(Port, Protocol):
+    """A run on a host with several, as the host sees it: a device serves one of them at a time. For the others it is as
+    if it were not connected; those that it waits for have been told ``join``."""
+
+    name: str
+    task_prefix: str
+    """What stands before the first dash of its tasks' names. No other run has it."""
+    download: int
+    """Bytes that a device may have to fetch for its first task."""
+    upload: int
+    """Bytes that a device may have to send for its first task."""
+    patience: float
+    """Seconds after which all its tasks that are out now have ended."""
+
+    @property
+    def open_to_devices(self) -> bool:
+        """Whether it gives tasks at all: it is neither paused nor over."""
+
+    @property
+    def gathers(self) -> int:
+        """How many devices it waits for, all at a time, to open a round; 0: it does not."""
+
+    def unfit(self, check_in: CheckIn) -> str:
+        """Return why the device can have no task of this run, for people; empty: it can."""
+
+    def may_serve(self, device: str) -> bool:
+        """Return whether the device, which waits here, may be given a task in the next round."""
+
+    def task_of(self, device: str) -> str | None:
+        """Return the task that the device has, connected or not."""
+
+    def take_freed(self) -> list[str]:
+        """Return the connected devices whose tasks ended since the last call."""
+
+    def withdraw(self, device: str, now: float) -> None:
+        """The connected device, which has no task of this run, waits here no longer. Nothing follows from it now."""
+
+
 class Spool(Protocol):
     """Files, by number, that the bytes of arriving updates are written to."""
 

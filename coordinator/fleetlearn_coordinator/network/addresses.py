@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from fleetlearn_coordinator.conversation.limits import (
@@ -28,6 +29,7 @@ NOTHING = 0, 0
 """Frames and bytes booked for a connection that does not wait."""
 
 
+@lru_cache(maxsize=1024)  # most connections come from few addresses, and each asks twice
 def read_address(text: str) -> Address | None:
     """Return the address, an IPv4 address in IPv6 clothes (::ffff:192.0.2.7) as IPv4; None if the text is none."""
     try:

@@ -65,6 +65,9 @@ class Handler(Protocol):
     def closed(self) -> None:
         """The connection is closed. Called once."""
 
+    def cut_cycles(self) -> None:
+        """Called last, so that the handler may drop what refers to it."""
+
 
 class Connection(asyncio.Protocol):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
@@ -236,6 +239,21 @@ class Connection(asyncio.Protocol):
         self.protocol.receive_eof()
         self._writable()
         self._owner.lost(self)
+
+    def cut_cycles(self) -> None:
+        """Let what belongs to the connection, which is closed, be freed now.
+
+        Else it waits for the garbage collector, which runs rarely (``process_settings.collect_garbage_rarely``): some
+        30 objects and 4 KiB each, until 1,800 connections have ended, or 36,000 where it ran while they were open, or
+        four million where it ran often."""
+        self.driver.cut_cycles()
+        del self.driver
+        if hasattr(self, "transport"):
+            vars(self.transport).pop("_read_ready_cb", None)  # asyncio's transport refers to itself by it
+        self.protocol.parser.close()
+        for error in (self.protocol.handshake_exc, self.protocol.parser_exc):
+            if error is not None:
+                error.__traceback__ = None
 
     # Reading
 

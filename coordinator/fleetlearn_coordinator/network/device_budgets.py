@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from fleetlearn_coordinator.conversation.limits import DEVICE_BURST, DEVICE_MEMORY, DEVICES_KEPT, Bucket
+from fleetlearn_coordinator.conversation.limits import ALLOWANCE_INTERVAL, DEVICE_BURST, DEVICES_KEPT, Bucket
 
 
 class Budgets(NamedTuple):
@@ -22,28 +22,43 @@ class DeviceBudgets:
         """``check_in_rate``: check-ins of a device, per second."""
         self._rate = check_in_rate
         self._check_ins: dict[str, Bucket] = {}
-        self._left: dict[str, tuple[Budgets, float]] = {}
-        """Device -> its budgets, and when it went. The one that went first comes first."""
+        self._allowed: dict[str, float] = {}
+        """Device -> when it was last allowed what a check-in allows."""
+        self._left: dict[str, Budgets] = {}
+        """Device -> its budgets when it went."""
 
     def check_in(self, device: str, now: float) -> float:
         """Count a check-in. Returns 0, or the seconds until the device may check in; then this one is not counted."""
-        bucket = self._check_ins.pop(device, None) or Bucket(self._rate, DEVICE_BURST, now)
-        self._check_ins[device] = bucket
-        if len(self._check_ins) > DEVICES_KEPT:
-            del self._check_ins[next(iter(self._check_ins))]
+        bucket = self._check_ins.get(device) or Bucket(self._rate, DEVICE_BURST, now)
+        _put(self._check_ins, device, bucket)
         wait = bucket.wait(now)
         if not wait:
             bucket.tokens -= 1
         return wait
 
-    def keep(self, device: str, budgets: Budgets, now: float) -> None:
-        """Remember what a device has left that goes."""
-        self._left.pop(device, None)
-        self._left[device] = budgets, now
-        if len(self._left) > DEVICES_KEPT:
-            del self._left[next(iter(self._left))]
+    def allows(self, device: str, now: float) -> bool:
+        """Return whether a device that checks in is allowed what a check-in allows: messages, its first task's bytes.
+        Once in ALLOWANCE_INTERVAL seconds it is."""
+        if now - self._allowed.get(device, -ALLOWANCE_INTERVAL) < ALLOWANCE_INTERVAL:
+            return False
+        _put(self._allowed, device, now)
+        return True
 
-    def take(self, device: str, now: float) -> Budgets | None:
-        """Return what a device has left that comes back; None if it was not here for DEVICE_MEMORY seconds."""
-        budgets, went = self._left.pop(device, (None, now))
-        return budgets if now - went <= DEVICE_MEMORY else None
+    def keep(self, device: str, budgets: Budgets) -> None:
+        """Remember what a device has left that goes."""
+        _put(self._left, device, budgets)
+
+    def take(self, device: str) -> Budgets | None:
+        """Return what a device has left that comes back; None if it was not here lately."""
+        return self._left.pop(device, None)
+
+
+Value = TypeVar("Value")
+
+
+def _put(book: dict[str, Value], device: str, value: Value) -> None:
+    """Set a device's value, and forget the one that was set first of more than DEVICES_KEPT."""
+    book.pop(device, None)
+    book[device] = value
+    if len(book) > DEVICES_KEPT:
+        del book[next(iter(book))]

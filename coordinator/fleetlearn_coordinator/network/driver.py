@@ -72,7 +72,8 @@ class ServedRun(NamedTuple):
 class Shared:
     """What the drivers of one process have in common."""
 
-    admit: Callable[[CheckIn], tuple[ServedRun, Admitted | ComeBack]]
+    admit: Callable[[Driver, CheckIn], Admitted | ComeBack]
+    """Sets the driver's ``run``, if one run alone is served."""
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
@@ -86,7 +87,7 @@ class Shared:
     devices: dict[str, Driver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
     ended: bool = False
-    """Nothing more may be done: the run is being closed, or an error left memory and disk different."""
+    """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
 
 
 class Driver:
@@ -98,8 +99,8 @@ class Driver:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.uploads, self, connection.since)
         shared.connections.add(self)
-        self.run: ServedRun
-        """The run that its device was admitted to. Not set before."""
+        self.run: ServedRun | None = None
+        """The run that its device serves, or served last. None before the first."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -133,13 +134,17 @@ class Driver:
         self._stop_download()
         if device is not None:
             del self._shared.devices[device]
-            self._shared.budgets.keep(device, self.connection.budgets(), self._loop.time())
+            self._shared.budgets.keep(device, self.connection.budgets())
         if device is None or self._shared.ended:
             return
         try:
             self.conversation.disconnected(self._loop.time())
         except Exception as error:
             self._shared.failed(error)
+
+    def cut_cycles(self) -> None:
+        """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed with it."""
+        del self.conversation
 
     # What the host asks
 
@@ -163,13 +168,12 @@ class Driver:
         return check_in if known is None else confirmed(check_in, known)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
-        """Admit the device to a run, or send it away."""
+        """Admit the device, or send it away."""
         if self.connection.known is None:  # else its check-in was counted before the WebSocket was accepted
             wait = self._shared.budgets.check_in(check_in.device, self._loop.time())
             if wait:
                 return ComeBack(wait, "busy")
-        self.run, answer = self._shared.admit(check_in)
-        return answer
+        return self._shared.admit(self, check_in)
 
     # Effects
 
@@ -211,15 +215,14 @@ class Driver:
         self._log.say(now, level, "device %s: %s", who, text)
 
     def _check_in(self, effect: CheckedIn) -> None:
-        device, connection = effect.device, self.connection
-        earlier = self._shared.devices.get(device)
-        left = self._shared.budgets.take(device, self._loop.time())
+        device, connection, budgets = effect.device, self.connection, self._shared.budgets
+        earlier, left = self._shared.devices.get(device), budgets.take(device)
         if earlier is not None:
             earlier.conversation.replaced()
             left = earlier.connection.budgets()
         if left is not None:
             connection.go_on_with(left)
-        else:
+        if budgets.allows(device, self._loop.time()) or left is None:
             connection.allow(MESSAGE_BURST, effect.download, effect.upload)
         self._shared.devices[device] = self
         self._shared.checked_in(connection)
@@ -236,9 +239,10 @@ class Driver:
     def _start_download(self, start: StartDownload) -> None:
         device = self.conversation.device
         assert device is not None
+        assert self.run is not None
         download = self.download = Download(device, start.sha256, self.connection.transport)
         content = self.run.contents.find(start.sha256, start.offset)
-        download.task = self._loop.create_task(self._send_content(download, content, start))
+        download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
         if self.download is not None:
@@ -246,12 +250,14 @@ class Driver:
             self.download.task.cancel()
             self.download = None
 
-    async def _send_content(self, download: Download, content: Served | FileContent, start: StartDownload) -> None:
+    async def _send_content(
+        self, download: Download, content: Served | FileContent, start: StartDownload, port: Port
+    ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
-        progress, transport = self.run.port.progress, connection.transport
+        progress, transport = port.progress, connection.transport
         try:
             await self._wait_for_budget(download, start.size - start.offset)
-            await self._take_turn(download)
+            await self._take_turn(download, port)
             self.send(Content(content.transfer, start.sha256, start.size, start.offset))
             for frame in content.frames(start.offset):
                 if connection.paused:
@@ -260,7 +266,7 @@ class Driver:
                     await asyncio.sleep(0)  # other connections have their turn, even if the kernel takes everything
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
-                    await self._take_turn(download)
+                    await self._take_turn(download, port)
                 if not connection.open:
                     return
                 transport.write(frame)
@@ -284,10 +290,10 @@ class Driver:
             self.send(Waiting(sha256=download.sha256))
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
-    async def _take_turn(self, download: Download) -> None:
+    async def _take_turn(self, download: Download, port: Port) -> None:
         """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
         await self._drain()
-        port, downloads, now = self.run.port, self._shared.downloads, self._loop.time()
+        downloads, now = self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)
         try:
             downloads.ask(download, idle=not has_task)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator
+from fleetlearn_protocol.errors import MAX_TEXT
+from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer
+from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator, Welcome
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -23,22 +26,34 @@ from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.shared_port import SharedPort
 from fleetlearn_coordinator.network.tls import Certificates
+from fleetlearn_coordinator.network.turns import SharedDevice, Turns
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.network.signing import Signer
 
+SOFTWARE = f"fleetlearn {version('fleetlearn')}"
+"""What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
+
 
 class Host:
     """The listener, the connections and the places for their transfers, within a running event loop.
 
-    It serves one run today, behind that run's port. ``admit`` is the only place that says which run a device serves:
-    several runs are to be kept and chosen from there. All that a device does afterwards goes to the run that admitted
-    it (``Driver.run``, ``Conversation.port``); connections, places for transfers and devices' names are the host's.
+    It serves one run, to whose port all conversations speak, or ``several``: then ``turns`` says which of them each
+    device serves, and conversations speak to it through a ``SharedPort``. Connections, places for transfers and
+    devices' names are the host's.
     """
 
-    def __init__(self, service: ServiceSettings, places: process_settings.Places, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        service: ServiceSettings,
+        places: process_settings.Places,
+        gate: Gate | None = None,
+        *,
+        several: bool = False,
+    ) -> None:
         """``places``: how many connections the process has descriptors for. ``gate``: who may connect, if not
         everybody. Raises FleetError where the files of TLS, or a signing key, cannot be used."""
         self._gate = gate
@@ -61,6 +76,10 @@ class Host:
             limits=service.limits,
             proxies=service.proxies,
         )
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set with an error of the host itself: one that ends no run, and of which no device is to blame."""
+        self.turns = Turns(self.tell) if several else None
+        """Which of several runs each device serves."""
         self.shared = Shared(
             self.admit,
             self.uploads,
@@ -81,9 +100,12 @@ class Host:
         """When ``sweep`` looked last."""
 
     def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None]) -> ServedRun:
-        """Serve a run. Call once, before ``listen``. ``failed`` is called with errors that no device caused."""
-        self._run = ServedRun(port, Contents(bundle), failed)
-        return self._run
+        """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are then added to
+        ``turns``. ``failed`` is called with errors that no device caused."""
+        run = ServedRun(port, Contents(bundle), failed)
+        if self.turns is None:
+            self._run = run
+        return run
 
     async def listen(self) -> None:
         """Begin to accept connections. Raises OSError."""
@@ -98,14 +120,25 @@ class Host:
     ) -> None:
         await self._listener.close()
 
-    def admit(self, check_in: CheckIn) -> tuple[ServedRun, Admitted | ComeBack]:
-        """Choose the run that a device is to serve, and say what the device is told."""
-        run = self._run
-        answer = run.port.admit(check_in)
+    def admit(self, driver: Driver, check_in: CheckIn) -> Admitted | ComeBack:
+        """Say what a device is told that checks in, and which port it has."""
+        if self.turns is None:
+            driver.run = self._run
+            answer = self._run.port.admit(check_in)
+        else:
+            answer = self._admit_to(self.turns, driver, check_in)
         full = check_in.device not in self.devices and len(self.devices) >= self._places
         if full and isinstance(answer, Admitted):
             answer = ComeBack(spread(30.0), "busy")
-        return run, answer
+        return answer
+
+    def _admit_to(self, turns: Turns, driver: Driver, check_in: CheckIn) -> Admitted | ComeBack:
+        unfit = {run: run.port.unfit(check_in) for run in turns.runs}
+        fits = {run for run, why in unfit.items() if not why}
+        why = "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items()) or "no run is served here now"
+        device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
+        port = SharedPort(turns, device)
+        return Admitted(port, welcome(self.heartbeat, "" if fits else why[:MAX_TEXT]), 0, 0)
 
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
@@ -113,7 +146,10 @@ class Host:
         return not check_in.trusts or (signer is not None and signer.for_device(check_in) is not None)
 
     def _fail(self, error: Exception) -> None:
-        self._run.failed(error)
+        if self.turns is None:
+            self._run.failed(error)
+        elif not self.failure.done():
+            self.failure.set_exception(error)
 
     # What a run says
 
@@ -157,6 +193,8 @@ class Host:
         self.downloads.places.measure(now)
         self.grant()
         self.downloads.go_on(now)
+        if self.turns is not None:
+            self.turns.sweep()
         for driver in self.connections:
             why = driver.overdue(now, silence)
             if why is not None:
@@ -176,6 +214,11 @@ class Host:
         until = self._loop.time() + STOP_TIMEOUT
         while self.connections and self._loop.time() < until:
             await asyncio.sleep(0.05)
+
+
+def welcome(heartbeat: float, ineligible: str = "") -> Welcome:
+    """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its owner."""
+    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible)
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:

@@ -33,7 +33,7 @@ from fleetlearn_coordinator.conversation.limits import (
     Bucket,
 )
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.addresses import AddressBook, Networks, read_address, retry_after
+from fleetlearn_coordinator.network.addresses import AddressBook, AddressUse, Networks, read_address, retry_after
 from fleetlearn_coordinator.network.connection import Connection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
@@ -175,35 +175,34 @@ class Listener:
                 logger.error("no connection can be accepted for %.0f s: %s", RETRY, error)
                 self._pause(RETRY)
                 break
-            if self._closes_unread(name[0]):
-                accepted.close()
+            use = self._use_of(name[0])
+            if use is not None and use.floods(self._loop.time(), self._room()):
+                self._close_unread(accepted, use)
                 continue
             protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
             connection = Connection(protocol, self, self._message_rate)
             connection.driver = self._handler_of(connection)
-            connection.address = name[0]
-            self._enter(connection)
+            self._enter(connection, name[0], use)
             self.connections.add(connection)
             self._beginning.add(self._loop.create_task(self._begin(connection, accepted)))
         self.check()
 
-    def _closes_unread(self, host: str) -> bool:
-        """Return whether a connection from an address is to be closed unread, because the address floods."""
-        address, now = read_address(host), self._loop.time()
-        use = None if address is None or address in self._proxies else self._book.find(address, now)
-        if use is None or not use.floods(now, self._room()):
-            return False
+    def _use_of(self, host: str) -> AddressUse | None:
+        """Return what an address has spent; None if it has no limits, or is a proxy's, whose clients have them."""
+        address = read_address(host)
+        if address is None or address in self._proxies:
+            return None
+        return self._book.find(address, self._loop.time())
+
+    def _enter(self, connection: Connection, host: str, use: AddressUse | None) -> None:
+        connection.address, connection.use = host, use
+        if use is not None:
+            self._book.enter(use)
+
+    def _close_unread(self, accepted: socket.socket, use: AddressUse) -> None:
+        accepted.close()
         self._end_short_life(REFUSED_LIFE)
         logger.info("a connection of %s was closed unread: too many of them end at once or do not check in", use.key)
-        return True
-
-    def _enter(self, connection: Connection) -> None:
-        """Count a connection for its address, once it is known: a proxy's address is not a device's."""
-        address = read_address(connection.address)
-        if address is not None and address not in self._proxies:
-            connection.use = self._book.find(address, self._loop.time())
-            if connection.use is not None:
-                self._book.enter(connection.use)
 
     def _end_short_life(self, weight: float) -> None:
         self._short_lives.tokens = max(0.0, self._short_lives.tokens - weight)
@@ -243,6 +242,7 @@ class Listener:
                 use.short_lives.tokens = max(0.0, use.short_lives.tokens - 1)
             self._book.leave(use, newcomer=connection.newcomer)
         connection.driver.closed()
+        connection.cut_cycles()
         self.check()
 
     def checked_in(self, connection: Connection) -> None:
@@ -276,8 +276,8 @@ class Listener:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises RefusalError."""
         now, proxy = self._loop.time(), read_address(connection.address)
         if proxy is not None and proxy in self._proxies:
-            connection.address = str(origin_of(request.headers, proxy, self._proxies))
-            self._enter(connection)
+            client = str(origin_of(request.headers, proxy, self._proxies))
+            self._enter(connection, client, self._use_of(client))
             if connection.use is not None and connection.use.floods(now, self._room()):
                 raise RefusalError(
                     HTTPStatus.TOO_MANY_REQUESTS,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
@@ -92,7 +93,8 @@ def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any], least: Call
             raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
     for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
         round_.setdefault(key, value)
-    if isinstance(goal := round_.get("goal"), int):
+    goal = round_.get("goal")
+    if isinstance(goal, int) and goal <= MAX_UPDATES:  # a larger one is refused, and ``least`` would count for hours
         round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2), min(goal, least(goal))))
 
 

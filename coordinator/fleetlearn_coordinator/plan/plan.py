@@ -96,7 +96,7 @@ class Plan(Section, frozen=True, kw_only=True):
         """Read a plan from text; ``base`` is what its paths are relative to. Raises PlanError."""
         try:
             raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlanError(Code.BAD_MESSAGE, f"{file}: this is not TOML: {error}") from None
         return cls.read(raw, base, file=file)
 

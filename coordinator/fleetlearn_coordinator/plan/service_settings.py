@@ -26,6 +26,14 @@ class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
 
 
+def is_service_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
+    try:
+        return "runs" in tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
 class Tls(Section, frozen=True, kw_only=True):
     """[tls]: the coordinator's own TLS. The files are read again when they change."""
 
@@ -57,6 +65,15 @@ class Limits(Section, frozen=True, kw_only=True):
     """Check-ins of one device, per second."""
     exempt: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks whose addresses have no limits of their own: this machine, unless others are named."""
+
+
+class Admin(Section, frozen=True, kw_only=True):
+    """[admin]: the port of administrators, docs/administration.md. With [tls] it has TLS, too."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8766
+    """TCP port; 0: any that is free."""
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
@@ -93,8 +110,13 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
     `X-Forwarded-For`). Each must set one of these headers."""
     limits: Limits = Limits()
+    runs: Path | None = None
+    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds. Default: it serves the
+    one plan that it is started with."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
+    admin: Admin | None = None
+    """Default: no port for administrators. Needs ``identities``, where administrators and the audit log are kept."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
@@ -104,7 +126,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
             raw = tomllib.loads(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
         return cls.read(raw, path.absolute().parent, file=str(path))
 
@@ -117,7 +139,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {"tls": Tls, "limits": Limits}, hidden=())
+            refuse_unknown(raw, "service file", cls, {"tls": Tls, "limits": Limits, "admin": Admin}, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
@@ -132,6 +154,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "device, under any name. Name a folder for identities, and enrol devices with tokens "
                     "(`fleetlearn-coordinator token`), or say open = true where everybody who can connect is trusted"
                 )
+            if settings.admin is not None:
+                _check_admin(settings, settings.admin)
             if settings.identities is not None and settings.open:
                 raise ValueError("identities and open = true contradict each other: leave one of them out")
             if settings.tls is not None and settings.tls.clients is not None and settings.identities is None:
@@ -161,3 +185,15 @@ def _check_networks(key: str, networks: tuple[str, ...]) -> None:
             raise ValueError(
                 f'{key} names {text!r}: {error}. Expected networks such as "10.0.0.0/8", "192.0.2.7" or "2001:db8::/32"'
             ) from None
+
+
+def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
+    if settings.identities is None:
+        raise ValueError(
+            "[admin] needs identities: administrators and the audit log are kept there. Name a folder for identities"
+        )
+    if settings.tls is None and not settings.insecure and not is_loopback(admin.host):
+        raise ValueError(
+            f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is on the way reads '
+            "administrators' tokens. Give [tls] a certificate and a key, or listen on 127.0.0.1"
+        )

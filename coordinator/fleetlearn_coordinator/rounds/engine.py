@@ -137,6 +137,13 @@ class Engine(RoundState):
         self.evaluations.leave(device, now)
         return self._advance(now)
 
+    def withdraw(self, device: str, now: float) -> None:
+        """The connected device, which has no task here, serves another run from now on."""
+        self.selection.remove(device)
+        self.evaluations.leave(device, now)
+        if self.pace is not None:
+            self.pace.withdraw(device)
+
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
         """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content that it fetches.
 
@@ -273,12 +280,13 @@ class Engine(RoundState):
 
     def _advance(self, now: float) -> list[Command]:
         """Do what the state allows now: open a round, fill its slots, close it."""
-        commands = self.evaluations.go_on(now)
+        commands = [] if self.paused else self.evaluations.go_on(now)
         if self.phase is Phase.FINISHED:
             return commands + self._begin_evaluation(now)
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
-        if self.phase is Phase.GATHERING and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
+        may = self.phase is Phase.GATHERING and not (self.paused or self.draining)
+        if may and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
             self.round += 1
             self.phase, self.deadline = Phase.OPEN, now + self.settings.deadline
             commands.append(Opened(self.round))
@@ -288,7 +296,7 @@ class Engine(RoundState):
         if policy.wanted_reports(self.book) <= 0:
             return commands + self._close(now, by_deadline=False)
         free = policy.free_slots(self.book)
-        if free > 0 and (waiting.idle or waiting.doubted):
+        if free > 0 and (waiting.idle or waiting.doubted) and not self.paused:
             ends = policy.lease_ends(self.deadline, now)
             commands += self.tasks.give(free, self.round, self.version, self.deadline, ends, now)
         if policy.nobody_is_left(self.book):
@@ -297,6 +305,8 @@ class Engine(RoundState):
 
     def _begin_evaluation(self, now: float) -> list[Command]:
         """Open the evaluation that is due, if one is. A run that is to finish does so after its last one."""
+        if self.paused or self.draining:
+            return []
         last = self.phase is Phase.FINISHED
         if self.evaluations.due(self.version, last=last):
             return self.evaluations.open(self.version, now)

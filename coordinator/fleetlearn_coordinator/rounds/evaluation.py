@@ -202,8 +202,7 @@ class Evaluations:
 
     def _put_back(self, *devices: str) -> None:
         """These connected devices may train again."""
-        for device in devices:
-            self.selection.come_back(device)
+        self.selection.end_measuring(devices)
         if self.pace is not None:
             self.pace.measured(devices)
 

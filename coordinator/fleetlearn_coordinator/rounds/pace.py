@@ -231,6 +231,11 @@ class Pace:
             self._forget(device)
             self.needed += 1
 
+    def withdraw(self, device: str) -> None:
+        """The device serves another run of its coordinator from now on. No other device is needed for it: it comes
+        back."""
+        self._forget(device)
+
     def free(self, devices: Iterable[str]) -> None:
         """The tasks of these connected devices ended."""
         devices = list(devices)

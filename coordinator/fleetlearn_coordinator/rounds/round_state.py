@@ -50,6 +50,10 @@ class RoundState:
     pace: Pace | None = field(init=False)
     tasks: TrainingTasks = field(init=False)
     evaluations: Evaluations = field(init=False)
+    paused: bool = False
+    """No task is given, and no round or evaluation opens. The driver stops the engine's clock meanwhile."""
+    draining: bool = False
+    """No other round or evaluation opens."""
     finishing: Finish | None = None
     """The stop rule that is met, while the run does not finish yet: a model is being made, or the last one is being
     measured."""

@@ -51,6 +51,9 @@ class Selection:
     """How many of this round's leases kept their slots from other devices (``LeaseBook.held_up``)."""
     next_round: int = 1
     """The open round, or the next one to open."""
+    freed: list[str] | None = None
+    """Connected devices whose tasks ended, until the driver takes them from here: other runs come first. None: there
+    are no other runs, and devices wait here again."""
 
     def ready(self) -> int:
         """Return how many devices that are not in doubt a new round could give tasks."""
@@ -95,18 +98,36 @@ class Selection:
         """Leases of these devices ended, ``there`` are those that are connected: their reports count."""
         self.reliability.clear(devices)
         if not self.settings.asynchronous:
-            self.resting.update(there)
+            self.rest(there)
             if self.settings.carry:  # its turn may have begun in the round before
                 self.had_turn.update(devices)
             return
         self.count(devices)
         if self.settings.max_updates is not None:
             self.had_turn.update(filter(self._is_at_limit, devices))
+        if self.freed is not None:
+            self.freed += there
+            return
         for device in there:
             if device in self.had_turn:
                 self.resting.add(device)
             else:
                 self.add(device)
+
+    def rest(self, devices: Iterable[str]) -> None:
+        """These connected devices had their turn, and have no task any more."""
+        if self.freed is not None:
+            self.freed += devices
+        else:
+            self.resting.update(devices)
+
+    def end_measuring(self, devices: Iterable[str]) -> None:
+        """These connected devices have measured, and may train again."""
+        if self.freed is not None:
+            self.freed += devices
+        else:
+            for device in devices:
+                self.come_back(device)
 
     def count(self, devices: Iterable[str]) -> None:
         """Updates of these devices count in the open round."""

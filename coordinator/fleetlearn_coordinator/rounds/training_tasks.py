@@ -179,7 +179,7 @@ class TrainingTasks:
         if self.settings.stall < inf:
             self.selection.fail(device, cause, self.book.held_up(device, cause))
         there = self.book.drop(device, cause)
-        self.selection.resting.update(there)
+        self.selection.rest(there)
         if self.pace is not None:
             self.pace.free(there)
         self.selection.had_turn.add(device)
@@ -198,6 +198,8 @@ class TrainingTasks:
         if cause == STOPPED:
             self.selection.had_turn.discard(device)
             self.selection.resting.discard(device)
+            if self.selection.freed is not None and device in self.selection.freed:
+                self.selection.freed.remove(device)
         return ended
 
     def tick(self, round: int, now: float) -> list[Command]:

@@ -40,8 +40,15 @@ logger = logging.getLogger("fleetlearn.coordinator")
 
 
 def ask_to_roll_back(folder: Path, version: int, who: str) -> None:
-    """Ask the run in a data directory to roll back, within a second or at its next start. Raises StoreError: there is
-    no such version, its file is not kept, or it is the newest."""
+    """Ask the run in a data directory to roll back, within a second or at its next start. Raises StoreError as
+    ``check_version`` does."""
+    check_version(folder, version)
+    requests.write_roll_back(folder, version, who)
+
+
+def check_version(folder: Path, version: int) -> None:
+    """Raise StoreError where a run cannot be rolled back to this version: there is none of this number, its file is not
+    kept, or it is the newest."""
     with read_ledger(folder) as ledger:
         known = ledger.models()
     newest, there = max(known, default=0), {*model_versions(folder)} & known.keys()
@@ -49,7 +56,6 @@ def ask_to_roll_back(folder: Path, version: int, who: str) -> None:
         kept = ", ".join(str(number) for number in sorted(there - {newest})) or "none yet"
         text = f"{folder} cannot be rolled back to version {version}; the newest is {newest}, and it keeps {kept}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    requests.write_roll_back(folder, version, who)
 
 
 class RestoredModel(NamedTuple):

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
-import msgspec
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.admin_api import administrators_port
+from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import Identities
-from fleetlearn_coordinator.storage.ledger import Metadata, Row
-from fleetlearn_coordinator.storage.store import Store, descriptors, open_store
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.requests import RollBack
+from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -60,13 +59,7 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
 
 async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
     """The same in a running event loop."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[str] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
-            loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
-    process_settings.keep_freed_memory()
-    process_settings.raise_file_limit()
+    stopped = begin_process()
     async with running(plan, service or ServiceSettings()) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,74 +82,47 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     """Serve a plan, with its data directory open and its host listening, until the block is left."""
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    kept = plan.round.goal if plan.aggregator().keeps_updates else 0
-    places = process_settings.places(service.max_connections, files=descriptors(service.uploads, kept))
-    _check_places(plan, service, places)
-    store = open_store(plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept)
-    identities: Identities | None = None
+    places = process_settings.places(service.max_connections, files=descriptors(service.uploads, updates_kept(plan)))
+    check_places(plan, service, places)
+    identities = None if service.identities is None else Identities(service.identities)
     try:
-        now = Clocks(asyncio.get_running_loop().time(), time.time())
-        if service.identities is not None:
-            identities = Identities(service.identities)
         host = Host(service, places, None if identities is None else Gate(identities))
-        server = RunServer(Run(plan, bundle, store, now, service.heartbeat), host)
-        held_out = _held_out(server, store)
-        server.start()
-        async with host:
-            await host.listen()
-            store.write([Metadata("address", host.address)])
+        run = HostedRun(plan, service, host, bundle=bundle)
+        try:
             if identities is not None:
-                identities.log(time.time(), "started", {"plan": plan.name, "run": store.run})
-            logger.info("listening on %s, data in %s", host.address, plan.data_dir)
-            sweeper = server.loop.create_task(_sweep(server))
-            measuring = None if held_out is None else server.loop.create_task(_measure(held_out, server))
-            try:
-                yield server
-            finally:
-                await server.wait_for_thread()
-                sweeper.cancel()
-                if held_out is not None and measuring is not None:
-                    measuring.cancel()
-                    await held_out.close()
-                failed = server.done.done() and server.done.exception() is not None
-                with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
-                    _record(server, ended=True)
-                server.end()  # an alarm may still be set, and devices still talk
-            if identities is not None:
-                identities.log(time.time(), "stopped", {"plan": plan.name, "run": store.run})
+                run.server.run.roll_backs.done = partial(_log_roll_back, identities, plan.name)
+            run.begin()
+            async with host, administrators_port(service, plan):
+                await host.listen()
+                run.listens_at(host.address)
+                _log(identities, "started", plan, run)
+                logger.info("listening on %s, data in %s", host.address, plan.data_dir)
+                sweeper = asyncio.get_running_loop().create_task(_sweep(host, run))
+                try:
+                    yield run.server
+                finally:
+                    sweeper.cancel()
+                    await run.end()
+            _log(identities, "stopped", plan, run)
+        finally:
+            run.close()
     finally:
         if identities is not None:
             identities.close()
-        store.close()
 
 
-def _held_out(server: RunServer, store: Store) -> HeldOut | None:
-    """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
-    run, rule = server.run, server.run.plan.evaluation
-    if rule.data is None:
-        return None
-    if not rule.data.is_file():
-        raise PlanError(Code.UNKNOWN_CONTENT, f"{run.plan.file}: evaluation.data = {rule.data} is not a file")
-    check_installed()
-
-    def is_due(version: int) -> bool:
-        newest = run.engine.version  # the file of a newer one may be there, which does not count yet
-        last = run.finished is not None and version == newest
-        return 0 < version <= newest and (version % rule.data_every == 0 or last)
-
-    run.held_out = HeldOut(run.bundle, run.plan.data_dir, rule.data, store.blobs, run.digest_of, is_due)
-    run.held_out.measured = server.held_out_measured
-    return run.held_out
+def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -> None:
+    if identities is not None:
+        identities.log(time.time(), what, {"plan": plan.name, "run": run.id})
 
 
-async def _measure(held_out: HeldOut, server: RunServer) -> None:
-    try:
-        await held_out.run()
-    except Exception as error:
-        server.fail(error)
+def _log_roll_back(identities: Identities, plan: str, request: RollBack, version: int) -> None:
+    if request.who == COMMAND:  # what an administrator asks for is in the log already
+        about = {"plan": plan, "version": request.version, "as": version, "who": COMMAND}
+        identities.log(time.time(), "rolled back", about)
 
 
-def _check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:
+def check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:
     """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than asked for."""
     wanted = service.max_connections
     if places.devices >= wanted:
@@ -173,25 +139,30 @@ def _check_places(plan: Plan, service: ServiceSettings, places: process_settings
         logger.warning("%s", text)
 
 
+def begin_process() -> asyncio.Future[str]:
+    """Set what is the process's. Returns what is set, with the reason, when a signal stops it."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
+            loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
+    process_settings.keep_freed_memory()
+    process_settings.raise_file_limit()
+    return stopped
+
+
 def _stop(stopped: asyncio.Future[str], reason: str) -> None:
     if not stopped.done():
         stopped.set_result(reason)
 
 
-async def _sweep(server: RunServer) -> None:
-    while not server.ended:
+async def _sweep(host: Host, run: HostedRun) -> None:
+    while not run.server.ended:
         try:
-            server.host.sweep(SWEEP)
-            server.look_for_request()
+            host.sweep(SWEEP)
             peer_log.flush()
-            _record(server)
+            run.look()
         except Exception as error:
-            server.fail(error)
+            run.server.fail(error)
             return
         await asyncio.sleep(SWEEP)
-
-
-def _record(server: RunServer, *, ended: bool = False) -> None:
-    live = {**server.live(), "pid": None if ended else os.getpid()}
-    rows: list[Row] = [Metadata("live", msgspec.json.encode(live).decode())]
-    server.run.store.write(rows + server.run.pace_rows(server.now()))

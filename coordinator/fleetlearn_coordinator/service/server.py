@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
-from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
@@ -22,12 +20,12 @@ from fleetlearn_protocol.messages import (
     Evaluated,
     Report,
     Task,
-    Welcome,
 )
 
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
-from fleetlearn_coordinator.network.host import Host, spread
+from fleetlearn_coordinator.network.host import Host, spread, welcome
+from fleetlearn_coordinator.network.turns import SharedRun
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Assign,
@@ -40,29 +38,42 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
+from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.population import EVERYBODY, why_not
 from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
+from fleetlearn_coordinator.storage.runs import Population, State
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
 LARGE_MODEL = 8 * 2**20
 """Bytes from which on a model's updates are added, saved and committed in another thread. Measured on a busy machine
 with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about a second."""
-SOFTWARE = f"fleetlearn {version('fleetlearn')}"
-"""What a `welcome` says. Looked up once: reading the installed metadata takes 0.1 ms."""
 
 
 class RunServer:
-    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens."""
+    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens.
 
-    def __init__(self, run: Run, host: Host) -> None:
-        self.run, self.engine, self.host = run, run.engine, host
+    Where the host serves several, the devices that serve another one are for this run as if they were not connected.
+    """
+
+    def __init__(self, run: Run, host: Host, name: str = "", population: Population = EVERYBODY) -> None:
+        """``name``, ``population``: of one of a host's several runs."""
+        self.run, self.engine, self.host, self.name, self._population = run, run.engine, host, name, population
         self.spool, self.elements = run.store.blobs, run.model.size
+        self.task_prefix, self.patience = run.store.run, 2 * self.engine.settings.deadline
         self._served = host.serve_run(self, run.bundle, self.fail)
         self.models = ServedModels(run, host, self._served)
         files = run.bundle.manifest.files.values()
-        self._bundle_bytes = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files)
+        model = run.model.nbytes
+        self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
+        self.upload = 2 * model
         self.loop = asyncio.get_running_loop()
+        self.clock = RunClock(self.loop.time)
+        self.ended = False
+        """Nothing more may be done: the run is being closed, or memory may be ahead of the disk."""
+        self._started = False
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
@@ -72,27 +83,46 @@ class RunServer:
         """The last round whose tasks may be of an earlier process, with another plan."""
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
+        self._telling = 0
+        """How many calls of ``_tell_all`` are under way, one within the other."""
+        self._turn: SharedRun | None = None
+        """Its place among a host's several runs."""
+        if host.turns is not None:
+            self.engine.selection.freed = []
+            self._turn = host.turns.add(self._served, self)
 
-    def start(self) -> None:
-        """Take up what an earlier process left open."""
+    def start(self, state: State = "running") -> None:
+        """Take up what an earlier process left open, in this state."""
         self.models.publish()
+        self.engine.draining = state == "draining"
+        if state == "paused":
+            self.pause()
+        self._started = True
         self._tell_all(self.run.resume(self.now()))
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
+        elif self.host.turns is not None and self._turn is not None and not self.engine.paused:
+            self.host.turns.reopen(self._turn)
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more may be done: the run is being closed, or memory may be ahead of the disk."""
-        return self.host.shared.ended
-
-    def end(self) -> None:
-        """Do nothing more, whatever devices say and however late it is."""
-        self.host.shared.ended = True
+    def end(self, why: str = "the run was stopped") -> None:
+        """Do nothing more, whatever devices say and however late it is. Other runs of the host go on, and the devices
+        serve them. ``why`` is for the people of devices that have tasks."""
+        if self.ended:
+            return
+        self.ended = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self.host.turns is None or self._turn is None:
+            self.host.shared.ended = True
+        elif not self.host.shared.ended:  # else the devices have been told to come back, and keep their tasks
+            self.host.turns.drop(self._turn, why)
+            self.host.uploads.forget_tasks(self.spool, unless=())
 
     def fail(self, error: Exception) -> None:
-        """Something that no device is to blame for: end the process rather than go on half-done. Disk has the truth."""
-        self.end()
+        """Something that no device is to blame for: end the run rather than go on half-done. Disk has the truth."""
+        self.end("the run was stopped by an error of its coordinator")
         if not self.done.done():
             self.done.set_exception(error)
         else:
@@ -105,12 +135,15 @@ class RunServer:
             return ComeBack(spread(3600.0), "finished")
         if self.done.done():
             return ComeBack(spread(10.0), "stopping")
-        model, ineligible = self.run.model.nbytes, ""
-        if self.run.selection is not None:
-            ineligible = self.run.selection.why_not(check_in)
-        ineligible = self._lacks(check_in) or ineligible
-        welcome = Welcome(SOFTWARE, self.host.heartbeat, CHUNK_BYTES, ineligible)
-        return Admitted(self, welcome, self._bundle_bytes + model, 2 * model)
+        return Admitted(self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload)
+
+    def unfit(self, check_in: CheckIn) -> str:
+        selection = self.run.selection
+        return (
+            why_not(self._population, self.name, check_in)
+            or self._lacks(check_in)
+            or ("" if selection is None else selection.why_not(check_in))
+        )
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
@@ -123,7 +156,7 @@ class RunServer:
         return f"{text[: MAX_TEXT - 40]}. Update its fleetlearn"
 
     def join(self, check_in: CheckIn, now: float) -> None:
-        device, held = check_in.device, check_in.held
+        device, held, now = check_in.device, check_in.held, self.clock.read(now)
         if self._lacks(check_in):  # it stays connected, for another plan
             self._idle.add(device)
             return
@@ -137,19 +170,28 @@ class RunServer:
         self._carry_out(self.engine.check_in(device, None if held is None else held.task, now), now)
 
     def leave(self, device: str, now: float) -> None:
+        if device not in self._idle and not self.done.done():  # else the leases stay as they are, for the next process
+            now = self.clock.read(now)
+            self._carry_out(self.engine.disconnect(device, now), now)
+        self._forget(device)
+
+    def withdraw(self, device: str, now: float) -> None:
+        if device not in self._idle:
+            self.engine.withdraw(device, self.clock.read(now))
+        self._forget(device)
+
+    def _forget(self, device: str) -> None:
+        """The device is not connected to this run any more."""
+        self._idle.discard(device)
         self.run.evaluations.tiers.pop(device, None)
         self.models.leave(device)
-        if device in self._idle:
-            self._idle.remove(device)
-            return
-        if not self.done.done():  # else the leases stay as they are on disk, for the next process
-            self._carry_out(self.engine.disconnect(device, now), now)
-            if self.run.selection is not None:
-                self.run.selection.selection.stated.pop(device, None)
+        if self.run.selection is not None:
+            self.run.selection.selection.stated.pop(device, None)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
+        now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
         check_parts(report, self.run.plan.exact_parts if exact else self.run.plan.parts, self.elements)
@@ -160,10 +202,11 @@ class RunServer:
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
-        self.run.save_update(device, report, spool, largest, self.loop.time())
+        self.run.save_update(device, report, spool, largest, self.clock.now())
         self._do_steps()
 
     def count_report(self, device: str, task: str, now: float) -> None:
+        now = self.clock.read(now)
         self._carry_out(self.engine.count_report(device, task, now), now)
 
     def has_counted(self, device: str, task: str) -> bool:
@@ -179,9 +222,11 @@ class RunServer:
         return True
 
     def count_measurement(self, device: str, task: str, now: float) -> None:
+        now = self.clock.read(now)
         self._carry_out(self.engine.count_measurement(device, task, now), now)
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        now = self.clock.read(now)
         self._carry_out(self.engine.end(device, task, cause, now), now)
 
     def progress(
@@ -189,31 +234,90 @@ class RunServer:
     ) -> None:
         if sent:
             task = self.engine.leases.get(device)
-        self.engine.progress(device, task, what, amount, now)
+        self.engine.progress(device, task, what, amount, self.clock.read(now))
         self.run.bytes_up += received
         self.run.bytes_down += sent
 
     def wait(self, device: str, now: float) -> bool:
-        self.engine.wait(device, now)
+        self.engine.wait(device, self.clock.read(now))
         return self.engine.has_task(device)
 
     def proceed(self, device: str, now: float) -> None:
-        self.engine.proceed(device, now)
+        self.engine.proceed(device, self.clock.read(now))
 
     def find(self, sha256: str, offset: int) -> int:
         return self._served.contents.find(sha256, offset).size
+
+    # What a host with several runs asks
+
+    @property
+    def open_to_devices(self) -> bool:
+        return self._started and not (self.engine.paused or self.ended or self.done.done())
+
+    @property
+    def gathers(self) -> int:
+        engine, rule = self.engine, self.engine.settings
+        gathering = engine.phase is Phase.GATHERING and not engine.draining and not rule.asynchronous
+        return rule.minimum if gathering and self.open_to_devices else 0
+
+    def may_serve(self, device: str) -> bool:
+        return self.engine.selection.may_serve(device)
+
+    def task_of(self, device: str) -> str | None:
+        return self.engine.leases.get(device) or self.engine.evaluations.book.tasks.get(device)
+
+    def take_freed(self) -> list[str]:
+        freed, self.engine.selection.freed = self.engine.selection.freed, []
+        return freed or []
+
+    def pause(self) -> None:
+        """Give no task and open no round from now on. What is out may still be reported, and no deadline passes."""
+        if not self.engine.paused:
+            self.engine.paused = True
+            self.clock.stop()
+            self._set_alarm()
+            if self.host.turns is not None and self._turn is not None:
+                self.host.turns.close(self._turn)
+
+    def go_on(self, *, draining: bool = False) -> None:
+        """Go on after a pause, or to the end of the open round alone (``draining``), or beyond it again."""
+        if (self.engine.paused, self.engine.draining) == (False, draining):
+            return
+        self.engine.paused, self.engine.draining = False, draining
+        self.clock.go_on()
+        now = self.now()
+        self._tell_all(self.run.record(self.engine.begin(now.engine), now))
+        if self.host.turns is not None and self._turn is not None:
+            self.host.turns.reopen(self._turn)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the run has come to an end where it may be stopped: no round and no evaluation is open."""
+        return self.engine.phase in (Phase.GATHERING, Phase.FINISHED) and not self.engine.evaluations.is_open
 
     # The engine
 
     def now(self) -> Clocks:
         """Return this moment."""
-        return Clocks(self.loop.time(), time.time())
+        return Clocks(self.clock.now(), time.time())
 
     def _carry_out(self, commands: Iterable[Command], now: float) -> None:
         self._tell_all(self.run.record(commands, Clocks(now, time.time())))
 
-    def _tell_all(self, commands: Iterable[Command]) -> None:
+    def _tell_all(self, commands: Sequence[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
+        turns = self.host.turns
+        if turns is None or self._turn is None:
+            self._tell(commands)
+            return
+        turns.claim(self._turn, [each.device for each in commands if isinstance(each, Assign | Measure)])
+        self._telling += 1
+        self._tell(commands)
+        self._telling -= 1
+        if not self._telling and not self.ended:
+            turns.settle(self._turn)
+
+    def _tell(self, commands: Sequence[Command]) -> None:
         closed: EvaluationClosed | None = None
         for command in commands:
             match command:
@@ -222,7 +326,7 @@ class RunServer:
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
                 case SendAway(device, after):
-                    self.host.tell(device, ComeBack(after, "no-task"))
+                    self._send_away_one(device, after)
                 case Commit():
                     self._forget_uploads()
                     self.run.begin_commit(command, self.now())
@@ -237,7 +341,19 @@ class RunServer:
                     self._finish(reason)
         if closed is not None:  # after all else is told: it may end tasks that were just given
             self._tell_all(self.run.end_evaluation(closed, self.now()))
-        wake = self.engine.wake_at()
+        self._set_alarm()
+
+    def _send_away_one(self, device: str, after: float) -> None:
+        if self.host.turns is None or self._turn is None:
+            self.host.tell(device, ComeBack(after, "no-task"))
+        else:
+            self._forget(device)
+            self.host.turns.decline(self._turn, device, after)
+
+    def _set_alarm(self) -> None:
+        wake = None if self.engine.paused else self.engine.wake_at()
+        if wake is not None:
+            wake = self.clock.when(wake)
         if self._alarm is not None:
             if self._alarm.when() == wake:
                 return
@@ -249,7 +365,7 @@ class RunServer:
         if self.ended:
             return
         try:
-            now = self.loop.time()
+            now = self.clock.now()
             self._carry_out(self.engine.tick(now), now)
             self.host.grant()
         except Exception as error:
@@ -299,7 +415,7 @@ class RunServer:
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,
-                deadline=max(0.0, lease.deadline - self.loop.time()),
+                deadline=max(0.0, lease.deadline - self.clock.now()),
                 time_budget=local.time_budget,
                 evaluate=local.evaluate,
                 algorithm=local.algorithm,
@@ -309,14 +425,14 @@ class RunServer:
         )
 
     def _measure(self, lease: Measure) -> None:
-        vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.loop.time())
+        vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.clock.now())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
     def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
         counts = self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
         if counts and self.run.finished is None and not self.done.done():
-            now = self.loop.time()
+            now = self.clock.now()
             self._carry_out(self.engine.measured(metrics, now), now)
 
     def look_for_request(self) -> None:
@@ -326,11 +442,12 @@ class RunServer:
         if self.run.roll_backs.look(self.now()):
             self._do_steps()
         if self.run.evaluations.look_for_request():
-            now = self.loop.time()
+            now = self.clock.now()
             self._carry_out(self.engine.request_evaluation(now), now)
 
     def _finish(self, reason: str) -> None:
-        self._send_away(3600.0, "finished")
+        if self._turn is None:
+            self._send_away(3600.0, "finished")
         if not self.done.done():
             self.done.set_result(reason)
 
@@ -343,15 +460,15 @@ class RunServer:
             "phase": self.engine.phase.value,
             "round": self.engine.round,
             "version": self.engine.version,
-            "connected": len(self.host.devices),
+            "connected": len(self.host.devices) if self._turn is None else self._turn.fitting,
             "idle": self.engine.waiting(),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
-            "uploading": len(self.host.uploads.active),
-            "queued": len(self.host.uploads.waiting),
+            "uploading": sum(upload.spool is self.spool for upload in self.host.uploads.places.held),
+            "queued": sum(upload.spool is self.spool for upload in self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
-            **({} if self.engine.pace is None else self.engine.pace.status(self.loop.time())),
+            **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
             **self._open_evaluation(),
         }
 

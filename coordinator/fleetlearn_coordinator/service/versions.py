@@ -45,13 +45,16 @@ class Version(msgspec.Struct, frozen=True):
     """Where from (``round``, ``evaluation``, ``held-out``) -> what was measured of it."""
 
 
-def read_versions(plan: Plan) -> list[Version]:
-    """Return the versions of a run's model, the oldest first. Raises StoreError."""
+def read_versions(plan: Plan, *, gone: bool = False) -> list[Version]:
+    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. Raises
+    StoreError."""
     with read_ledger(plan.data_dir) as ledger:
         known = ledger.known_models()
-        changes = {row[0]: row[4]["change"] for row in ledger.closed_rounds(0)}
-    numbers, newest = [row.version for row in known], known[-1].version if known else 0
-    there = {version for version in model_versions(plan.data_dir) if version <= newest}
+        newest = known[-1].version if known else 0
+        there = {version for version in model_versions(plan.data_dir) if version <= newest}
+        known = [row for row in known if gone or row.version in there]
+        made = ledger.measured_in_rounds(row.version - 1 for row in known)
+    numbers = [row.version for row in known]
     metrics = {source: metrics_of(plan, numbers, source) for source in SOURCES}
     best = best_versions(plan.models, measured(plan, there))
     found = []
@@ -65,7 +68,7 @@ def read_versions(plan: Plan) -> list[Version]:
                 row.at,
                 row.round or None,
                 row.restores,
-                changes.get(row.round),
+                made[number - 1]["change"] if number - 1 in made else None,
                 (why_kept(plan.models, number, newest, best) or "needed") if is_there else None,
                 path.stat().st_size if is_there else None,
                 {source: rows[number] for source, rows in metrics.items() if number in rows},

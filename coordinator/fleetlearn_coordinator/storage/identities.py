@@ -34,6 +34,8 @@ _BY = "certificate of "
 """What a device with a certificate has, before its name, in place of a credential's hash."""
 FIRST = "0" * 64
 """What the first row of the audit log has as the hash before."""
+COMMAND = "command"
+"""Who did something, in the audit log: whoever may write to the folder, by a command."""
 _TABLES = (
     "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
     "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, tags TEXT NOT NULL, "
@@ -118,13 +120,14 @@ class Identities:
 
     # Tokens and enrolment
 
-    def make_token(self, uses: int, until: float, tags: Sequence[str], now: float) -> str:
+    def make_token(self, uses: int, until: float, tags: Sequence[str], now: float, who: str = COMMAND) -> str:
         """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
-        once: only its hash is kept."""
+        once: only its hash is kept. ``who`` asks for it: an administrator's name, for the audit log."""
         token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
         with self._transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
-            self._log(now, "token", {"token": _short(token), "uses": uses, "until": until, "tags": [*tags]})
+            about = {"token": _short(token), "uses": uses, "until": until, "tags": [*tags], "who": who}
+            self._log(now, "token", about)
         return token
 
     def enrol(self, device: str, secret: str, token: str, now: float) -> Known:
@@ -202,14 +205,15 @@ class Identities:
             )
         return None if row is None else Known(device, (), row[1])
 
-    def revoke(self, device: str, now: float, *, certified: bool = False) -> bool:
+    def revoke(self, device: str, now: float, *, certified: bool = False, who: str = COMMAND) -> bool:
         """The device's credential is not valid any more, nor are its certificates. Returns whether it was enrolled; if
-        not, nothing changes unless it is ``certified``: it may have a certificate and not have connected yet."""
+        not, nothing changes unless it is ``certified``: it may have a certificate and not have connected yet.
+        ``who``: as for ``make_token``."""
         with self._transaction():
             found = self._db.execute("DELETE FROM devices WHERE device=?", (device,)).rowcount > 0
             if found or certified:
                 self._db.execute("INSERT OR REPLACE INTO revoked VALUES(?, ?)", (device, now))
-                self._log(now, "revoked", {"device": device})
+                self._log(now, "revoked", {"device": device, "who": who})
         return found
 
     def changed(self) -> bool:
@@ -253,6 +257,13 @@ class Identities:
             "SELECT number, at, what, about, hash FROM audit WHERE ?1 IS NULL OR number<?1 ORDER BY number", (end,)
         )
         return [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+
+    def last_events(self, most: int) -> list[Event]:
+        """Return the newest rows of the audit log, at most this many, the oldest of them first. Whether one was changed
+        is not checked."""
+        rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number DESC LIMIT ?", (most,))
+        found = [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+        return found[::-1]
 
     def broken_at(self) -> int | None:
         """Return the number of the first row of the audit log that was changed, or that follows on a removed one, or

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "runs.db"
@@ -65,13 +66,13 @@ class WantedRun(NamedTuple):
 
 class Runs:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError where the database
-    is a newer version's, sqlite3.Error where the disk is full or the file is no database."""
+    is a newer version's, DatabaseError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # a run that was stopped stays so after a power cut

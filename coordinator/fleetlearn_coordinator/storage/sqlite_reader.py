@@ -72,6 +72,10 @@ class LedgerReader:
         rows = [row for row in self.evaluations() if row[1] in wanted and row[2] == "valid"]
         return {row[1]: row[4] for row in rows}
 
+    def last_round(self) -> int:
+        """Return the number of the last round that was opened, or 0 before the first."""
+        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
+
     def open_round(self) -> int | None:
         """Return the number of the open round, if there is one."""
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()

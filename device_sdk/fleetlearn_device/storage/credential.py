@@ -11,6 +11,7 @@ from secrets import token_urlsafe
 from tempfile import mkstemp
 
 import msgspec
+from fleetlearn_protocol.stored_report import read_json
 
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
@@ -30,7 +31,7 @@ def read_credential(folder: Path) -> Credential | None:
     path = folder / FILE
     try:
         with os_errors_as_state_errors(path):
-            return msgspec.json.decode(path.read_bytes(), type=Credential) if path.exists() else None
+            return read_json(path.read_bytes(), Credential) if path.exists() else None
     except msgspec.DecodeError as error:
         raise StateError(f"{path} is damaged ({error}): delete it, and enrol the device again with a token") from None
 

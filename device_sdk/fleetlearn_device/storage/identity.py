@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.stored_report import read_json
 
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.files import write_durably
@@ -46,7 +47,7 @@ def read_or_make_name(path: Path, name: str | None) -> str:
 def read_name(path: Path) -> str:
     """Return the device's name. Raises StateError where the file is damaged, OSError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Identity).device
+        return read_json(path.read_bytes(), Identity).device
     except msgspec.DecodeError as error:
         raise StateError(
             f'{path} is damaged ({error}); it should hold {{"device": NAME}}. Write it again with the name that the '

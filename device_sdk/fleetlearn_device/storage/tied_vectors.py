@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.stored_report import read_json
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
@@ -115,7 +116,10 @@ def _read(content: bytes, size: int) -> dict[str, Vector] | None:
     view = memoryview(content)[:end]
     if length > end or checksum(view) != crc:
         return None
-    names = msgspec.json.decode(view[end - length :], type=tuple[str, ...])
+    try:  # the CRC does not cover ``length``
+        names = read_json(view[end - length :], tuple[str, ...])
+    except msgspec.DecodeError:
+        return None
     if end - length != 4 * size * len(names):
         return None
     return {name: np.frombuffer(view, "<f4", size, 4 * size * place) for place, name in enumerate(names)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.stored_report import read_json
 
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
@@ -31,7 +32,7 @@ class TrainingStarts:
         """Return how often the training of this task was started by processes that died during it."""
         with os_errors_as_state_errors(self._path):
             try:
-                started = msgspec.json.decode(self._path.read_bytes(), type=Starts)
+                started = read_json(self._path.read_bytes(), Starts)
             except (FileNotFoundError, msgspec.DecodeError):
                 return 0
             return started.starts if started.task == task_id else 0

@@ -94,6 +94,9 @@ def _decode_int4(content: Bytes, elements: int) -> Vector:
 
 
 def _check_int4(content: Bytes, elements: int) -> float:
+    if elements % 2 and (content[:, -1] > 15).any():
+        row = int(np.flatnonzero(content[:, -1] > 15)[0])
+        raise ProtocolError(Code.BAD_ENCODING, f"the last half byte of block {row} has no element and must be 0")
     return _largest(content, np.take(_GREATEST, content[:, SCALE:], mode="clip").max(axis=1))
 
 

@@ -112,7 +112,7 @@ def read_run(folder: Path) -> Run:
         # A run that is not finished may have written half of its last line.
         rows = msgspec.json.Decoder(Round).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
         scenario = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SimulatorError(f"{folder} cannot be read as a run's folder: {error}") from None
     return Run(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
 

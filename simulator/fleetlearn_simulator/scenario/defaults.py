@@ -54,7 +54,7 @@ def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"plan = {given['file']!r} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
     if isinstance(own.get("bundle"), str) and own["bundle"]:
         own["bundle"] = str((base / Path(own["bundle"]).expanduser()).absolute())

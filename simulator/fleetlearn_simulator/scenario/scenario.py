@@ -125,7 +125,7 @@ def _text(path: Path) -> str:
 def _tables(text: str, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SimulatorError(f"{file}: this is not TOML: {error}") from None
 
 

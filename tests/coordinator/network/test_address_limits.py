@@ -248,3 +248,25 @@ async def test_a_device_that_checks_in_too_often_is_told_when_to_come_back(
         assert 90 < message.after <= 100
         assert await third.closed() == 1000
         await join("b")
+
+
+@run_async
+async def test_who_is_told_to_come_back_is_no_short_life_of_its_address(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator sent it away; others behind the same address must not pay for that."""
+    patch.setattr("fleetlearn_coordinator.network.device_budgets.DEVICE_BURST", 1)
+    async with fleet(make_plan(), limits={"exempt": []}) as (coordinator, join):
+        await join("a")
+        use = coordinator.host.devices["a"].connection.use
+        assert use is not None
+        full = use.short_lives.tokens
+        for _ in range(3):
+            again = await join("a", check_in=False)
+            await again.send(CheckIn(1, "a", 10))
+            await again.expect(ComeBack)
+            assert await again.closed() == 1000
+        await until(lambda: use.connections == 1)
+        assert use.short_lives.tokens == full
+        (await peer_at(coordinator.host.address, "127.0.0.1")).abort()
+        await until(lambda: use.short_lives.tokens == full - 1)

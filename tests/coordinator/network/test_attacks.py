@@ -31,7 +31,7 @@ PEERS = 40
 """Of the attacks that need thousands."""
 
 
-@pytest.mark.parametrize("name", [name for name, attack in attacks.ATTACKS.items() if attack is not attacks.GHOSTS])
+@pytest.mark.parametrize("name", attacks.ATTACKS)
 def test_rounds_go_on(name: str, make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_attacks, "PEERS", PEERS)
     attack = attacks.ATTACKS[name]

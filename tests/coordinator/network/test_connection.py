@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
 
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import PROTOCOL_NAME, PROTOCOL_VERSION, CheckIn, Refused, Welcome
 from peers import PlanMaker, serving
 
-from benchmarks._raw_peer import BINARY, CLOSE, CONTINUATION, TEXT, RawPeer, frame, open_stream, text
+from benchmarks._raw_peer import BINARY, CLOSE, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
 
 REQUEST = (
     f"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
@@ -99,3 +100,29 @@ async def test_a_closing_peer_is_answered(peer: RawPeer) -> None:
     await opened(peer)
     assert await peer.receive() == (CLOSE, (1000).to_bytes(2, "big"))
     assert await peer.reader.read() == b""
+
+
+@run_async
+async def test_compression_is_not_negotiated_and_a_bomb_is_not_unpacked(peer: RawPeer) -> None:
+    offer = b"\r\nSec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n\r\n"
+    await peer.send(REQUEST[:-4] + offer)
+    head = await peer.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+    assert b"extensions" not in head.lower()
+    packer = zlib.compressobj(wbits=-15)
+    bomb = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_SYNC_FLUSH)
+    compressed = bytearray(frame(TEXT, bomb))
+    compressed[0] |= 0x40  # the reserved bit 1 (RFC 7692, section 6)
+    await peer.send(bytes(compressed))
+    opcode, payload = await peer.receive()
+    assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1002)
+    assert await peer.reader.read() == b""
+
+
+@run_async
+async def test_a_control_frame_is_short_and_whole(peer: RawPeer) -> None:
+    """RFC 6455, section 5.5: 125 bytes at most, so that a peer cannot have it kept, or answered at length."""
+    await peer.send(REQUEST + frame(PING, bytes(126)))
+    await opened(peer)
+    opcode, payload = await peer.receive()
+    assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1002)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings, Tls
+from fleetlearn_coordinator.plan.service_settings import Admin, ServiceError, ServiceSettings, Tls, is_service_file
 from fleetlearn_protocol.errors import Code
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
@@ -28,9 +28,11 @@ def test_the_example_has_every_key_with_its_default() -> None:
     values = msgspec.structs.asdict(ServiceSettings())
     values |= msgspec.structs.asdict(values.pop("limits"))
     assert values.pop("exempt") == ("127.0.0.0/8", "::1/128")
-    assert values.pop("tls") is values.pop("identities") is None
+    assert values.pop("tls") is values.pop("identities") is values.pop("admin") is values.pop("runs") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
-    assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in Tls.__struct_fields__)
+    assert re.search(r"^# runs = ", text, re.MULTILINE)
+    keys = (*Tls.__struct_fields__, *Admin.__struct_fields__)
+    assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
 
@@ -48,6 +50,13 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     found = ServiceSettings.load(file)
     assert found.tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
     assert found.identities == tmp_path / "ids"
+    file.write_text('identities = "ids"\n[admin]\nport = 0\n')
+    assert ServiceSettings.load(file).admin == Admin(port=0)
+    assert not is_service_file(file)
+    file.write_text('runs = "all/runs"\n')
+    assert ServiceSettings.load(file).runs == tmp_path / "all/runs"
+    assert is_service_file(file)
+    assert not is_service_file(tmp_path / "missing.toml")
     file.write_text('host = "0.0.0.0"\ninsecure = true\nopen = true\n')
     assert ServiceSettings.load(file).insecure
 
@@ -56,6 +65,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("port = ", ["this is not TOML"]),
+        ("port = " + "[" * 5000, ["this is not TOML"]),
         ("port = 70000", ["port = 70000", "at least 0 and at most 65535"]),
         ("heartbeat = 0", ["heartbeat = 0"]),
         ("hearbeat = 1.0", ["hearbeat is not a key of a service file", "did you mean heartbeat?"]),
@@ -75,6 +85,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('[limits]\nexempt = ["here"]', ["limits.exempt names 'here'"]),
         ("[limits]\nconnections = 0", ["limits.connections = 0"]),
         ("[limits]\nconection = 5", ["limits.conection is not a key", "did you mean limits.connections?"]),
+        ("[admin]", ["[admin] needs identities"]),
+        ('identities = "a"\n[admin]\nhost = "0.0.0.0"', ['admin.host = "0.0.0.0"', "administrators' tokens"]),
+        ('identities = "a"\n[admin]\nprot = 1', ["admin.prot is not a key", "did you mean admin.port?"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
         ('[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"', ["tls.clients", 'add identities = "identities"']),

@@ -49,7 +49,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_each_version_has_its_reason_and_what_was_measured_of_it(plan: Plan) -> None:
-    rows = read_versions(plan)
+    rows = read_versions(plan, gone=True)
     assert [(row.version, row.round, row.restores, row.change) for row in rows] == [
         (0, None, None, None), (1, 1, None, 0.5), (2, 2, None, 1.0), (3, 3, None, 1.5), (4, None, 1, None)
     ]  # fmt: skip

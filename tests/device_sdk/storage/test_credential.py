@@ -70,8 +70,9 @@ def test_without_one_there_is_nothing_to_change(tmp_path: Path) -> None:
     assert read_credential(tmp_path) is None
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "credential.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b'{"secret":"\xff"}'])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "credential.json").write_bytes(content)
     with pytest.raises(StateError, match=r"credential\.json is damaged.*enrol the device again"):
         read_credential(tmp_path)
 

@@ -93,6 +93,7 @@ def test_a_lost_set_is_told_of(state: StateDirectory, caplog: pytest.LogCaptureF
         lambda b: b"\x01" + b[1:],
         lambda b: b[:18] + b"C" + b[19:],
         lambda b: b[:-8] + b"\xff" * 8,
+        lambda b: b[:-8] + bytes([b[-8] - 1]) + b[-7:],  # the length of the names, which the CRC does not cover
         lambda b: b + b"\0",
         lambda b: b[:5],
         lambda b: b"",

@@ -91,6 +91,16 @@ def test_no_integer_is_beyond_the_levels(encoding: Encoding, levels: int, vector
     assert (scales.astype(np.float64) * levels >= np.abs(vector).max()).all()
 
 
+def test_the_half_byte_without_an_element_is_zero() -> None:
+    """Else the greatest element of a block would be one that it does not have."""
+    content = bytearray(INT4.encode(np.array([1.0, 2.0, 3.0], np.float32)))
+    assert INT4.check(content, 3) == 3.0
+    content[-1] |= 0x70
+    with pytest.raises(ProtocolError, match="the last half byte of block 0 has no element") as caught:
+        INT4.check(content, 3)
+    assert caught.value.code is Code.BAD_ENCODING
+
+
 @both
 @pytest.mark.parametrize("scale", ["0000c07f", "0000807f", "000080ff"])
 def test_a_scale_that_is_not_finite(encoding: Encoding, levels: int, scale: str) -> None:

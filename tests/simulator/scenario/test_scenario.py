@@ -224,6 +224,7 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
     ("text", "expected"),
     [
         ("name = ", ["this is not TOML", "Invalid value"]),
+        ("name = " + "[" * 5000, ["this is not TOML"]),
         ("[population]\nsize = 1", ["plan is missing; it takes the path of a plan file, or a table [plan]"]),
         ("plan = 3", ["plan = 3 is refused: it takes the path of a plan file"]),
         ('plan = "no.plan"', ["plan = 'no.plan' cannot be read"]),

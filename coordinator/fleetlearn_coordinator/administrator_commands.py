@@ -1,0 +1,76 @@
+"""``fleetlearn-coordinator administrator``: who may operate a coordinator over the network."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.typer_app import fail
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fleetlearn_coordinator.identity_commands import ServiceFile, date, identities_folder
+from fleetlearn_coordinator.network.gate import NAME
+from fleetlearn_coordinator.storage.administrators import Administrators, Role
+
+app = typer.Typer(help="Who may operate the coordinator over the network: docs/administration.md.")
+Name = Annotated[str, typer.Argument(help="The administrator's name.")]
+
+
+@app.command()
+def add(
+    service: ServiceFile,
+    name: Name,
+    role: Annotated[str, typer.Option(help="view: may look; operate: may also change.")],
+    hours: Annotated[float | None, typer.Option(help="How long. Default: until it is removed.", min=0.01)] = None,
+) -> None:
+    """Print the token of a new administrator. It is shown this once."""
+    if not NAME.fullmatch(name):
+        raise typer.BadParameter("letters, digits and ._- each", param_hint="NAME")
+    roles: tuple[Role, ...] = get_args(Role)
+    if role not in roles:
+        raise typer.BadParameter(f"{role!r} was given; one of {', '.join(roles)} is expected", param_hint="--role")
+    with _administrators(service) as administrators:
+        now = time.time()
+        print(administrators.add(name, role, None if hours is None else now + 3600 * hours, now))
+
+
+@app.command("list")
+def list_all(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the administrators."""
+    with _administrators(service) as administrators:
+        found = administrators.administrators()
+    if as_json:
+        print(json.dumps([row._asdict() for row in found]))
+        return
+    table = Table("administrator", "role", "added", "until", box=SIMPLE_HEAD, pad_edge=False)
+    for row in found:
+        table.add_row(row.name, row.role, date(row.added), "" if row.until is None else date(row.until))
+    Console().print(table)
+
+
+@app.command()
+def remove(service: ServiceFile, name: Name) -> None:
+    """End an administrator's token, at once."""
+    with _administrators(service) as administrators:
+        if not administrators.remove(name, time.time()):
+            names = ", ".join(row.name for row in administrators.administrators()) or "nobody"
+            raise FleetError(Code.UNKNOWN_CONTENT, f"no administrator is called {name}; there is {names}")
+    Console(stderr=True).print(f"{name} is no administrator any more")
+
+
+@contextmanager
+def _administrators(service: Path) -> Iterator[Administrators]:
+    """Open the administrators of a service file. Expected errors are one line and exit status 1."""
+    try:
+        with closing(Administrators(identities_folder(service))) as found:
+            yield found
+    except (FleetError, OSError) as error:
+        fail("error", str(error))

@@ -1,0 +1,198 @@
+"""The commands `fleetlearn-coordinator run ...`: what a host's runs are to do, while it serves them or not.
+
+Each takes the service file, and writes what is wanted into the database of runs. A host that runs does it within a
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.typer_app import fail
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.operations import NAME, Operations, operating
+from fleetlearn_coordinator.service.status import read_status
+from fleetlearn_coordinator.storage.lock import LOCK, is_locked
+from fleetlearn_coordinator.storage.runs import Population, WantedRun
+
+app = typer.Typer(
+    name="run",
+    help="The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.",
+    no_args_is_help=True,
+)
+ServiceFile = Annotated[
+    Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key runs.")
+]
+RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
+
+
+@app.command()
+def add(
+    service: ServiceFile,
+    name: RunName,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")],
+    tag: Annotated[list[str] | None, typer.Option(help="A tag that its devices have; may be given again.")] = None,
+    tier: Annotated[list[str] | None, typer.Option(help="A tier of its devices; may be given again.")] = None,
+    runtime: Annotated[list[str] | None, typer.Option(help='What trains there, such as "onnx"; may be again.')] = None,
+    share: Annotated[float, typer.Option(help="Share of all devices, always the same: above 0, up to 1.")] = 1.0,
+) -> None:
+    """Add a run, which begins at once. Which devices serve it is said here; by default all."""
+    labels = [*(tag or []), *(tier or []), *(runtime or [])]
+    if not all(map(NAME.fullmatch, labels)):
+        raise typer.BadParameter("tags, tiers and runtimes are of letters, digits and ._-, up to 64 of them")
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"{share:g} was given; a number above 0 and up to 1 is expected", param_hint="--share")
+    population = Population(tuple(tag or ()), tuple(tier or ()), tuple(runtime or ()), share)
+    with _operating(service) as operations:
+        operations.add(name, plan, population)
+        _say(operations, f"{name} is added", "it begins")
+
+
+@app.command()
+def pause(service: ServiceFile, name: RunName) -> None:
+    """Give no more tasks of a run, and open no round. What devices have may still be reported, and no deadline passes
+    meanwhile."""
+    with _operating(service) as operations:
+        operations.change(name, "paused")
+        _say(operations, f"{name} is to be paused", "it is")
+
+
+@app.command()
+def resume(service: ServiceFile, name: RunName) -> None:
+    """Let a run go on that was paused, drained or stopped, or failed."""
+    with _operating(service) as operations:
+        operations.change(name, "resumed")
+        _say(operations, f"{name} is to be running", "it is")
+
+
+@app.command()
+def drain(service: ServiceFile, name: RunName) -> None:
+    """Stop a run when its open round is over."""
+    with _operating(service) as operations:
+        operations.change(name, "drained")
+        _say(operations, f"{name} is to be stopped after its open round", "it begins")
+
+
+@app.command()
+def stop(service: ServiceFile, name: RunName) -> None:
+    """Stop a run at once. Its tasks are cancelled, its devices serve other runs; it goes on with `resume`."""
+    with _operating(service) as operations:
+        operations.change(name, "stopped")
+        _say(operations, f"{name} is to be stopped", "it is")
+
+
+@app.command("roll-back")
+def roll_back(
+    service: ServiceFile,
+    name: RunName,
+    version: Annotated[int, typer.Argument(help="The version whose model is to be the newest again.")],
+) -> None:
+    """Go on from an earlier version of a run's model, also of a run that has finished."""
+    with _operating(service) as operations:
+        operations.roll_back(name, version)
+        _say(operations, f"{name} is to go back to version {version}", "it does")
+
+
+@app.command()
+def remove(service: ServiceFile, name: RunName) -> None:
+    """Stop a run and forget it. Its data directory stays; `add` with the same plan would go on with it."""
+    with _operating(service) as operations:
+        run = operations.find(name)
+        operations.remove(name)
+        _say(operations, f"{name} is removed; what it learnt stays where {run.plan} says", "it ends")
+
+
+@app.command("list")
+def list_runs(service: ServiceFile, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the runs, and how far each is."""
+    with _operating(service) as operations:
+        show_runs(operations, json=json)
+
+
+def show_runs(operations: Operations, *, json: bool) -> None:
+    """Print the runs of a host, and how far each is."""
+    found = [_row(run) for run in operations.runs.runs()]
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    console = Console()
+    if not _is_served(operations):
+        console.print("no coordinator serves these runs now")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = ("run", "state", "version", "phase", "round", "devices", "tasks", "accepted", "for")
+    for column in columns:
+        table.add_column(column, no_wrap=column != "for", min_width=len(column))
+    for row in found:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    console.print(table)
+    for row in found:
+        if row["failed"]:
+            console.print(f"{row['run']} failed: {row['failed']}", soft_wrap=True)
+        if row["error"]:
+            console.print(f"{row['run']}: {row['error']}", soft_wrap=True)
+
+
+def _row(run: WantedRun) -> dict[str, Any]:
+    """Return what is known of a run, for the table and as JSON."""
+    row: dict[str, Any] = {
+        "run": run.name,
+        "state": "failed" if run.failed else run.wanted,
+        "plan": str(run.plan),
+        "for": describe(run.population),
+        "population": run.population._asdict(),
+        "failed": run.failed,
+        "error": "",
+    }
+    try:
+        status = read_status(Plan.load(run.plan).data_dir)
+    except (FleetError, OSError) as error:
+        if not run.failed:
+            row["error"] = str(error)
+        return row
+    if status.finished is not None:
+        row |= {"state": "finished", "finished": status.finished}
+    row["version"] = status.version
+    if status.running:
+        live = status.live
+        row |= {"phase": live["phase"], "round": live["round"], "devices": live["connected"]}
+        row |= {"tasks": live["leases"], "accepted": live["accepted"]}
+    return row
+
+
+def describe(population: Population) -> str:
+    """Return which devices a population is, in a few words."""
+    kinds = (("tag", population.tags), ("tier", population.tiers), ("runtime", population.runtimes))
+    words = [f"{kind} {name}" for kind, names in kinds for name in names]
+    if population.share < 1:
+        words.append(f"{100 * population.share:.3g} %")
+    return ", ".join(words) or "all"
+
+
+def _is_served(operations: Operations) -> bool:
+    return is_locked(operations.runs.path.parent / LOCK)
+
+
+def _say(operations: Operations, what: str, then: str) -> None:
+    when = "within a second" if _is_served(operations) else "when the service file is served"
+    Console(stderr=True).print(f"{what}; {then} {when}", soft_wrap=True)
+
+
+@contextmanager
+def _operating(service: Path) -> Iterator[Operations]:
+    """Open the runs of a service file. Expected errors are one line and exit status 1."""
+    try:
+        with operating(ServiceSettings.load(service)) as operations:
+            yield operations
+    except (FleetError, OSError) as error:
+        fail("error", str(error))

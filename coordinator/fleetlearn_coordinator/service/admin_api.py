@@ -1,0 +1,327 @@
+"""What administrators can ask over HTTP: the endpoints, who may use them, and what each does.
+
+Everything here works as the commands do, from outside: it reads databases and files and writes what is wanted there,
+and the coordinator takes it up within a second. So no request touches the event loop's state, and an operation survives
+``kill -9``. Each operation is one row of the audit log, with the administrator's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from fleetlearn_protocol.errors import Code, FleetError
+from msgspec import Meta
+
+from fleetlearn_coordinator.network.admin_listener import AdminListener, RefusedError, Request
+from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.service.operations import Operations, Verb, operating
+from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.status import Status, last_rounds, read_status
+from fleetlearn_coordinator.service.versions import read_versions
+from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
+from fleetlearn_coordinator.storage.database import DatabaseError
+from fleetlearn_coordinator.storage.requests import write_request
+from fleetlearn_coordinator.storage.runs import Population, WantedRun
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+VERSION = "v1"
+LAST, MOST_LAST = 20, 1000
+"""Rows of a list that are answered by default, and at most."""
+VERBS: dict[str, Verb] = {"pause": "paused", "resume": "resumed", "drain": "drained", "stop": "stopped"}
+"""The last word of an operation's path -> the operation."""
+Labels = Annotated[tuple[Annotated[str, Meta(pattern=f"^{NAME.pattern}$")], ...], Meta(max_length=MOST_TAGS)]
+Body = TypeVar("Body")
+
+
+class TokenAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """A token to enrol devices with."""
+
+    uses: Annotated[int, Meta(ge=1, le=10**6)] = 1
+    hours: Annotated[float, Meta(ge=0.01, le=24 * 366.0)] = 24.0
+    tags: Labels = ()
+
+
+class RunAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """A run to be added, and which devices serve it."""
+
+    name: str
+    plan: Annotated[str, Meta(min_length=1, max_length=1000)]
+    """Its plan's file, below the folder that has the folder of runs."""
+    tags: Labels = ()
+    tiers: Labels = ()
+    runtimes: Labels = ()
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class RollBackAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """A version to go back to."""
+
+    version: Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Asked(NamedTuple):
+    """A request, by whom, and the parts of its path that stand for names."""
+
+    request: Request
+    who: Administrator
+    names: tuple[str, ...]
+    administrators: Administrators
+
+    def body(self, kind: type[Body]) -> Body:
+        """Return the request's body. Raises RefusedError."""
+        try:
+            return msgspec.json.decode(self.request.body or b"{}", type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"the body: {error}") from None
+
+    def last(self) -> int:
+        """Return how many rows are asked for. Raises RefusedError."""
+        given = self.request.query.get("last", str(LAST))
+        if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= MOST_LAST:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"last = {given!r} was given; it takes 1 to {MOST_LAST}")
+        return int(given)
+
+    def log(self, what: str, about: dict[str, Any]) -> None:
+        """Write the operation's row of the audit log."""
+        self.administrators.log(time.time(), what, {**about, "who": self.who.name})
+
+
+class Route(NamedTuple):
+    """An endpoint."""
+
+    method: str
+    path: str
+    """Below ``/v1/``; ``*`` stands for a name."""
+    role: Role
+    do: Callable[[Asked], Any]
+
+
+class AdminApi:
+    """The endpoints of one coordinator. Safe to call from any thread."""
+
+    def __init__(self, service: ServiceSettings, identities: Path, plan: Plan | None) -> None:
+        """``identities``: the service's. ``plan``: the one that is served; None: the service's runs are."""
+        self._service, self._identities, self._plan = service, identities, plan
+        self._of_thread = threading.local()
+        self._routes = [
+            Route("GET", "status", "view", self._status),
+            Route("GET", "runs", "view", self._list_runs),
+            Route("GET", "runs/*", "view", self._run),
+            Route("GET", "runs/*/rounds", "view", self._rounds),
+            Route("GET", "runs/*/models", "view", self._models),
+            Route("GET", "devices", "view", self._devices),
+            Route("GET", "audit", "view", self._audit),
+            Route("POST", "tokens", "operate", self._token),
+            Route("POST", "devices/*/revoke", "operate", self._revoke),
+            Route("POST", "runs", "operate", self._add),
+            *(Route("POST", f"runs/*/{word}", "operate", self._change) for word in VERBS),
+            Route("POST", "runs/*/remove", "operate", self._remove),
+            Route("POST", "runs/*/roll-back", "operate", self._roll_back),
+            Route("POST", "runs/*/evaluate", "operate", self._evaluate),
+        ]
+
+    def answer(self, request: Request) -> Any:
+        """Return what is answered, as JSON. Raises RefusedError."""
+        if not request.token:
+            text = "who asks? Send the header Authorization: Bearer TOKEN, with an administrator's token"
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, text)
+        try:
+            administrators = self._administrators()
+            who = administrators.find_administrator(request.token, time.time())
+            if who is None:
+                raise RefusedError(HTTPStatus.UNAUTHORIZED, "this token is not known here, or it has expired")
+            route, names = self._find(request)
+            if route.role == "operate" and who.role != "operate":
+                raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate")
+            return route.do(Asked(request, who, names, administrators))
+        except (DatabaseError, OSError) as error:  # busy, or a full disk
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
+        except FleetError as error:
+            status = HTTPStatus.NOT_FOUND if error.code == Code.UNKNOWN_CONTENT else HTTPStatus.BAD_REQUEST
+            raise RefusedError(status, error.text) from None
+
+    def _administrators(self) -> Administrators:
+        """Return this thread's connection to the database."""
+        if not hasattr(self._of_thread, "administrators"):
+            self._of_thread.administrators = Administrators(self._identities)
+        found: Administrators = self._of_thread.administrators
+        return found
+
+    def _find(self, request: Request) -> tuple[Route, tuple[str, ...]]:
+        for route in self._routes:
+            wanted = (VERSION, *route.path.split("/"))
+            pairs = list(zip(wanted, request.path, strict=False))
+            is_path = len(wanted) == len(request.path) and all(each in ("*", given) for each, given in pairs)
+            if is_path and route.method == request.method:
+                return route, tuple(given for each, given in pairs if each == "*")
+        paths = ", ".join(f"{route.method} /{VERSION}/{route.path}" for route in self._routes)
+        raise RefusedError(
+            HTTPStatus.NOT_FOUND, f"there is no {request.method} /{'/'.join(request.path)}; there are: {paths}"
+        )
+
+    # Runs
+
+    @contextmanager
+    def _operating(self, asked: Asked) -> Iterator[Operations]:
+        """Open the host's runs. Raises RefusedError where one plan is served."""
+        if self._plan is not None:
+            text = "this coordinator serves one plan: it can be evaluated and rolled back, and is ended by a signal"
+            raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+        with operating(self._service, asked.who.name) as operations:
+            yield operations
+
+    def _wanted(self, asked: Asked) -> list[WantedRun]:
+        if self._plan is not None:
+            return []
+        with self._operating(asked) as operations:
+            return operations.runs.runs()
+
+    def _plan_of(self, asked: Asked) -> tuple[str, Plan]:
+        """Return the name and the plan of the run that is asked for. Raises RefusedError, PlanError."""
+        (name,) = asked.names
+        if self._plan is not None and name == self._plan.name:
+            return name, self._plan
+        wanted = self._wanted(asked)
+        for run in wanted:
+            if run.name == name:
+                return name, Plan.load(run.plan)
+        names = ", ".join(run.name for run in wanted) if self._plan is None else self._plan.name
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no run called {name}; there are: {names or 'none'}")
+
+    def _described(self, run: WantedRun | None) -> dict[str, Any]:
+        """Return a run in a few words."""
+        found: dict[str, Any] = {}
+        if run is not None:
+            found = {"name": run.name, "wanted": run.wanted, "failed": run.failed, "plan": str(run.plan)}
+        try:
+            plan = self._plan if run is None else Plan.load(run.plan)
+            assert plan is not None
+            status = read_status(plan.data_dir, since=2**62)
+        except FleetError as error:
+            return {**found, "error": error.text}
+        keys = ("phase", "round", "connected", "leases", "accepted")
+        live = {key: status.live[key] for key in keys if status.running and key in status.live}
+        return {"name": plan.name, **found, **_brief(status), **live}
+
+    def _list_runs(self, asked: Asked) -> Any:
+        return [self._described(run) for run in (self._wanted(asked) if self._plan is None else [None])]
+
+    def _status(self, asked: Asked) -> Any:
+        runs = self._list_runs(asked)
+        devices = asked.administrators.devices()
+        connected = sum(run.get("connected", 0) for run in runs)
+        return {"time": time.time(), "enrolled": len(devices), "connected": connected, "runs": runs}
+
+    def _run(self, asked: Asked) -> Any:
+        name, plan = self._plan_of(asked)
+        status = read_status(plan.data_dir, since=2**62)
+        evaluations = status.evaluations[-LAST:]
+        return {"name": name, **_brief(status), "live": status.live, "evaluations": evaluations}
+
+    def _rounds(self, asked: Asked) -> Any:
+        return last_rounds(self._plan_of(asked)[1].data_dir, asked.last())
+
+    def _models(self, asked: Asked) -> Any:
+        return read_versions(self._plan_of(asked)[1])[-MOST_LAST:]
+
+    def _add(self, asked: Asked) -> Any:
+        body = asked.body(RunAsked)
+        with self._operating(asked) as operations:
+            base = operations.runs.path.parent.parent.resolve()
+            path = (base / body.plan).resolve()
+            if not path.is_relative_to(base):
+                raise RefusedError(HTTPStatus.BAD_REQUEST, f"plan = {body.plan!r} is not below {base}")
+            operations.add(body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share))
+        return {"name": body.name, "wanted": "running"}
+
+    def _change(self, asked: Asked) -> Any:
+        (name,), verb = asked.names, VERBS[asked.request.path[-1]]
+        with self._operating(asked) as operations:
+            operations.change(name, verb)
+            return {"name": name, "wanted": operations.find(name).wanted}
+
+    def _remove(self, asked: Asked) -> Any:
+        (name,) = asked.names
+        with self._operating(asked) as operations:
+            operations.remove(name)
+        return {"name": name, "removed": True}
+
+    def _roll_back(self, asked: Asked) -> Any:
+        version = asked.body(RollBackAsked).version
+        name, plan = self._plan_of(asked)
+        if self._plan is None:
+            with self._operating(asked) as operations:
+                operations.roll_back(name, version)
+        else:
+            ask_to_roll_back(plan.data_dir, version, asked.who.name)
+            asked.log("rolled back", {"run": name, "version": version})
+        return {"name": name, "version": version}
+
+    def _evaluate(self, asked: Asked) -> Any:
+        name, plan = self._plan_of(asked)
+        read_status(plan.data_dir, since=2**62)  # it has a data directory
+        asked.log("evaluation", {"run": name})
+        write_request(plan.data_dir)
+        return {"name": name}
+
+    # Devices
+
+    def _devices(self, asked: Asked) -> Any:
+        return [row._asdict() for row in asked.administrators.devices()]
+
+    def _audit(self, asked: Asked) -> Any:
+        return [row._asdict() for row in asked.administrators.last_events(asked.last())]
+
+    def _token(self, asked: Asked) -> Any:
+        body, now = asked.body(TokenAsked), time.time()
+        until, keys = now + 3600 * body.hours, public_keys(self._service.signing_keys)
+        token = asked.administrators.make_token(body.uses, until, body.tags, now, asked.who.name)
+        return {"token": ".".join([token, *keys]), "until": until}
+
+    def _revoke(self, asked: Asked) -> Any:
+        (device,) = asked.names
+        tls = self._service.tls
+        certified = tls is not None and tls.clients is not None
+        found = asked.administrators.revoke(device, time.time(), certified=certified, who=asked.who.name)
+        if not found and not certified:
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"no device called {device} is enrolled")
+        return {"device": device, "revoked": True}
+
+
+def _brief(status: Status) -> dict[str, Any]:
+    return {
+        "running": status.running,
+        "address": status.address,
+        "version": status.version,
+        "finished": status.finished,
+    }
+
+
+@asynccontextmanager
+async def administrators_port(service: ServiceSettings, plan: Plan | None = None) -> AsyncIterator[None]:
+    """Listen on the administrators' port, if the service file has one, until the block is left. ``plan``: as for
+    ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the address cannot be listened on)."""
+    if service.admin is None or service.identities is None:
+        yield
+        return
+    # Administrators have tokens: whatever the devices' port asks of its peers, this one asks for no certificate.
+    tls = None if service.tls is None else Tls(certificate=service.tls.certificate, key=service.tls.key)
+    listener = AdminListener(AdminApi(service, service.identities, plan).answer, tls)
+    address = await listener.listen(service.admin.host, service.admin.port)
+    logger.info("administrators: %s", address)
+    try:
+        yield
+    finally:
+        await listener.close()

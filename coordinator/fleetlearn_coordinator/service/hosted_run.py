@@ -1,0 +1,130 @@
+"""A run on a host, with its data directory: opened, served, and closed again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import nullcontext, suppress
+
+import msgspec
+from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.errors import Code, FleetError
+
+from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
+from fleetlearn_coordinator.service.population import EVERYBODY
+from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage.ledger import Metadata, Row
+from fleetlearn_coordinator.storage.runs import Population, State
+from fleetlearn_coordinator.storage.store import open_store
+
+
+def updates_kept(plan: Plan) -> int:
+    """Return how many updates of a round stay in spool files until it ends."""
+    return plan.round.goal if plan.aggregator().keeps_updates else 0
+
+
+class HostedRun:
+    """A run within a running event loop. ``begin`` follows; then ``end``, and ``close``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        service: ServiceSettings,
+        host: Host,
+        *,
+        bundle: Bundle | None = None,
+        name: str = "",
+        population: Population = EVERYBODY,
+    ) -> None:
+        """Open the plan's data directory. ``bundle``: the plan's, if it is open already; ``name``, ``population``: of
+        one of a host's several runs. Raises PlanError, BundleError, StoreError."""
+        bundle = bundle or open_bundle(plan.bundle)
+        self.plan = plan
+        self._store = open_store(
+            plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=updates_kept(plan)
+        )
+        try:
+            now = Clocks(asyncio.get_running_loop().time(), time.time())
+            run = Run(plan, bundle, self._store, now, service.heartbeat)
+            self._held_out = self._measurer(run)
+            self.server = RunServer(run, host, name, population)
+            if self._held_out is not None:
+                self._held_out.measured = self.server.held_out_measured
+        except BaseException:
+            self._store.close()
+            raise
+        self._measuring: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The run's own name, which is random."""
+        return self._store.run
+
+    def begin(self, state: State = "running") -> None:
+        """Take up what an earlier process left open, in this state."""
+        self.server.start(state)
+        if self._held_out is not None:
+            self._measuring = self.server.loop.create_task(self._measure(self._held_out))
+
+    def listens_at(self, address: str) -> None:
+        """Devices connect to this URL."""
+        self._store.write([Metadata("address", address)])
+
+    async def end(self) -> None:
+        """Let what is being computed come to its end, and record that the run is not served any more."""
+        await self.server.wait_for_thread()
+        if self._held_out is not None and self._measuring is not None:
+            self._measuring.cancel()
+            await self._held_out.close()
+        failed = self.server.done.done() and self.server.done.exception() is not None
+        with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
+            self.record(ended=True)
+        self.server.end()  # an alarm may still be set, and devices still talk
+
+    def close(self) -> None:
+        """Close the data directory. Nothing may be asked of the run any more."""
+        self._store.close()
+
+    def look(self) -> None:
+        """Look for requests, and record what ``status`` shows. Called each second."""
+        self.server.look_for_request()
+        self.record()
+
+    def record(self, *, ended: bool = False) -> None:
+        """Record the run's state of this moment, for ``status`` and the next process."""
+        live = {**self.server.live(), "pid": None if ended else os.getpid()}
+        rows: list[Row] = [Metadata("live", msgspec.json.encode(live).decode())]
+        self._store.write(rows + self.server.run.pace_rows(self.server.now()))
+
+    @property
+    def measures(self) -> bool:
+        """Whether models are still to be measured on held-out data."""
+        return self._held_out is not None and bool(self._held_out.waiting())
+
+    def _measurer(self, run: Run) -> HeldOut | None:
+        """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
+        rule = self.plan.evaluation
+        if rule.data is None:
+            return None
+        if not rule.data.is_file():
+            raise PlanError(Code.UNKNOWN_CONTENT, f"{self.plan.file}: evaluation.data = {rule.data} is not a file")
+        check_installed()
+
+        def is_due(version: int) -> bool:
+            newest = run.engine.version  # the file of a newer one may be there, which does not count yet
+            last = run.finished is not None and version == newest
+            return 0 < version <= newest and (version % rule.data_every == 0 or last)
+
+        run.held_out = HeldOut(run.bundle, self.plan.data_dir, rule.data, self._store.blobs, run.digest_of, is_due)
+        return run.held_out
+
+    async def _measure(self, held_out: HeldOut) -> None:
+        try:
+            await held_out.run()
+        except Exception as error:
+            self.server.fail(error)

@@ -1,0 +1,34 @@
+"""Which devices serve a run: its population filter, applied to what a device states."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fleetlearn_protocol.messages import CheckIn
+
+from fleetlearn_coordinator.storage.runs import Population
+
+EVERYBODY = Population()
+
+
+def why_not(population: Population, run: str, check_in: CheckIn) -> str:
+    """Return why the device is not of this run's population, for its owner; empty if it is. ``run``: the run's name."""
+    if population == EVERYBODY:
+        return ""
+    missing = [tag for tag in population.tags if tag not in check_in.tags]
+    if missing:
+        return f"the run is for devices with the tag {missing[0]}"
+    if population.tiers and check_in.tier not in population.tiers:
+        return f"the run is for devices of the tier {' or '.join(population.tiers)}"
+    if population.runtimes and check_in.runtime.partition(" ")[0] not in population.runtimes:
+        return f"the run is for devices that train with {' or '.join(population.runtimes)}"
+    if place(run, check_in.device) >= population.share:
+        return f"the run is for {population.share:.3g} of all devices, and this one is not among them"
+    return ""
+
+
+def place(run: str, device: str) -> float:
+    """Return where a device stands among all devices, from 0 up to 1, always the same in a run: the first ``share`` of
+    them are a run's population. Another run's are others."""
+    found = hashlib.sha256(f"{run}/{device}".encode()).digest()
+    return int.from_bytes(found[:8]) / 2**64

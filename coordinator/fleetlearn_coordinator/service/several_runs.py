@@ -1,0 +1,294 @@
+"""A coordinator's process with any number of runs, which come and go while devices stay connected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from typing import Any
+
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.messages import ComeBack
+
+from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.gate import Gate
+from fleetlearn_coordinator.network.host import Host, spread
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.admin_api import administrators_port
+from fleetlearn_coordinator.service.hosted_run import HostedRun
+from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage.database import DatabaseError
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.lock import LOCK, lock
+from fleetlearn_coordinator.storage.requests import RollBack
+from fleetlearn_coordinator.storage.runs import Runs, WantedRun
+from fleetlearn_coordinator.storage.store import descriptors
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+HOST = "host"
+"""Who asks a run to roll back where the database of runs says so; the audit log has who asked for that."""
+RUNS_TO_COME = 8
+"""Runs that may be added to those that are there at the start: file descriptors are set aside for them."""
+
+
+def serve_runs(service: ServiceSettings) -> str:
+    """Serve the runs of a service, ``service.runs``, until SIGTERM or SIGINT ends it. Blocks. Returns why it ended.
+
+    Raises StoreError (another coordinator serves these runs), OSError (the address cannot be listened on).
+    """
+    return asyncio.run(_serve(service))
+
+
+async def _serve(service: ServiceSettings) -> str:
+    stopped = begin_process()
+    async with hosting(service) as runs:
+        process_settings.collect_garbage_rarely()
+        await runs.wait(stopped)
+        await runs.send_all_away()
+    logger.info("%s", stopped.result())
+    return stopped.result()
+
+
+@asynccontextmanager
+async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
+    """Serve the runs of a service, with their data directories open and the host listening, until the block is left."""
+    assert service.runs is not None
+    with closing(Runs(service.runs)) as wanted:
+        descriptor = lock(service.runs / LOCK)
+        identities = None if service.identities is None else Identities(service.identities)
+        try:
+            files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
+            places = process_settings.places(service.max_connections, files=files)
+            host = Host(service, places, None if identities is None else Gate(identities), several=True)
+            runs = HostedRuns(service, host, places, wanted, identities)
+            async with host, administrators_port(service):
+                await host.listen()
+                logger.info("listening on %s, runs in %s", host.address, service.runs)
+                try:
+                    runs.begin()
+                    yield runs
+                finally:
+                    await runs.end()
+        finally:
+            if identities is not None:
+                identities.close()
+            os.close(descriptor)
+
+
+class HostedRuns:
+    """The runs of a host. Each second it looks at what is wanted of them, and makes it so."""
+
+    def __init__(
+        self,
+        service: ServiceSettings,
+        host: Host,
+        places: process_settings.Places,
+        wanted: Runs,
+        identities: Identities | None,
+    ) -> None:
+        self.host, self._service, self._places = host, service, places
+        self._wanted, self._identities = wanted, identities
+        self._open: dict[int, HostedRun] = {}
+        """Number of a run that is served -> the run."""
+        self._names: dict[int, str] = {}
+        self._over: dict[int, int] = {}
+        """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun again when it is asked
+        for once more."""
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # The process
+
+    def begin(self) -> None:
+        """Serve the runs from now on."""
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                self.host.sweep(SWEEP)
+                peer_log.flush()
+                await self.look()
+            except Exception as error:
+                self.host.shared.failed(error)
+                return
+            await asyncio.sleep(SWEEP)
+
+    async def _stop_sweeping(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait({self._sweeper})
+
+    async def wait(self, stopped: asyncio.Future[str]) -> None:
+        """Wait until the process is stopped. Raises what is wrong with the host itself, if something is."""
+        ends: set[asyncio.Future[Any]] = {stopped, self.host.failure}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            self.host.failure.result()
+
+    async def send_all_away(self) -> None:
+        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""
+        await self._stop_sweeping()
+        for run in self._open.values():
+            if not run.server.done.done():  # from now on, leases stay as they are on disk
+                run.server.done.set_result("stopped")
+        for device in list(self.host.devices):
+            self.host.tell(device, ComeBack(spread(10.0), "stopping"))
+        await self.host.empty()
+
+    async def end(self) -> None:
+        """Close all runs, and leave what devices have as it is."""
+        await self._stop_sweeping()
+        self.host.shared.ended = True
+        for number in list(self._open):
+            await self._close(number, "stopped")
+
+    # The runs
+
+    def servers(self) -> Iterable[tuple[str, RunServer]]:
+        """Return the runs that are served, by name."""
+        return [(self._names[number], run.server) for number, run in self._open.items()]
+
+    async def look(self) -> None:
+        """Look at what is wanted of the runs, and at how they are, and do what follows."""
+        try:
+            wanted = self._wanted.runs()
+        except DatabaseError as error:
+            logger.error("what is wanted of the runs cannot be read: %s", error)
+            return
+        for number in self._open.keys() - {run.number for run in wanted}:
+            await self._close(number, "removed")
+        for run in wanted:
+            if run.version is not None:
+                self._ask_to_roll_back(run, run.version)
+            if run.number in self._open:
+                await self._look_at(run, self._open[run.number])
+            elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
+                await self._begin(run)
+
+    async def _begin(self, wanted: WantedRun) -> None:
+        """Open a run and serve it, in the state that is wanted. If that cannot be, it has failed."""
+        number = wanted.number
+        try:
+            plan = Plan.load(wanted.plan)
+            plan.check_service(self._service)
+            check_places(plan, self._service, self._places)
+            run = HostedRun(plan, self._service, self.host, name=wanted.name, population=wanted.population)
+        except Exception as error:
+            self._fail(wanted, error)
+            return
+        others = list(self._open.values())
+        self._open[number], self._names[number] = run, wanted.name
+        try:
+            _refuse_twins(run, others)
+            run.server.run.roll_backs.done = partial(self._log_roll_back, wanted.name)
+            run.begin(wanted.wanted)
+            run.listens_at(self.host.address)
+        except Exception as error:
+            run.server.fail(error)
+        else:
+            logger.info("run %s is served (%s), data in %s", wanted.name, wanted.wanted, plan.data_dir)
+            self._log("started", wanted.name)
+        await self._look_at(wanted, run)
+
+    async def _look_at(self, wanted: WantedRun, run: HostedRun) -> None:
+        server = run.server
+        if not server.done.done() and wanted.wanted != "stopped":
+            try:
+                self._make_so(wanted, run)
+                run.look()
+            except Exception as error:
+                server.fail(error)
+        if server.done.done():
+            failure = server.done.exception()
+            if failure is not None:
+                self._fail(wanted, failure)
+                await self._close(wanted.number, "failed")
+            elif wanted.wanted == "stopped" or not run.measures:  # the last models are measured first
+                self._over[wanted.number] = wanted.asked
+                await self._close(wanted.number, "finished")
+        elif wanted.wanted == "stopped":
+            await self._close(wanted.number, "stopped")
+        elif wanted.wanted == "draining" and server.is_drained:
+            self._write(lambda: self._wanted.drained(wanted))
+            self._over[wanted.number] = wanted.asked
+            await self._close(wanted.number, "drained")
+
+    def _ask_to_roll_back(self, wanted: WantedRun, version: int) -> None:
+        """Leave it to the run, now or when it begins: a request in its data directory."""
+        try:
+            ask_to_roll_back(Plan.load(wanted.plan).data_dir, version, HOST)
+        except (FleetError, OSError, DatabaseError) as error:
+            logger.error("run %s is not rolled back to version %d: %s", wanted.name, version, error)
+        self._write(lambda: self._wanted.rolled_back(wanted))
+
+    def _log_roll_back(self, name: str, request: RollBack, version: int) -> None:
+        if request.who == COMMAND:  # what came from the database of runs is in the log already
+            self._log("rolled back", name, version=request.version, who=COMMAND)
+
+    def _make_so(self, wanted: WantedRun, run: HostedRun) -> None:
+        """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
+        match wanted.wanted:
+            case "running":
+                run.server.go_on()
+            case "paused":
+                run.server.pause()
+            case "draining":
+                run.server.go_on(draining=True)
+
+    def _fail(self, wanted: WantedRun, error: BaseException) -> None:
+        """The run is stopped by an error: say so. The others go on."""
+        expected = isinstance(error, FleetError | OSError)
+        logger.error("run %s is stopped: %s", wanted.name, error, exc_info=None if expected else error)
+        self._over[wanted.number] = wanted.asked
+        self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
+        self._log("failed", wanted.name, why=str(error))
+
+    async def _close(self, number: int, what: str) -> None:
+        """Serve a run no more. What its devices were given stays on disk as it is."""
+        run, name = self._open.pop(number), self._names.pop(number)
+        run.server.end(f"the run {name} is {what}")
+        if not run.server.done.done():
+            run.server.done.set_result(what)
+        try:
+            await run.end()
+        except Exception as error:  # its disk is full, for example
+            logger.error("run %s: its last state cannot be recorded: %s", name, error)
+        run.close()
+        if what != "failed":
+            logger.info("run %s is %s; its newest model is version %d", name, what, run.server.engine.version)
+            self._log("stopped", name, why=what)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except DatabaseError as error:
+            logger.error("what became of a run cannot be recorded: %s", error)
+
+    def _log(self, what: str, name: str, **more: str | int) -> None:
+        """Add a row to the audit log, if there is one."""
+        if self._identities is not None:
+            identities = self._identities
+            self._write(lambda: identities.log(time.time(), what, {"run": name, **more}))
+
+
+def _refuse_twins(run: HostedRun, others: Iterable[HostedRun]) -> None:
+    """Raise StoreError if tasks of two runs could be taken for each other, or PlanError if what devices keep could."""
+    for other in others:
+        if other.id == run.id:
+            text = f"{run.plan.data_dir} is a copy of {other.plan.data_dir}, whose run is served too; give each its own"
+            raise StoreError(Code.DUPLICATE, text)
+        if run.plan.tied and other.plan.tied and run.server.run.bundle.sha256 == other.server.run.bundle.sha256:
+            text = (
+                f"{run.plan.file}: devices keep vectors of this bundle for {other.plan.file}, which is served too "
+                "(one run of a bundle may have error feedback or SCAFFOLD). Export the model again, under another name"
+            )
+            raise PlanError(Code.BUSY, text)

@@ -1,0 +1,553 @@
+"""A host with several runs, against devices that speak the protocol by hand: who serves which, and what ends alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.service.operations import Operations
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
+from fleetlearn_coordinator.storage.administrators import Administrators
+from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.runs import Population, Runs, WantedRun
+from fleetlearn_protocol import Code
+from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
+    Accepted,
+    Cancel,
+    CheckIn,
+    ComeBack,
+    Held,
+    Refused,
+    Task,
+    Welcome,
+)
+from peers import Peer, plan_text, report_of, update_of, write_test_bundle
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
+SIZE = 1000
+UPDATE = update_of(1.0, SIZE)
+
+
+class Several:
+    """A host of a test, with its runs and devices."""
+
+    def __init__(self, folder: Path, service: ServiceSettings, runs: HostedRuns) -> None:
+        assert service.runs is not None
+        self.folder, self.hosted, self.wanted = folder, runs, Runs(service.runs)
+        self._service, self._peers = service, list[Peer]()
+
+    async def add(self, name: str, population: Population = Population(), /, **settings: Any) -> RunServer:  # noqa: B008
+        """Add a run with a plan of its own, and wait until it is served."""
+        plan = self.folder / f"{name}.toml"
+        rules = {"round__goal": 1, "round__over_selection": 1, "round__minimum": 1, **settings}
+        plan.write_text(plan_text(self.folder / "bundle", self.folder / f"{name}.run", **rules))
+        Operations(self._service, self.wanted, None, "test").add(name, plan, population)
+        await self.hosted.look()
+        return self.server(name)
+
+    async def want(self, name: str, state: Any) -> None:
+        self.wanted.want(name, state)
+        await self.hosted.look()
+
+    def roll_back(self, name: str, version: int) -> None:
+        Operations(self._service, self.wanted, None, "test").roll_back(name, version)
+
+    def server(self, name: str) -> RunServer:
+        return dict(self.hosted.servers())[name]
+
+    def row(self, name: str) -> WantedRun:
+        return next(run for run in self.wanted.runs() if run.name == name)
+
+    async def join(self, name: str, **stated: Any) -> Peer:
+        """Connect a device and check it in."""
+        peer = await self.connect(name)
+        await peer.check_in(**stated)
+        return peer
+
+    async def connect(self, name: str) -> Peer:
+        address = self.hosted.host.address
+        connection = await connect(address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None)
+        peer = Peer(name, connection)
+        self._peers.append(peer)
+        return peer
+
+    def of(self, task: Task) -> str:
+        """Return the name of the run that gave this task."""
+        return next(name for name, server in self.hosted.servers() if task.task.startswith(f"{server.task_prefix}-"))
+
+    def close(self) -> None:
+        self.wanted.close()
+        for peer in self._peers:
+            peer.connection.transport.abort()
+
+
+@asynccontextmanager
+async def several(folder: Path, **service: Any) -> AsyncIterator[Several]:
+    """A host whose sweep does not come by itself: a test calls ``look`` when it is to."""
+    settings = ServiceSettings.read({"port": 0, "runs": str(folder / "runs"), **service})
+    async with hosting(settings) as runs:
+        await runs._stop_sweeping()
+        found = Several(folder, settings, runs)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def run_async(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    """Run a coroutine test in an event loop of its own, with a folder that has a bundle."""
+
+    def run(tmp_path: Path) -> None:
+        write_test_bundle(tmp_path / "bundle", SIZE)
+
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                await test(tmp_path)
+
+        asyncio.run(bounded())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def settled(peer: Peer) -> None:
+    """Wait until the coordinator has heard all that the device said, and the device all answers to it."""
+    await (await peer.connection.ping())
+
+
+async def nothing_comes(peer: Peer) -> None:
+    await settled(peer)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            raise AssertionError(f"{await peer.connection.recv()!r} came")
+
+
+# Who serves which run
+
+
+@run_async
+async def test_a_device_serves_the_runs_in_turn(folder: Path) -> None:
+    async with several(folder) as host:
+        for name in ("a", "b", "c"):
+            await host.add(name)
+        peer = await host.join("d")
+        served = [host.of(await peer.do_round(UPDATE)) for _ in range(9)]
+        assert sorted(served[:3]) == ["a", "b", "c"]
+        assert served == served[:3] * 3
+        await settled(peer)
+        assert {server.engine.version for _, server in host.hosted.servers()} == {3}
+
+
+@run_async
+async def test_no_device_has_two_tasks_whatever_happens(folder: Path) -> None:
+    """Three runs of other kinds, twelve devices that come, go, fail, and report, and a look at all books after each."""
+    async with several(folder) as host:
+        await host.add("a", round__goal=4, round__minimum=2, round__over_selection=1.5, round__gather=0.01)
+        await host.add("b", round__goal=2, round__gather=0.01)
+        await host.add(
+            "c", recipe="fedbuff", round__goal=2, round__concurrency=5, round__minimum=None,
+            round__over_selection=None, round__gather=None,
+        )  # fmt: skip
+        rng = np.random.default_rng(0)
+        end = asyncio.get_running_loop().time() + 2.5
+        tasks = list[str]()
+
+        def check() -> None:
+            for device, shared in host.hosted.host.turns.devices.items():  # type: ignore[union-attr]
+                books = [
+                    name
+                    for name, server in host.hosted.servers()
+                    if device in server.engine.leases and device not in server.engine.book.absent
+                ]
+                assert len(books) <= 1, f"{device} has tasks of {books}"
+                assert shared.serves is None or books in ([], [shared.serves.port.name])
+
+        async def device(name: str) -> None:
+            while asyncio.get_running_loop().time() < end:
+                peer = await host.join(name)
+                for _ in range(int(rng.integers(1, 6))):
+                    try:
+                        async with asyncio.timeout(0.3):
+                            message = await peer.receive()
+                    except TimeoutError:
+                        break
+                    check()
+                    if not isinstance(message, Task):
+                        continue
+                    tasks.append(message.task)
+                    if rng.random() < 0.2:
+                        break  # it goes, with the task
+                    try:
+                        await peer.upload(message, UPDATE)
+                    except AssertionError:  # its round is over: no grant came
+                        break
+                    check()
+                await peer.connection.close()
+
+        await asyncio.gather(*(device(f"d{number}") for number in range(12)))
+        check()
+        assert all(server.engine.version > 2 for _, server in host.hosted.servers())
+        assert len({task.partition("-")[0] for task in tasks}) == 3
+
+
+@run_async
+async def test_a_run_that_needs_all_devices_is_not_starved(folder: Path) -> None:
+    async with several(folder) as host:
+        greedy = await host.add(
+            "greedy", recipe="fedbuff", round__goal=1, round__concurrency=10, round__minimum=None,
+            round__over_selection=None, round__gather=None,
+        )  # fmt: skip
+        large = await host.add("large", round__goal=4, round__minimum=4, round__gather=30.0)
+        peers = [await host.join(f"d{number}") for number in range(4)]
+
+        async def work(peer: Peer) -> None:
+            while large.engine.version < 3:
+                task = await peer.receive()
+                if isinstance(task, Task):
+                    await peer.upload(task, UPDATE)
+
+        workers = [asyncio.create_task(work(peer)) for peer in peers]
+        while large.engine.version < 3:
+            await asyncio.sleep(0.01)
+        for worker in workers:
+            worker.cancel()
+        assert greedy.engine.version >= 3, "the other one had its turns too"
+
+
+@run_async
+async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("eu", Population(tags=("eu",)))
+        await host.add("phones", Population(tiers=("phone",), runtimes=("onnx",)))
+        eu, phone = await host.join("e", tags=("eu", "x")), await host.join("p", tier="phone", runtime="onnx 1.2")
+        for _ in range(2):
+            assert host.of(await eu.do_round(UPDATE)) == "eu"
+            assert host.of(await phone.do_round(UPDATE)) == "phones"
+        none = await host.connect("n")
+        await none.send(CheckIn(1, "n", 10, tier="phone", runtime="other 1"))
+        welcome: Welcome = await none.expect(Welcome)
+        assert welcome.ineligible == (
+            "eu: the run is for devices with the tag eu; phones: the run is for devices that train with onnx"
+        )
+        await nothing_comes(none)
+
+
+@run_async
+async def test_a_device_that_no_run_wants_is_sent_away(folder: Path) -> None:
+    async with several(folder) as host:
+        pace = {"pace__connected": 1, "pace__check_ins": 100.0, "round__goal": 1, "round__deadline": 30.0}
+        await host.add("a", **pace)
+        first = await host.join("first")
+        await first.task()
+        await host.add("b", **pace)
+        second, third = await host.join("second"), await host.join("third")
+        await second.task()  # of b
+        assert isinstance(await third.receive(), ComeBack)
+
+
+# What comes and goes
+
+
+@run_async
+async def test_a_run_is_added_and_removed_while_devices_stay_connected(folder: Path) -> None:
+    async with several(folder) as host:
+        peer = await host.join("d")
+        await nothing_comes(peer)
+        await host.add("a")
+        task = await peer.task()
+        assert host.of(task) == "a"
+        host.wanted.remove("a")
+        await host.add("b")
+        cancel: Cancel = await peer.expect(Cancel)
+        assert (cancel.task, cancel.text) == (task.task, "the run a is removed")
+        assert host.of(await peer.do_round(UPDATE)) == "b"
+        assert read_status(folder / "a.run").running is False
+
+
+@run_async
+async def test_a_paused_run_counts_what_is_out_and_gives_nothing(folder: Path) -> None:
+    async with several(folder) as host:
+        server = await host.add("a", round__goal=2, round__minimum=1, round__deadline=0.5, round__over_selection=1)
+        one, two = await host.join("1"), await host.join("2")
+        tasks = await one.task(), await two.task()
+        await host.want("a", "paused")
+        await asyncio.sleep(0.6)  # the deadline is over by another clock
+        assert isinstance(await one.upload(tasks[0], UPDATE), Accepted)
+        await two.connection.close()
+        two = await host.join("2", held=Held(tasks[1].task, 1))
+        assert isinstance(await two.upload(tasks[1], UPDATE), Accepted)
+        await settled(two)
+        assert server.engine.version == 1, "the round came to its end"
+        await nothing_comes(one)
+        await host.want("a", "running")
+        assert (await one.task()).round == 2
+        assert read_model(folder / "a.run")[0] == 1
+
+
+@run_async
+async def test_a_drained_run_ends_with_its_round(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", round__goal=2, round__minimum=2)
+        one, two = await host.join("1"), await host.join("2")
+        first, second = await one.task(), await two.task()
+        await host.want("a", "draining")
+        assert isinstance(await one.upload(first, UPDATE), Accepted)
+        await host.hosted.look()
+        assert host.row("a").wanted == "draining"
+        assert isinstance(await two.upload(second, UPDATE), Accepted)
+        await settled(two)
+        await host.hosted.look()
+        assert host.row("a").wanted == "stopped"
+        assert read_model(folder / "a.run")[0] == 1
+        assert not dict(host.hosted.servers())
+
+
+@run_async
+async def test_a_stopped_run_goes_on_with_its_leases(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", round__goal=2, round__minimum=2)
+        one, two = await host.join("1"), await host.join("2")
+        first, second = await one.task(), await two.task()
+        assert isinstance(await one.upload(first, UPDATE), Accepted)
+        await host.want("a", "stopped")
+        assert (await two.expect(Cancel)).task == second.task
+        assert not read_status(folder / "a.run").running
+        await host.want("a", "running")
+        again = await two.task()
+        assert again.task == second.task
+        assert isinstance(await two.upload(again, UPDATE), Accepted)
+        await settled(two)
+        assert host.server("a").engine.version == 1
+
+
+@run_async
+async def test_an_update_of_another_run_reaches_the_run_that_gave_its_task(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", round__goal=2, round__minimum=2)
+        other, peer = await host.join("other"), await host.join("d")
+        await other.task()
+        task = await peer.task()
+        await peer.connection.close()
+        await host.add("b")
+        back = await host.join("d", held=Held(task.task, task.round))
+        assert isinstance(await back.upload(task, UPDATE), Accepted)
+        assert host.of(await back.do_round(UPDATE)) == "b"
+        assert host.server("a").engine.has_counted("d", task.task)
+
+
+@run_async
+async def test_an_update_of_a_run_that_is_not_served_is_refused(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a")
+        peer = await host.join("d")
+        task = await peer.task()
+        await peer.connection.close()
+        await host.want("a", "stopped")
+        back = await host.join("d", held=Held(task.task, task.round))
+        await back.send(report_of(task, UPDATE))
+        refused: Refused = await back.expect(Refused)
+        assert (refused.code, refused.task) == (Code.STALE_ROUND, task.task)
+        await host.add("b")
+        assert host.of(await back.do_round(UPDATE)) == "b"
+
+
+# What fails
+
+
+@run_async
+async def test_a_run_that_fails_ends_alone(folder: Path) -> None:
+    identities = Identities(folder / "identities")
+    async with several(folder) as host:
+        host.hosted._identities = identities
+        good = await host.add("good")
+        bad = await host.add("bad")
+        good_version = good.engine.version
+
+        def diverge(*args: Any) -> Any:
+            raise ValueError("the model is not finite")
+
+        bad.run._make_model = diverge  # type: ignore[method-assign]
+        peer = await host.join("d")
+        for _ in range(2):  # one of each
+            await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert host.row("bad").failed == "the model is not finite"
+        assert host.row("good").failed == ""
+        for _ in range(2):
+            assert host.of(await peer.do_round(UPDATE)) == "good"
+        await settled(peer)
+        assert good.engine.version == good_version + 3
+        assert not read_status(folder / "bad.run").running
+        assert ("failed", "bad") in [(row.what, row.about["run"]) for row in identities.events()]
+        await host.want("bad", "running")  # its update was accepted, and is still there
+        assert host.server("bad").engine.version == 1
+        assert host.row("bad").failed == ""
+    identities.close()
+
+
+@run_async
+async def test_a_run_that_fails_while_a_device_uploads_ends_alone(folder: Path) -> None:
+    async with several(folder) as host:
+        bad = await host.add("bad", round__goal=2, round__minimum=2)
+        peer, other = await host.join("d"), await host.join("e")
+        await other.task()
+        task = await peer.task()
+        await host.add("good", round__goal=2, round__minimum=2)
+
+        def full(*args: Any, **kwargs: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        bad.run.save_update = full  # type: ignore[method-assign]
+        answer = await peer.upload(task, UPDATE)
+        assert isinstance(answer, Cancel), answer
+        await other.expect(Cancel)
+        await other.task()
+        await host.hosted.look()
+        assert "No space left on device" in host.row("bad").failed
+        message = await peer.task()
+        assert (await peer.expect(Refused)).task == task.task
+        assert isinstance(await peer.upload(message, UPDATE), Accepted)
+
+
+@run_async
+async def test_a_plan_that_cannot_be_served_fails_and_can_be_tried_again(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a")
+        plan = folder / "b.toml"
+        text = plan_text(folder / "bundle", folder / "b.run", round__goal=1, round__minimum=1)
+        plan.write_text(text)
+        host.wanted.add("b", plan)
+        plan.write_text("nonsense")
+        await host.hosted.look()
+        assert "this is not TOML" in host.row("b").failed
+        assert [name for name, _ in host.hosted.servers()] == ["a"]
+        plan.write_text(text)
+        await host.hosted.look()
+        assert len(dict(host.hosted.servers())) == 1, "nobody has asked for it again"
+        await host.want("b", "running")
+        assert len(dict(host.hosted.servers())) == 2
+
+
+@run_async
+async def test_a_finished_run_is_closed_and_devices_go_on(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("short", stop__rounds=1)
+        await host.add("long")
+        peer = await host.join("d")
+        await peer.do_round(UPDATE)
+        await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert [name for name, _ in host.hosted.servers()] == ["long"]
+        assert read_status(folder / "short.run").finished is not None
+        assert host.of(await peer.do_round(UPDATE)) == "long"
+
+
+@run_async
+async def test_a_copied_data_directory_is_refused(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a")
+        shutil.copytree(folder / "a.run", folder / "b.run")
+        (folder / "b.toml").write_text(plan_text(folder / "bundle", folder / "b.run", round__goal=1, round__minimum=1))
+        host.wanted.add("b", folder / "b.toml")
+        await host.hosted.look()
+        assert "is a copy of" in host.row("b").failed
+        assert [name for name, _ in host.hosted.servers()] == ["a"]
+        peer = await host.join("d")
+        assert host.of(await peer.do_round(UPDATE)) == "a"
+
+
+# Rolled back
+
+
+@run_async
+async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> None:
+    async with several(folder) as host:
+        server = await host.add("a")
+        await host.add("b", round__goal=9, round__minimum=9)
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        given = await peer.task()
+        host.roll_back("a", 1)
+        await host.hosted.look()
+        assert (await peer.expect(Cancel)).task == given.task
+        again = await peer.task()
+        assert (host.of(again), again.round, server.engine.version) == ("a", 4, 3)
+        assert host.row("a").version is None, "it is left to the run"
+        np.testing.assert_array_equal(read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1])
+        assert isinstance(await peer.upload(again, UPDATE), Accepted)
+        await settled(peer)
+        assert server.engine.version == 4
+
+
+@run_async
+async def test_a_paused_run_is_rolled_back_and_stays_paused(folder: Path) -> None:
+    async with several(folder) as host:
+        server = await host.add("a")
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        given = await peer.task()
+        await host.want("a", "paused")
+        host.roll_back("a", 0)
+        await host.hosted.look()
+        assert (await peer.expect(Cancel)).task == given.task
+        await nothing_comes(peer)
+        assert server.engine.version == 3
+        await host.want("a", "running")
+        assert (await peer.task()).round == 4
+
+
+@run_async
+async def test_a_finished_run_goes_on_from_an_earlier_version(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", stop__epsilon=1e9)
+        await host.add("b", round__goal=9, round__minimum=9)
+        peer = await host.join("d")
+        await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert [name for name, _ in host.hosted.servers()] == ["b"]
+        host.roll_back("a", 0)
+        await host.hosted.look()
+        assert host.server("a").engine.version == 2
+        task = await peer.task()
+        assert (host.of(task), task.round) == ("a", 2)
+        assert read_status(folder / "a.run").finished is None
+
+
+@run_async
+async def test_a_host_has_a_port_for_administrators(folder: Path) -> None:
+    addresses: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: addresses.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("fleetlearn.coordinator")
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        async with several(folder, identities=str(folder / "ids"), admin={"port": 0}) as host:
+            await host.add("a")
+            (address,) = (line.split()[-1] for line in addresses if line.startswith("administrators: "))
+            token = Administrators(folder / "ids").add("vera", "view", None, 0.0)
+            request = Request(f"{address}/v1/runs", headers={"Authorization": f"Bearer {token}"})
+            answer = await asyncio.to_thread(lambda: urlopen(request, timeout=30).read())
+            assert [(run["name"], run["wanted"]) for run in json.loads(answer)] == [("a", "running")]
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)

@@ -1,0 +1,133 @@
+"""A device that does the right thing next: what scripts let actors do between the things that are wrong."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.frames import pack_chunk
+from fleetlearn_protocol.messages import (
+    Accepted,
+    Cancel,
+    CheckIn,
+    Evaluate,
+    Evaluated,
+    Evaluation,
+    FromCoordinator,
+    FromDevice,
+    Grant,
+    Heartbeat,
+    Held,
+    Part,
+    Refused,
+    Report,
+    Task,
+    Uploaded,
+    Waiting,
+    encode,
+)
+
+CHUNK = 16
+"""Bytes of a chunk that it sends, or a block where that is more."""
+
+
+class GoodDevice:
+    """What one device was told, and what it says next."""
+
+    def __init__(self, name: str, elements: int) -> None:
+        self.name, self._elements = name, elements
+        self.lease: Task | Evaluate | None = None
+        self._content = b""
+        self.report: Report | None = None
+        self._reported = False
+        self.checked_in = False
+        self.transfer = 0
+        self.offset = 0
+        """Of the next byte to be sent."""
+        self.accepted: set[str] = set()
+
+    def hear(self, message: FromCoordinator) -> None:
+        """The coordinator said this."""
+        match message:
+            case Task() | Evaluate():
+                self.lease, self.report, self._reported, self.transfer = message, None, False, 0
+            case Grant():
+                self.transfer, self.offset = message.transfer, message.offset
+            case Accepted(task) | Cancel(task):
+                if isinstance(message, Accepted):
+                    self.accepted.add(task)
+                self._forget(task)
+            case Refused(task=str(task)):
+                self._forget(task)
+            case Waiting(task=str()):
+                self._reported, self.transfer = False, 0
+
+    def _forget(self, task: str) -> None:
+        if self.lease is not None and self.lease.task == task:
+            self.lease = self.report = None
+            self.transfer = 0
+
+    def disconnected(self) -> None:
+        """Its connection is gone."""
+        self.checked_in = self._reported = False
+        self.transfer = 0
+
+    def next(self) -> str | bytes:
+        """Return what it says next, to be sent at once."""
+        if not self.checked_in:
+            self.checked_in = True
+            held = None if self.report is None else Held(self.report.task, self.report.round)
+            known = {"evaluates": True, "algorithms": ("scaffold",), "encodings": ("float32", "int8", "topk")}
+            return encode(CheckIn(1, self.name, 5, held=held, **known))  # type: ignore[arg-type]
+        return self._send() if self.transfer and self.report is not None else encode(self._say())
+
+    def _say(self) -> FromDevice:
+        if self.lease is None or self._reported:
+            return Heartbeat(None if self.lease is None else self.lease.task, 1)
+        if isinstance(self.lease, Evaluate):
+            return Evaluated(self.lease.task, Evaluation(5, 2.5, {"accuracy": 3.0}))
+        self._reported = True
+        self.report = self.report or self._train(self.lease)
+        return self.report
+
+    def _train(self, task: Task) -> Report:
+        parts, pieces = [], []
+        for name, encoding in task.parts.items():
+            content = bytes(find_encoding(encoding).encode(np.linspace(-1, 1, self._elements, dtype=np.float32)))
+            pieces.append(content)
+            parts.append(Part(name, encoding, len(content), zlib.crc32(content)))
+        self._content = b"".join(pieces)
+        return Report(task.task, task.round, tuple(parts), 5, 3, 1.0, True, 0.5, evaluation=Evaluation(5, 2.5))
+
+    def _send(self) -> str | bytes:
+        assert self.report is not None
+        begin = 0
+        for part in self.report.parts:
+            end = begin + part.size
+            if begin <= self.offset < end:
+                block = find_encoding(part.encoding).block_bytes
+                most = max(1, CHUNK // block) * block
+                payload = self._content[self.offset : min(self.offset + most, end)]
+                chunk = pack_chunk(self.transfer, self.offset, payload)
+                self.offset += len(payload)
+                return chunk
+            begin = end
+        self.transfer = 0
+        return encode(Uploaded(self.report.task))
+
+    def told(self) -> dict[bytes, bytes]:
+        """Return what placeholders stand for."""
+        lease, report = self.lease, self.report
+        model = lease.vectors[0].sha256 if lease is not None else "0" * 64
+        part = report.parts[0] if report is not None else None
+        return {
+            b"$task": (lease.task if lease is not None else "none").encode(),
+            b"$round": b"%d" % (lease.round if isinstance(lease, Task) else 1),
+            b"$transfer": b"%d" % (self.transfer or 1),
+            b"$offset": b"%d" % self.offset,
+            b"$device": self.name.encode(),
+            b"$model": model.encode(),
+            b"$crc": b"%d" % (part.crc32 if part is not None else 0),
+            b"$size": b"%d" % (part.size if part is not None else 4 * self._elements),
+        }

@@ -1,0 +1,60 @@
+"""Memory stays flat, whatever the inputs are."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.fuzz import seeds
+from tests.fuzz.mutation import mutate
+from tests.fuzz.targets import sockets, streams
+from tests.fuzz.targets.table import TARGETS
+
+ALLOWED = 200 * 1024
+"""Bytes that may stay: caches that are not full yet, such as those of encodings and regular expressions."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended() -> Iterator[None]:
+    yield
+    sockets.stop()
+    streams.stop()
+
+
+def growth(name: str, inputs: int) -> int:
+    """Return how many bytes more are in use after so many inputs than after the first of them."""
+    random, known, run = Random(5), [*TARGETS[name].seeds(), *seeds.corpus(name)], TARGETS[name].run
+    warm = [mutate(random.choice(known), random, known) for _ in range(min(inputs, 300))]
+    tracemalloc.start()
+    try:
+        for data in [*known, *warm]:
+            run(data)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(inputs):
+            run(mutate(random.choice(known), random, known))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["sessions", "chunks", "reports"])
+def test_memory_stays_flat(name: str) -> None:
+    assert growth(name, 200) < ALLOWED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_memory_stays_flat_over_many_inputs(name: str) -> None:
+    assert growth(name, 10_000) < ALLOWED
+
+
+def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+    monkeypatch.setitem(TARGETS, "chunks", TARGETS["chunks"]._replace(run=lambda data: kept.append(bytes(2000))))
+    assert growth("chunks", 200) >= ALLOWED
