@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
+from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.storage.identities import Event, Identities, check_identities
 
@@ -41,7 +41,7 @@ def token(
         raise typer.BadParameter(f"at most {MOST_TAGS} tags, of letters, digits and ._- each", param_hint="--tag")
     with _identities(service) as identities:
         now = time.time()
-        keys = _public_keys(ServiceSettings.load(service))
+        keys = public_keys(ServiceSettings.load(service).signing_keys)
         print(".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys]))
 
 
@@ -122,15 +122,6 @@ def _refuse_broken(broken: int | None) -> None:
 def _say_newest(events: list[Event]) -> None:
     if events:
         Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
-
-
-def _public_keys(service: ServiceSettings) -> tuple[str, ...]:
-    """Return the public keys of a service's signing keys. Raises FleetError."""
-    if not service.signing_keys:
-        return ()
-    from fleetlearn_coordinator.network.signing import Signer
-
-    return Signer(service.signing_keys).keys
 
 
 def identities_folder(service: Path) -> Path:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -149,6 +150,15 @@ class Gate:
         known = self.identities.enrol(offered.device, offered.credential, offered.token, now)
         logger.info("device %s is enrolled", known.device)
         return known
+
+
+def public_keys(files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the public keys of a service's signing keys, which a token brings to its devices. Raises FleetError."""
+    if not files:
+        return ()
+    from fleetlearn_coordinator.network.signing import Signer  # few services sign
+
+    return Signer(files).keys
 
 
 def confirmed(check_in: CheckIn, known: Known) -> CheckIn:

@@ -22,7 +22,7 @@ from fleetlearn_protocol.errors import Code, FleetError
 from msgspec import Meta
 
 from fleetlearn_coordinator.network.admin_listener import AdminListener, RefusedError, Request
-from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME
+from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.operations import Operations, Verb, operating
@@ -286,15 +286,16 @@ class AdminApi:
 
     def _token(self, asked: Asked) -> Any:
         body, now = asked.body(TokenAsked), time.time()
-        until = now + 3600 * body.hours
-        return {
-            "token": asked.administrators.make_token(body.uses, until, body.tags, now, asked.who.name),
-            "until": until,
-        }
+        until, keys = now + 3600 * body.hours, public_keys(self._service.signing_keys)
+        token = asked.administrators.make_token(body.uses, until, body.tags, now, asked.who.name)
+        return {"token": ".".join([token, *keys]), "until": until}
 
     def _revoke(self, asked: Asked) -> Any:
         (device,) = asked.names
-        if not asked.administrators.revoke(device, time.time(), who=asked.who.name):
+        tls = self._service.tls
+        certified = tls is not None and tls.clients is not None
+        found = asked.administrators.revoke(device, time.time(), certified=certified, who=asked.who.name)
+        if not found and not certified:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"no device called {device} is enrolled")
         return {"device": device, "revoked": True}
 

@@ -12,9 +12,12 @@ import pytest
 from answering import Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.network.admin_listener import RefusedError, Request
+from fleetlearn_coordinator.network.gate import public_keys
+from fleetlearn_coordinator.network.signing import make_signing_key
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import AdminApi
 from fleetlearn_coordinator.storage.administrators import Administrators
+from fleetlearn_coordinator.storage.identities import EnrolmentError
 from fleetlearn_coordinator.storage.requests import read_request, read_roll_back
 from fleetlearn_coordinator.storage.runs import Runs
 from peers import plan_text, update_of
@@ -153,6 +156,23 @@ def test_devices_are_enrolled_and_revoked(short: dict[str, Caller], administrato
     for body in ({"uses": 0}, {"uses": "1"}, {"tags": ["a b"]}, {"hours": 1e9}, {"what": 1}, [], "x"):
         assert olga.refused("POST", "tokens", body)[0] == 400
     assert administrators.broken_at() is None
+
+
+def test_tokens_bring_keys_and_certificates_are_revoked(
+    tmp_path: Path, plan: Plan, administrators: Administrators
+) -> None:
+    make_signing_key(tmp_path / "key.pem")
+    tls = {"certificate": "tls/certificate.pem", "key": "tls/key.pem", "clients": "tls/ca.pem"}
+    given = {"identities": "identities", "signing_keys": ["key.pem"], "tls": tls}
+    service = ServiceSettings.read(given, tmp_path)
+    olga = callers(AdminApi(service, tmp_path / "identities", plan), administrators)["operate"]
+    secret, *keys = olga.post("tokens")["token"].split(".")
+    assert keys == [*public_keys([tmp_path / "key.pem"])]
+    now = time.time()
+    assert administrators.enrol("a", "s" * 43, secret, now).device == "a"
+    assert olga.post("devices/b/revoke")["revoked"], "it may have a certificate, and not have connected yet"
+    with pytest.raises(EnrolmentError, match="the certificate of b was revoked"):
+        administrators.certified("b", now - 1.0, now)
 
 
 def test_one_plan_is_rolled_back_and_evaluated(

@@ -1,8 +1,8 @@
 """Each call of a device on its state directory finds the disk full, read-only or broken: the device says so in one line
 and ends, or goes on. Started again, it finishes its work, once.
 
-And each file of a device that was killed with a finished update is cut short or has a byte changed. The next start sends
-or trains the update again, with the same bits; or it names the file, and ends or says what takes its place."""
+And each file of a device that was killed with a finished update is cut short or has a byte changed. The next start
+sends or trains the update again, with the same bits; or it names the file, and ends or says what takes its place."""
 
 from __future__ import annotations
 
