@@ -177,6 +177,15 @@ describe("fetching", () => {
     fetched();
     expect(hear(content({ size: 12 }))).toEqual(["failed", "close"]);
   });
+  test("a content that begins behind its end breaks the protocol", () => {
+    fetched({ ...WANTED, size: null, have: 4 });
+    expect(hear(content({ size: 2, offset: 4 }))).toEqual(["close"]);
+  });
+  test("what is lacking is not asked for while the device is offline", () => {
+    session.disconnected();
+    expect(fetched()).toEqual([]);
+    expect(session.work.is).toBe("locating");
+  });
   test("wrong bytes are fetched once more, and then the task is given back", () => {
     for (const expected of [["fetch"], ["failed", "close"]]) {
       fetched();
@@ -332,6 +341,12 @@ describe("reporting", () => {
     session = new Session("device", 20);
     train();
     expect(grant()).toEqual(["close"]);
+  });
+  test("a refusal while the update is being saved ends its task", () => {
+    train();
+    session.trained(REPORT);
+    expect(hear({ type: "refused", code: "not-wanted", text: "", task: "t1" })).toEqual([]);
+    expect(kinds(session.saved("t1"))).toEqual(["drop-update"]);
   });
   test("a cut upload begins again with the report", () => {
     report();
