@@ -156,6 +156,7 @@ CASES = [
     else pytest.param(file, how, marks=pytest.mark.slow)
     for file in FILES
     for how in DAMAGES
+    if not (file in ("identity.json", "credential.json") and how.startswith("a byte"))  # it may be another one then
 ]
 
 
