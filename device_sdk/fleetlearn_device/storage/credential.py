@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from secrets import token_urlsafe
 from tempfile import mkstemp
+from typing import Annotated
 
 import msgspec
 from fleetlearn_protocol.stored_report import read_json
@@ -19,11 +20,14 @@ from fleetlearn_device.storage.files import write_durably
 FILE = "credential.json"
 
 
+Secret = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{43,128}$")]
+
+
 class Credential(msgspec.Struct, frozen=True):
     """The contents of credential.json."""
 
-    secret: str
-    next: str | None = None
+    secret: Secret
+    next: Secret | None = None
 
 
 def read_credential(folder: Path) -> Credential | None:

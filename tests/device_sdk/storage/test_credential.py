@@ -90,3 +90,9 @@ def test_the_headers_say_who_the_device_is(tmp_path: Path) -> None:
     assert enrolment.headers() == plain | {"Fleetlearn-Next-Credential": changed}
     enrolment.accepted()
     assert enrolment.headers() == {"Authorization": f"Bearer {changed}", "Fleetlearn-Device": "a"}
+
+
+def test_a_secret_with_another_character_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "credential.json").write_text('{"secret":"' + "a" * 42 + '!"}')
+    with pytest.raises(StateError, match=r"credential\.json is damaged"):
+        read_credential(tmp_path)

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from faults import DAMAGES, KINDS, Fault, counted, damage
@@ -53,6 +53,11 @@ def prepare(folder: Path, bundle: Path) -> tuple[Path, str, str]:
     return plan, f"ws://127.0.0.1:{port}", token
 
 
+def serve_and_stay(run: Processes, plan: Path) -> Any:
+    """A device that is started again when the training is finished already is told so."""
+    return run.coordinator(plan, "-m", "fleetlearn_coordinator", "serve", plan, "--stay")
+
+
 def start(run: Processes, url: str, data: Path, token: str, fault: Fault | None = None) -> None:
     env = os.environ | {"FLEETLEARN_TOKEN": token} | ({} if fault is None else fault.env())
     run.device("a", url, data, env=env)
@@ -79,13 +84,14 @@ def outcome(run: Processes) -> Found:
 def train(run: Processes, bundle: Path, data: Path, fault: Fault | None) -> Found:
     """Train with a fault, and go on without it if that ended the device."""
     plan, url, token = prepare(run.folder, bundle)
-    coordinator = run.coordinator(plan)
+    coordinator = serve_and_stay(run, plan)
     start(run, url, data, token, fault)
     wait_for(lambda: run.running["a"].poll() is not None, "the device's end")
     check_end(run)
     if run.running["a"].returncode:
         start(run, url, data, token)
         assert run.wait("a") == 0, run.log("a")
+    coordinator.terminate()
     assert coordinator.wait(60) == 0, run.log("coordinator")
     return outcome(run)
 
@@ -150,6 +156,7 @@ CASES = [
     else pytest.param(file, how, marks=pytest.mark.slow)
     for file in FILES
     for how in DAMAGES
+    if not (file in ("identity.json", "credential.json") and how.startswith("a byte"))  # it may be another one then
 ]
 
 
@@ -160,7 +167,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, warm: Path, own_bundle_pa
     with processes(folder, warm) as run:
         coordinator = run.coordinator(plan)
         point = "the work is on disk and the device's own part not in its place"
-        run.device("a", url, shards[0], CRASH, point, "4", "--token", token)
+        run.device("a", url, shards[0], CRASH, point, "4", env=os.environ | {"FLEETLEARN_TOKEN": token})
         assert run.wait("a") == -9, run.log("a")
         coordinator.terminate()
         assert coordinator.wait(60) == 0, run.log("coordinator")
@@ -170,11 +177,12 @@ def template(tmp_path_factory: pytest.TempPathFactory, warm: Path, own_bundle_pa
 def finish(run: Processes, bundle: Path, data: Path) -> Found | str:
     """Go on in a copy of the template. Returns what came of it, or the device's error."""
     plan, url, _ = prepare(run.folder, bundle)
-    coordinator = run.coordinator(plan)
+    coordinator = serve_and_stay(run, plan)
     start(run, url, data, "")
     if run.wait("a"):
         coordinator.kill()
         return run.log("a")
+    coordinator.terminate()
     assert coordinator.wait(60) == 0, run.log("coordinator")
     return outcome(run)
 
