@@ -11,7 +11,7 @@ import numpy as np
 
 Row = Mapping[str, float]
 BOUNDS = {
-    "RSS, MiB": 4.0,
+    "RSS, MiB": 1.5,
     "files": 4.0,
     "sockets without a device": 4.0,
     "database, KiB a round": 2.0,

@@ -112,7 +112,8 @@ class Comings:
         to_come = heard = 0
         while left:
             try:
-                message = await asyncio.wait_for(connection.recv(), self.heartbeat)
+                async with asyncio.timeout(self.heartbeat):  # wait_for of Python 3.11 can lose a cancellation
+                    message = await connection.recv()
             except TimeoutError:
                 await connection.send(encode(Heartbeat()))
                 continue

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.storage.identities import Event, Identities
+from fleetlearn_coordinator.storage.identities import Event, Identities, check_identities
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -141,7 +141,9 @@ def date(at: float) -> str:
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
     try:
-        with closing(Identities(identities_folder(service))) as found:
+        folder = identities_folder(service)
+        check_identities(folder)
+        with closing(Identities(folder)) as found:
             yield found
     except (FleetError, OSError) as error:
         fail("error", str(error))

@@ -1,5 +1,5 @@
-"""JSON as coordinators and devices keep it on disk, where its bytes may be damaged; and stored reports, those of
-earlier versions included."""
+"""JSON on the disks of coordinators and devices, where bytes may be damaged; and stored reports, those of earlier
+versions included."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ class Lines:
         if self._tool is not None:
             self._tool.use_tool_id(self._tool.COVERAGE_ID, "fuzz")
             self._tool.register_callback(self._tool.COVERAGE_ID, self._tool.events.LINE, self._line)
+            self._tool.restart_events()  # those that another target has reached
             self._tool.set_events(self._tool.COVERAGE_ID, self._tool.events.LINE)
 
     def _line(self, code: CodeType, line: int) -> Any:

@@ -167,7 +167,24 @@ def headers() -> list[bytes]:
         b"Authorization: Bearer %s\nFleetlearn-Device: other\nFleetlearn-Enrolment: $token" % (b"e" * 43),
         b"Sec-WebSocket-Protocol: fleetlearn.v1, fleetlearn.credential.%s, fleetlearn.device.known" % secret,
         b"Authorization: %s\nOrigin: https://evil.example" % secret,
+        b'Forwarded: for=1.2.3.4;proto=https, for="[2001:db8::1]:4711"\nX-Forwarded-For: 10.0.0.7, 1.2.3.4:80',
+        b'Forwarded: for=unknown, for="_x"\nForwarded: FOR=10.0.0.1',
     ]
+
+
+def administration() -> list[bytes]:
+    lines = [
+        b"GET /runs?of=a&x=%20 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer abc\r\n\r\n",
+        b'POST /runs/a/pause HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n{"a": 1}',
+        b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /refused HTTP/1.0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"GET /%ff HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+        b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ]
+    return [*lines, lines[0] + lines[1]]
 
 
 def transcripts(sender: str) -> list[list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import tracemalloc
 from collections.abc import Iterator
 from random import Random
@@ -11,7 +12,7 @@ import pytest
 
 from tests.fuzz import seeds
 from tests.fuzz.mutation import mutate
-from tests.fuzz.targets import sockets, streams
+from tests.fuzz.targets import administration, sockets, streams
 from tests.fuzz.targets.table import TARGETS
 
 ALLOWED = 200 * 1024
@@ -20,9 +21,12 @@ ALLOWED = 200 * 1024
 
 @pytest.fixture(autouse=True, scope="module")
 def ended() -> Iterator[None]:
+    logging.disable()  # pytest keeps the lines of a test
     yield
+    logging.disable(logging.NOTSET)
     sockets.stop()
     streams.stop()
+    administration.stop()
 
 
 def growth(name: str, inputs: int) -> int:

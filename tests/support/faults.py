@@ -69,3 +69,20 @@ class Clocks:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT)
         os.pwrite(descriptor, struct.pack("dd", wall, monotonic), 0)
         os.close(descriptor)
+
+
+DAMAGES: dict[str, float | tuple[float, int]] = {
+    "empty": 0.0, "first half": 0.5, "first 90 %": 0.9,
+    "a byte near its begin": (0.0, 20), "a byte in its first quarter": (0.25, 0), "a byte in its middle": (0.5, 1),
+    "a byte in its last quarter": (0.75, 2), "a byte near its end": (0.999, 0),
+}  # fmt: skip
+"""How much is left of the file, or which byte is changed: a share of the file, and bytes after that."""
+
+
+def damage(path: Path, how: float | tuple[float, int]) -> None:
+    content = bytearray(path.read_bytes())
+    if isinstance(how, float):
+        content = content[: int(len(content) * how)]
+    elif content:
+        content[min(len(content) - 1, int(len(content) * how[0]) + how[1])] ^= 0x10
+    path.write_bytes(content)

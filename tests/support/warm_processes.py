@@ -77,6 +77,7 @@ def become(package: str, arguments: list[str], log: str, folder: str, env: dict[
     with suppress(AttributeError):
         ctypes.CDLL(None).faults_begin()
     sys.argv = [package, *arguments]
+    sys.modules.pop(f"{package}.__main__", None)  # it is run again
     try:
         runpy.run_module(package, run_name="__main__", alter_sys=True)
         status = 0

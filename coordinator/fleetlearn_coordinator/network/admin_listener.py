@@ -55,9 +55,10 @@ class Request(NamedTuple):
 class RefusedError(Exception):
     """The request is answered by an error."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str, *, silent: bool = False) -> None:
+        """``silent``: the answer has no body."""
         super().__init__(text)
-        self.status, self.text = status, text
+        self.status, self.text, self.silent = status, text, silent
 
 
 Answer = Callable[[Request], Any]
@@ -119,6 +120,7 @@ class AdminListener:
         """Read the request, and answer it."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         status, headers = HTTPStatus.OK, [("Connection", "close"), ("Cache-Control", "no-store")]
+        silent = False
         try:
             request = await _read(connection, reader)
             loop = asyncio.get_running_loop()
@@ -128,7 +130,8 @@ class AdminListener:
             if status == HTTPStatus.UNAUTHORIZED:
                 headers.append(("WWW-Authenticate", "Bearer"))
                 await asyncio.sleep(REFUSED_PAUSE)
-        body = msgspec.json.encode(content) + b"\n"
+            silent = refused.silent
+        body = b"" if silent else msgspec.json.encode(content) + b"\n"
         headers += [
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
@@ -165,6 +168,9 @@ async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> Req
 def _head_of(event: h11.Request) -> Request:
     """Return a request without its body. Raises RefusedError."""
     headers = dict(event.headers)
+    if event.method in (b"HEAD", b"CONNECT"):  # the answer to HEAD has no body, and CONNECT would end HTTP
+        text = f"{event.method.decode()} is no method of this port"
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, text, silent=event.method == b"HEAD")
     if b"transfer-encoding" in headers:  # each of many small chunks would cost the event loop as much as a large one
         raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a body needs the header Content-Length")
     if int(headers.get(b"content-length", 0)) > MOST_BODY:

@@ -102,6 +102,8 @@ class Connection(asyncio.Protocol):
         """Why the peer was told to come back later: the reason of a come-back."""
         self._booked = NOTHING
         """Frames and bytes that were booked of the address's budgets while the peer waited for its turn."""
+        self._socket_transport: asyncio.BaseTransport | None = None
+        """The transport, or the one below TLS."""
         self._drained: asyncio.Future[None] | None = None
         """Set when the peer has read most of what waits. None while nobody waits."""
         self._patience: Bucket | None = None
@@ -212,6 +214,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._socket_transport = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)
         transport.set_write_buffer_limits(DRAIN_ABOVE)
 
     def data_received(self, data: bytes) -> None:
@@ -248,8 +251,8 @@ class Connection(asyncio.Protocol):
         four million where it ran often."""
         self.driver.cut_cycles()
         del self.driver
-        if hasattr(self, "transport"):
-            vars(self.transport).pop("_read_ready_cb", None)  # asyncio's transport refers to itself by it
+        # asyncio's transport refers to itself by this attribute.
+        getattr(self._socket_transport, "__dict__", {}).pop("_read_ready_cb", None)
         self.protocol.parser.close()
         for error in (self.protocol.handshake_exc, self.protocol.parser_exc):
             if error is not None:

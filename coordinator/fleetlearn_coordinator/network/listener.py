@@ -277,11 +277,12 @@ class Listener:
         now, proxy = self._loop.time(), read_address(connection.address)
         if proxy is not None and proxy in self._proxies:
             client = str(origin_of(request.headers, proxy, self._proxies))
-            self._enter(connection, client, self._use_of(client))
-            if connection.use is not None and connection.use.floods(now, self._room()):
+            use = self._use_of(client)
+            floods = use is not None and use.floods(now, self._room() + 1)  # it has one of the places itself
+            self._enter(connection, client, use)
+            if floods:
                 raise RefusalError(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    f"too many connections of {connection.use.key} end at once, or do not check in",
+                    HTTPStatus.TOO_MANY_REQUESTS, f"too many connections of {client} end at once, or do not check in"
                 )
         why = "" if connection.use is None else connection.use.refusal(now)
         if why:

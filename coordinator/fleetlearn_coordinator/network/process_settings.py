@@ -27,7 +27,8 @@ def collect_garbage_rarely() -> None:
     """Keep all objects that exist now out of the garbage collector, and run the collector less often.
 
     A connection is some 50 objects: with the default thresholds more than half of a handshake's CPU is collection,
-    and a full collection stops 10,000 connections for 0.4 s.
+    and a full collection stops 10,000 connections for 0.4 s. Nothing that comes and goes may wait for it: see
+    ``Connection.cut_cycles``.
     """
     gc.collect()
     gc.freeze()

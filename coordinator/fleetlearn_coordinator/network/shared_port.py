@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
@@ -115,4 +115,10 @@ class SharedPort:
         run = self._device.serves or self._device.last
         if run is None:
             raise ProtocolError(Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served to this device now")
-        return self._ask(run, run.port.find, sha256, offset)
+        try:
+            return run.port.find(sha256, offset)
+        except FleetError:  # the device is told
+            raise
+        except Exception as error:
+            run.served.failed(error)
+            raise ProtocolError(Code.UNKNOWN_CONTENT, "the run was stopped by an error of its coordinator") from None

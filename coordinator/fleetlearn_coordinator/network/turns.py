@@ -73,7 +73,8 @@ class Turns:
         self.runs: list[SharedRun] = []
         self.devices: dict[str, SharedDevice] = {}
         self._gathering: dict[SharedRun, float] = {}
-        """Run that needs more devices to open a round -> since when, the first to be served first."""
+        """Run that needs more devices to open a round -> since when devices are kept for it, or from when on they are.
+        The first comes first."""
         self._free: deque[str] = deque()
         """Devices that are to be offered to the runs."""
         self._placing = False
@@ -218,13 +219,14 @@ class Turns:
             self._free.append(name)
 
     def sweep(self) -> None:
-        """Let runs that have gathered for longer than any task takes, in vain, stand back behind the others."""
+        """Keep no devices, for a while, for a run that has not gathered enough within the time that any task takes: the
+        others would wait for ever."""
         longest = max((run.port.patience for run in self.runs), default=0.0)
         now = self._loop.time()
         for run, since in list(self._gathering.items()):
             if now - since > longest:
-                del self._gathering[run]
-                self._gathering[run] = now
+                del self._gathering[run]  # behind the others
+                self._gathering[run] = now + longest
                 self._let_go(run)
         self._place_some()
 
@@ -258,7 +260,7 @@ class Turns:
         """Offer the device to the runs that it fits, one after the other, until one gives it a task."""
         order = [run for run in self._in_turn(device) if run in device.fits and run not in device.declined]
         order = [run for run in order if run.port.open_to_devices]
-        first = next((run for run in self._gathering if run in order and self._can_gather(run)), None)
+        first = next((run for run, since in self._gathering.items() if run in order and self._keeps(run, since)), None)
         if first is not None:
             self._offer(first, device)
             if device.serves is None and first in device.waits and self._needs(first, device):
@@ -273,8 +275,8 @@ class Turns:
     def _needs(self, run: SharedRun, device: SharedDevice) -> bool:
         return run.port.gathers > 0 and run.port.may_serve(device.name)
 
-    def _can_gather(self, run: SharedRun) -> bool:
-        return run.fitting >= run.port.gathers > 0
+    def _keeps(self, run: SharedRun, since: float) -> bool:
+        return run.fitting >= run.port.gathers > 0 and since <= self._loop.time()
 
     def _in_turn(self, device: SharedDevice) -> Iterator[SharedRun]:
         """Return the runs, from the one behind the run that the device served last."""

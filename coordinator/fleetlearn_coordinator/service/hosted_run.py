@@ -18,6 +18,7 @@ from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.population import EVERYBODY
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.shared_server import SharedRunServer
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.runs import Population, State
 from fleetlearn_coordinator.storage.store import open_store
@@ -52,7 +53,9 @@ class HostedRun:
             now = Clocks(asyncio.get_running_loop().time(), time.time())
             run = Run(plan, bundle, self._store, now, service.heartbeat)
             self._held_out = self._measurer(run)
-            self.server = RunServer(run, host, name, population)
+            self.server = (
+                RunServer(run, host) if host.turns is None else SharedRunServer(run, host, host.turns, name, population)
+            )
             if self._held_out is not None:
                 self._held_out.measured = self.server.held_out_measured
         except BaseException:
@@ -67,7 +70,10 @@ class HostedRun:
 
     def begin(self, state: State = "running") -> None:
         """Take up what an earlier process left open, in this state."""
-        self.server.start(state)
+        if isinstance(self.server, SharedRunServer):
+            self.server.start_as(state)
+        else:
+            self.server.start()
         if self._held_out is not None:
             self._measuring = self.server.loop.create_task(self._measure(self._held_out))
 

@@ -83,6 +83,7 @@ from fleetlearn_coordinator.storage.ledger import (
     TiedVectorsForgotten,
     Unfinished,
 )
+from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -195,7 +196,7 @@ class Run:
     def _restore_pace(self, now: Clocks) -> None:
         saved = self.store.ledger.get("pace")
         if saved is not None and self.engine.pace is not None:
-            state = msgspec.json.decode(saved)
+            state = decode(saved, dict[str, Any], f"{self.plan.data_dir}: what the database says of pace")
             self.engine.pace.bookings.restore(state, now.engine - max(0.0, now.wall - state["time"]))
 
     def resume(self, now: Clocks) -> list[Command]:

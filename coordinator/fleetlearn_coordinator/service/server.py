@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
@@ -22,10 +22,9 @@ from fleetlearn_protocol.messages import (
     Task,
 )
 
-from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.network.host import Host, spread, welcome
-from fleetlearn_coordinator.network.turns import SharedRun
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Assign,
@@ -38,12 +37,9 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
-from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.population import EVERYBODY, why_not
 from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
-from fleetlearn_coordinator.storage.runs import Population, State
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -53,16 +49,12 @@ with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB abo
 
 
 class RunServer:
-    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens.
+    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens."""
 
-    Where the host serves several, the devices that serve another one are for this run as if they were not connected.
-    """
-
-    def __init__(self, run: Run, host: Host, name: str = "", population: Population = EVERYBODY) -> None:
-        """``name``, ``population``: of one of a host's several runs."""
-        self.run, self.engine, self.host, self.name, self._population = run, run.engine, host, name, population
-        self.spool, self.elements = run.store.blobs, run.model.size
-        self.task_prefix, self.patience = run.store.run, 2 * self.engine.settings.deadline
+    def __init__(self, run: Run, host: Host) -> None:
+        self.run, self.engine, self.host = run, run.engine, host
+        self.spool: Spool = run.store.blobs
+        self.elements = run.model.size
         self._served = host.serve_run(self, run.bundle, self.fail)
         self.models = ServedModels(run, host, self._served)
         files = run.bundle.manifest.files.values()
@@ -73,7 +65,6 @@ class RunServer:
         self.clock = RunClock(self.loop.time)
         self.ended = False
         """Nothing more may be done: the run is being closed, or memory may be ahead of the disk."""
-        self._started = False
         self.done: asyncio.Future[str] = self.loop.create_future()
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
@@ -83,42 +74,19 @@ class RunServer:
         """The last round whose tasks may be of an earlier process, with another plan."""
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
-        self._telling = 0
-        """How many calls of ``_tell_all`` are under way, one within the other."""
-        self._turn: SharedRun | None = None
-        """Its place among a host's several runs."""
-        if host.turns is not None:
-            self.engine.selection.freed = []
-            self._turn = host.turns.add(self._served, self)
 
-    def start(self, state: State = "running") -> None:
-        """Take up what an earlier process left open, in this state."""
+    def start(self) -> None:
+        """Take up what an earlier process left open."""
         self.models.publish()
-        self.engine.draining = state == "draining"
-        if state == "paused":
-            self.pause()
-        self._started = True
         self._tell_all(self.run.resume(self.now()))
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
-        elif self.host.turns is not None and self._turn is not None and not self.engine.paused:
-            self.host.turns.reopen(self._turn)
 
-    def end(self, why: str = "the run was stopped") -> None:
-        """Do nothing more, whatever devices say and however late it is. Other runs of the host go on, and the devices
-        serve them. ``why`` is for the people of devices that have tasks."""
-        if self.ended:
-            return
-        self.ended = True
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if self.host.turns is None or self._turn is None:
-            self.host.shared.ended = True
-        elif not self.host.shared.ended:  # else the devices have been told to come back, and keep their tasks
-            self.host.turns.drop(self._turn, why)
-            self.host.uploads.forget_tasks(self.spool, unless=())
+    def end(self, why: str = "") -> None:
+        """Do nothing more, whatever devices say and however late it is. ``why`` is for the devices of one of several
+        runs, for people."""
+        self.ended = self.host.shared.ended = True
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the run rather than go on half-done. Disk has the truth."""
@@ -126,7 +94,8 @@ class RunServer:
         if not self.done.done():
             self.done.set_exception(error)
         else:
-            logger.error("after the end: %s", error, exc_info=error)
+            expected = isinstance(error, FleetError | OSError)  # such as a full disk: its text says all
+            logger.error("after the end: %s", error, exc_info=None if expected else error)
 
     # The port of the conversations: what devices do
 
@@ -138,12 +107,9 @@ class RunServer:
         return Admitted(self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:
+        """Return why the device can have no task of this run, for its owner; empty if it can."""
         selection = self.run.selection
-        return (
-            why_not(self._population, self.name, check_in)
-            or self._lacks(check_in)
-            or ("" if selection is None else selection.why_not(check_in))
-        )
+        return self._lacks(check_in) or ("" if selection is None else selection.why_not(check_in))
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
@@ -173,11 +139,6 @@ class RunServer:
         if device not in self._idle and not self.done.done():  # else the leases stay as they are, for the next process
             now = self.clock.read(now)
             self._carry_out(self.engine.disconnect(device, now), now)
-        self._forget(device)
-
-    def withdraw(self, device: str, now: float) -> None:
-        if device not in self._idle:
-            self.engine.withdraw(device, self.clock.read(now))
         self._forget(device)
 
     def _forget(self, device: str) -> None:
@@ -248,53 +209,6 @@ class RunServer:
     def find(self, sha256: str, offset: int) -> int:
         return self._served.contents.find(sha256, offset).size
 
-    # What a host with several runs asks
-
-    @property
-    def open_to_devices(self) -> bool:
-        return self._started and not (self.engine.paused or self.ended or self.done.done())
-
-    @property
-    def gathers(self) -> int:
-        engine, rule = self.engine, self.engine.settings
-        gathering = engine.phase is Phase.GATHERING and not engine.draining and not rule.asynchronous
-        return rule.minimum if gathering and self.open_to_devices else 0
-
-    def may_serve(self, device: str) -> bool:
-        return self.engine.selection.may_serve(device)
-
-    def task_of(self, device: str) -> str | None:
-        return self.engine.leases.get(device) or self.engine.evaluations.book.tasks.get(device)
-
-    def take_freed(self) -> list[str]:
-        freed, self.engine.selection.freed = self.engine.selection.freed, []
-        return freed or []
-
-    def pause(self) -> None:
-        """Give no task and open no round from now on. What is out may still be reported, and no deadline passes."""
-        if not self.engine.paused:
-            self.engine.paused = True
-            self.clock.stop()
-            self._set_alarm()
-            if self.host.turns is not None and self._turn is not None:
-                self.host.turns.close(self._turn)
-
-    def go_on(self, *, draining: bool = False) -> None:
-        """Go on after a pause, or to the end of the open round alone (``draining``), or beyond it again."""
-        if (self.engine.paused, self.engine.draining) == (False, draining):
-            return
-        self.engine.paused, self.engine.draining = False, draining
-        self.clock.go_on()
-        now = self.now()
-        self._tell_all(self.run.record(self.engine.begin(now.engine), now))
-        if self.host.turns is not None and self._turn is not None:
-            self.host.turns.reopen(self._turn)
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the run has come to an end where it may be stopped: no round and no evaluation is open."""
-        return self.engine.phase in (Phase.GATHERING, Phase.FINISHED) and not self.engine.evaluations.is_open
-
     # The engine
 
     def now(self) -> Clocks:
@@ -306,18 +220,6 @@ class RunServer:
 
     def _tell_all(self, commands: Sequence[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
-        turns = self.host.turns
-        if turns is None or self._turn is None:
-            self._tell(commands)
-            return
-        turns.claim(self._turn, [each.device for each in commands if isinstance(each, Assign | Measure)])
-        self._telling += 1
-        self._tell(commands)
-        self._telling -= 1
-        if not self._telling and not self.ended:
-            turns.settle(self._turn)
-
-    def _tell(self, commands: Sequence[Command]) -> None:
         closed: EvaluationClosed | None = None
         for command in commands:
             match command:
@@ -326,7 +228,7 @@ class RunServer:
                 case CancelTask(device, task, code, text):
                     self.host.tell(device, Cancel(task, code, text))
                 case SendAway(device, after):
-                    self._send_away_one(device, after)
+                    self._send_away(device, after)
                 case Commit():
                     self._forget_uploads()
                     self.run.begin_commit(command, self.now())
@@ -343,12 +245,8 @@ class RunServer:
             self._tell_all(self.run.end_evaluation(closed, self.now()))
         self._set_alarm()
 
-    def _send_away_one(self, device: str, after: float) -> None:
-        if self.host.turns is None or self._turn is None:
-            self.host.tell(device, ComeBack(after, "no-task"))
-        else:
-            self._forget(device)
-            self.host.turns.decline(self._turn, device, after)
+    def _send_away(self, device: str, after: float) -> None:
+        self.host.tell(device, ComeBack(after, "no-task"))
 
     def _set_alarm(self) -> None:
         wake = None if self.engine.paused else self.engine.wake_at()
@@ -446,12 +344,16 @@ class RunServer:
             self._carry_out(self.engine.request_evaluation(now), now)
 
     def _finish(self, reason: str) -> None:
-        if self._turn is None:
-            self._send_away(3600.0, "finished")
+        self._say_to_all(3600.0, "finished")
         if not self.done.done():
             self.done.set_result(reason)
 
     # People
+
+    @property
+    def connected(self) -> int:
+        """How many devices are connected that may serve the run."""
+        return len(self.host.devices)
 
     def live(self) -> dict[str, Any]:
         """What ``status`` shows of a running coordinator."""
@@ -460,7 +362,7 @@ class RunServer:
             "phase": self.engine.phase.value,
             "round": self.engine.round,
             "version": self.engine.version,
-            "connected": len(self.host.devices) if self._turn is None else self._turn.fitting,
+            "connected": self.connected,
             "idle": self.engine.waiting(),
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
@@ -484,9 +386,9 @@ class RunServer:
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
-            self._send_away(10.0, "stopping")
+            self._say_to_all(10.0, "stopping")
         await self.host.empty()
 
-    def _send_away(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
+    def _say_to_all(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
         for device in self.host.devices_of(self._served):
             self.host.tell(device, ComeBack(spread(longest), reason))

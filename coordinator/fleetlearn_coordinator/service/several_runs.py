@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,10 @@ from fleetlearn_coordinator.service.hosted_run import HostedRun
 from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.shared_server import SharedRunServer
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities, check_identities
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
@@ -64,6 +65,8 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
     assert service.runs is not None
     with closing(Runs(service.runs)) as wanted:
         descriptor = lock(service.runs / LOCK)
+        if service.identities is not None:
+            check_identities(service.identities)
         identities = None if service.identities is None else Identities(service.identities)
         try:
             files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
@@ -104,6 +107,7 @@ class HostedRuns:
         """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun again when it is asked
         for once more."""
         self._sweeper: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     # The process
 
@@ -112,7 +116,7 @@ class HostedRuns:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 self.host.sweep(SWEEP)
                 peer_log.flush()
@@ -120,11 +124,13 @@ class HostedRuns:
             except Exception as error:
                 self.host.shared.failed(error)
                 return
-            await asyncio.sleep(SWEEP)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP):
+                    await self._stopping.wait()
 
     async def _stop_sweeping(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        self._stopping.set()
+        if self._sweeper is not None:  # it may be closing a run
             await asyncio.wait({self._sweeper})
 
     async def wait(self, stopped: asyncio.Future[str]) -> None:
@@ -201,9 +207,10 @@ class HostedRuns:
 
     async def _look_at(self, wanted: WantedRun, run: HostedRun) -> None:
         server = run.server
+        assert isinstance(server, SharedRunServer)
         if not server.done.done() and wanted.wanted != "stopped":
             try:
-                self._make_so(wanted, run)
+                _make_so(wanted, server)
                 run.look()
             except Exception as error:
                 server.fail(error)
@@ -233,16 +240,6 @@ class HostedRuns:
     def _log_roll_back(self, name: str, request: RollBack, version: int) -> None:
         if request.who == COMMAND:  # what came from the database of runs is in the log already
             self._log("rolled back", name, version=request.version, who=COMMAND)
-
-    def _make_so(self, wanted: WantedRun, run: HostedRun) -> None:
-        """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
-        match wanted.wanted:
-            case "running":
-                run.server.go_on()
-            case "paused":
-                run.server.pause()
-            case "draining":
-                run.server.go_on(draining=True)
 
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
@@ -278,6 +275,17 @@ class HostedRuns:
         if self._identities is not None:
             identities = self._identities
             self._write(lambda: identities.log(time.time(), what, {"run": name, **more}))
+
+
+def _make_so(wanted: WantedRun, server: SharedRunServer) -> None:
+    """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
+    match wanted.wanted:
+        case "running":
+            server.go_on()
+        case "paused":
+            server.pause()
+        case "draining":
+            server.go_on(draining=True)
 
 
 def _refuse_twins(run: HostedRun, others: Iterable[HostedRun]) -> None:

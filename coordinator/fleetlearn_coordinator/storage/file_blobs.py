@@ -208,9 +208,9 @@ def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
     except SafetensorError as error:
-        raise StoreError(Code.WRONG_HASH, f"{path} is damaged: {error}") from None
+        raise StoreError(Code.WRONG_HASH, f"{path} is damaged: {error}; put it back from a backup") from None
     if PARAMETERS not in tensors or digest(tensors[PARAMETERS]) != sha256:
-        raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was committed")
+        raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was committed; put it back from a backup")
     return tensors
 
 

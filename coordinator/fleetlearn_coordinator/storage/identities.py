@@ -25,6 +25,7 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "identities.sqlite3"
 VERSION = 1
@@ -72,6 +73,12 @@ class Event(NamedTuple):
     about: dict[str, Any]
     hash: str
     """SHA-256, in hexadecimal, of the hash before and of this row's other fields."""
+
+
+def check_identities(folder: Path) -> None:
+    """Raise StoreError where the database has lost what was committed. Call it while this process does not have the
+    database open, as ``check_wal``."""
+    check_wal(folder / DATABASE)
 
 
 class Identities:

@@ -37,6 +37,7 @@ from fleetlearn_coordinator.storage.ledger import (
     Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode, read_json
+from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
 SCHEMA_VERSION = 5
@@ -89,8 +90,10 @@ class SqliteLedger:
     """``Ledger`` in one SQLite database."""
 
     def __init__(self, path: Path, *, power: bool = False) -> None:
-        """Open the database. Raises StoreError where a newer version made it, as every method DatabaseError."""
+        """Open the database. Raises StoreError where a newer version made it or its log is damaged, as every method
+        DatabaseError."""
         self.path = path
+        check_wal(path)
         self._db = connect(path)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")

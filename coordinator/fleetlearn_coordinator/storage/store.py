@@ -184,7 +184,8 @@ class Store:
         if known.state_crc32 not in (None, checksum_of(state)):
             where = self.blobs.where_model(known.version)
             raise StoreError(
-                Code.WRONG_HASH, f"{where}: the server optimizer's state was changed after it was committed"
+                Code.WRONG_HASH,
+                f"{where}: the server optimizer's state was changed after it was committed; put it back from a backup",
             )
         return vector, state
 

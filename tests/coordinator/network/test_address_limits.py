@@ -187,6 +187,17 @@ async def test_a_proxy_says_whom_it_connects_for(make_plan: PlanMaker, patch: py
             assert (await answer(address))[0] == 101
 
 
+@run_async
+async def test_a_proxy_s_clients_leave_places_to_each_other(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(process_settings, "NEWCOMERS", 8)
+    async with serving(make_plan(), **PROXY) as coordinator:
+        for client, statuses in (("192.0.2.1", [101, 101, 101, 101, 429]), ("192.0.2.2", [101, 101, 429])):
+            for status in statuses:
+                found = await answer(coordinator.host.address, **{"X-Forwarded-For": client})
+                assert (found[0], client) == (status, client)
+            assert found[2].startswith(f"too many connections of {client} end at once, or do not check in")
+
+
 def test_others_are_not_believed_and_the_log_has_the_right_address(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
 ) -> None:

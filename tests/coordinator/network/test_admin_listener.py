@@ -91,6 +91,7 @@ def test_a_request_is_understood_and_the_connection_ends() -> None:
         (get("/", f"X: {'x' * 3 * MOST_HEADERS}"), 431),
         (get("/%ff"), 400),
         (get("/?" + "&".join(f"a{number}=1" for number in range(30))), 400),
+        (get("/").replace(b"GET", b"CONNECT", 1), 405),
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
     ],
@@ -108,6 +109,22 @@ def test_what_is_refused_before_anybody_reads_it(content: bytes, status: int) ->
 
     asyncio.run(check())
     assert len(asked) == 1
+
+
+def test_head_is_refused_without_a_body(caplog: pytest.LogCaptureFixture) -> None:
+    """Its answer has none. With one, the connection ended without an answer, and a traceback was logged."""
+
+    async def check() -> None:
+        async with listening(lambda request: {}) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(get("/").replace(b"GET", b"HEAD", 1))
+            answer = await reader.read()
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 405 ")
+            assert answer.endswith(b"\r\n\r\n")
+
+    asyncio.run(check())
+    assert "failed" not in caplog.text
 
 
 def test_connections_are_bounded_in_number_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

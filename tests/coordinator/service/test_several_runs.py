@@ -28,6 +28,7 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
+    Grant,
     Held,
     Refused,
     Task,
@@ -228,6 +229,24 @@ async def test_a_run_that_needs_all_devices_is_not_starved(folder: Path) -> None
 
 
 @run_async
+async def test_a_run_that_cannot_gather_does_not_keep_devices_for_ever(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("paused")
+        held = await host.join("held")
+        await held.task()
+        await host.want("paused", "paused")  # so this task does not end
+        await host.add("large", round__goal=3, round__minimum=3)
+        one, two = await host.join("1"), await host.join("2")
+        await host.add("other", round__goal=2, round__minimum=2)
+        await nothing_comes(one)
+        for _, server in host.hosted.servers():
+            server.patience = 0.05  # type: ignore[attr-defined]
+        await asyncio.sleep(0.06)
+        host.hosted.host.sweep(1.0)
+        assert [host.of(await peer.task()) for peer in (one, two)] == ["other", "other"]
+
+
+@run_async
 async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("eu", Population(tags=("eu",)))
@@ -421,6 +440,42 @@ async def test_a_run_that_fails_while_a_device_uploads_ends_alone(folder: Path) 
         message = await peer.task()
         assert (await peer.expect(Refused)).task == task.task
         assert isinstance(await peer.upload(message, UPDATE), Accepted)
+
+
+@pytest.mark.parametrize("call", ["take_spool_file", "write_spool_file"])
+def test_a_full_disk_ends_its_run_alone(tmp_path: Path, call: str) -> None:
+    async def test(folder: Path) -> None:
+        async with several(folder) as host:
+            bad = await host.add("bad", round__goal=2, round__minimum=2)
+            peer, other = await host.join("d"), await host.join("e")
+            task = await peer.task()
+            await other.task()
+            good = await host.add("good", round__goal=2, round__minimum=2)
+
+            def full(*args: Any, **kwargs: Any) -> Any:
+                raise OSError(28, "No space left on device")
+
+            setattr(bad.run.store.blobs, call, full)
+            await peer.send(report_of(task, UPDATE))
+            if call == "write_spool_file":
+                await peer.send_update(await peer.expect(Grant), UPDATE)
+            assert (await peer.expect(Cancel)).task == task.task
+            following = await peer.task()
+            assert host.of(following) == "good"
+            assert (await other.expect(Cancel)).text.startswith("the run was stopped by an error")
+            await host.hosted.look()
+            assert "No space left on device" in host.row("bad").failed
+            await settled(peer)
+            peer = await host.join("d")  # what else came of the failed run is of no interest
+            again = await peer.task()
+            assert again.task == following.task
+            for one, its in ((peer, again), (other, await other.task())):
+                assert isinstance(await one.upload(its, UPDATE), Accepted)
+            await settled(other)
+            assert good.engine.version == 1
+            assert not host.hosted.host.failure.done()
+
+    run_async(test)(tmp_path)
 
 
 @run_async

@@ -7,6 +7,7 @@ import asyncio
 import shutil
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ SIZE = 1000
 """Elements of the model."""
 DEVICES = ("a", "b", "c")
 ROUNDS = 2
-SAMPLE = 6
+SAMPLE = 5
 """Calls of each kind that fail in the usual tests, one after the other; the slow tests let each one fail."""
 
 
@@ -89,7 +90,7 @@ def train(run: Processes, fault: Fault | None, *, in_thread: bool = False) -> tu
     version, model = read_model(data)
     assert version == ROUNDS
     assert [row.summary["reports"] for row in read_status(data).rounds] == [len(DEVICES)] * ROUNDS
-    with sqlite3.connect(data / DATABASE) as ledger:
+    with closing(sqlite3.connect(data / DATABASE)) as ledger:
         accepted = {task for (task,) in ledger.execute("SELECT task FROM tasks WHERE state='accepted'")}
     assert {*devices.acknowledged} <= accepted, "what was acknowledged counts"
     assert len(accepted) == ROUNDS * len(DEVICES)

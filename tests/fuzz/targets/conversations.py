@@ -1,6 +1,6 @@
 """Target: what devices say to a coordinator, in any order and with time moving, before conversations and an engine.
 
-Besides the steps of scripts.py: a first line ``%3`` chooses how the rounds are (ROUNDS), and ``!`` says that the
+Besides the steps of scripts.py: a first line ``%3`` chooses how the rounds are (ROUNDS), and ``.`` says that the
 content that is fetched was sent.
 """
 
@@ -33,7 +33,9 @@ def _do(room: Room, step: Step) -> None:
         room.connect(step.actor)
     elif step.sign == "%":
         return
-    elif step.sign == "!":  # the content was sent
+    elif step.sign == "!":
+        peer.say(peer.good.lie(step.text))
+    elif step.sign == ".":  # the content was sent
         if peer.downloading:
             peer.downloading = False
             peer.conversation.fetched()

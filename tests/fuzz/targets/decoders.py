@@ -10,6 +10,7 @@ import tempfile
 from bisect import bisect_left
 from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
+from fleetlearn_coordinator.network.addresses import Networks
+from fleetlearn_coordinator.network.forwarded import origin_of
 from fleetlearn_coordinator.network.gate import Gate, RefusalError
 from fleetlearn_coordinator.plan.plan import PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
@@ -303,6 +306,8 @@ def headers(data: bytes) -> None:
         name, _, value = line.decode("latin-1").partition(":")
         with suppress(InvalidHeader):  # websockets refuses the request
             fields[name] = value.strip().replace("$token", token)
+    with suppress(RefusalError):
+        assert str(origin_of(fields, ip_address("10.0.0.1"), Networks(["10.0.0.0/8"])))
     before = len(gate.identities.devices())
     try:
         known = gate.check(fields, None)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from contextlib import suppress
 
 import numpy as np
 from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
@@ -25,18 +28,17 @@ from fleetlearn_protocol.messages import (
     Task,
     Uploaded,
     Waiting,
+    decode_from_device,
     encode,
 )
-
-CHUNK = 16
-"""Bytes of a chunk that it sends, or a block where that is more."""
 
 
 class GoodDevice:
     """What one device was told, and what it says next."""
 
-    def __init__(self, name: str, elements: int) -> None:
-        self.name, self._elements = name, elements
+    def __init__(self, name: str, elements: int, chunk: int = 16) -> None:
+        """``chunk``: bytes of a chunk that it sends, or a block where that is more."""
+        self.name, self._elements, self._chunk = name, elements, chunk
         self.lease: Task | Evaluate | None = None
         self._content = b""
         self.report: Report | None = None
@@ -46,6 +48,7 @@ class GoodDevice:
         self.offset = 0
         """Of the next byte to be sent."""
         self.accepted: set[str] = set()
+        self._scale = 1.0
 
     def hear(self, message: FromCoordinator) -> None:
         """The coordinator said this."""
@@ -73,6 +76,27 @@ class GoodDevice:
         self.checked_in = self._reported = False
         self.transfer = 0
 
+    def lie(self, text: bytes) -> str:
+        """Return what it says next, with the fields of this JSON in place of its own. ``scale`` is of its update's
+        elements."""
+        try:
+            lies = json.loads(text)
+        except (ValueError, RecursionError):
+            lies = {}
+        if not isinstance(lies, dict):
+            lies = {"type": lies}
+        scale = lies.pop("scale", 1.0)
+        self._scale = float(scale) if isinstance(scale, int | float) and abs(scale) < 1e300 else 1.0
+        said = self.next()
+        if isinstance(said, bytes):
+            return text.decode("utf-8", "replace")
+        said = json.dumps({**json.loads(said), **lies})
+        with suppress(ProtocolError):
+            message = decode_from_device(said)
+            if isinstance(message, Report):
+                self.report = message
+        return said
+
     def next(self) -> str | bytes:
         """Return what it says next, to be sent at once."""
         if not self.checked_in:
@@ -93,8 +117,13 @@ class GoodDevice:
 
     def _train(self, task: Task) -> Report:
         parts, pieces = [], []
+        with np.errstate(over="ignore"):
+            vector = (self._scale * np.linspace(-1, 1, self._elements)).astype(np.float32)
         for name, encoding in task.parts.items():
-            content = bytes(find_encoding(encoding).encode(np.linspace(-1, 1, self._elements, dtype=np.float32)))
+            try:
+                content = bytes(find_encoding(encoding).encode(vector))
+            except ProtocolError:  # not finite, or beyond what the encoding has
+                content = b"\xff" * find_encoding(encoding).size(self._elements)
             pieces.append(content)
             parts.append(Part(name, encoding, len(content), zlib.crc32(content)))
         self._content = b"".join(pieces)
@@ -107,7 +136,7 @@ class GoodDevice:
             end = begin + part.size
             if begin <= self.offset < end:
                 block = find_encoding(part.encoding).block_bytes
-                most = max(1, CHUNK // block) * block
+                most = max(1, self._chunk // block) * block
                 payload = self._content[self.offset : min(self.offset + most, end)]
                 chunk = pack_chunk(self.transfer, self.offset, payload)
                 self.offset += len(payload)

@@ -8,6 +8,7 @@
     1^0 0 16 255            a chunk: of the granted transfer + 0, at the expected offset + 0, of 16 bytes 255
     1+    1-                the actor connects; its connection breaks
     1>5                     the actor does the next right thing, 5 times
+    1!{"loss":1e30}         the same once, with these fields in place of its own; "scale" is of its update's elements
     ~2.5                    time passes, in seconds
 
 Without a digit it is actor 0. Other signs are the target's own. A line that fits nothing is a text frame.
@@ -15,6 +16,7 @@ Without a digit it is actor 0. Other signs are the target's own. A line that fit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -48,8 +50,8 @@ def number(text: bytes, limit: float, default: float = 1.0) -> float:
     try:
         found = abs(float(text))
     except ValueError:
-        return default
-    return min(found, limit) if found == found else default
+        found = default
+    return min(found, limit) if found == found else min(default, limit)
 
 
 def count(text: bytes, limit: int) -> int:
@@ -59,8 +61,7 @@ def count(text: bytes, limit: int) -> int:
 
 def integers(text: bytes, size: int) -> list[int]:
     """Return as many integers as wanted; 0 for what is none."""
-    words = text.split()[:size]
-    found = [int(word) if word.lstrip(b"-").isdigit() and len(word) < 20 else 0 for word in words]
+    found = [int(word) if _INTEGER.fullmatch(word) else 0 for word in text.split()[:size]]
     return found + [0] * (size - len(found))
 
 
@@ -82,8 +83,10 @@ def binary(text: bytes) -> bytes:
 
 
 def escaped(text: bytes) -> bytes:
-    r"""Return the bytes of a text with escapes as Python's: \r, \n, \xff."""
-    try:
-        return text.decode("unicode_escape").encode("latin-1", "replace")
-    except UnicodeDecodeError:
-        return text
+    r"""Return the bytes of a text in which \r, \n and \xff are escapes."""
+    return _ESCAPE.sub(lambda found: _SHORT.get(found[1]) or bytes([int(found[1][1:], 16)]), text)
+
+
+_INTEGER = re.compile(rb"-?[0-9]{1,19}")
+_SHORT = {b"r": b"\r", b"n": b"\n"}
+_ESCAPE = re.compile(rb"\\(r|n|x[0-9a-fA-F]{2})")

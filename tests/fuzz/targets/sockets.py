@@ -1,8 +1,9 @@
 """Target: peers before a listening coordinator, through real sockets to its host, with a real run behind it.
 
 Besides the steps of scripts.py: ``+`` connects and does the handshake with the device's credential,
-``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes with Python's escapes, ``*8 1 2 255 0`` sends
-a frame (opcode, fin, size, byte, reserved bits), ``_`` closes one direction, ``-`` closes, ``!`` resets the connection.
+``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes (escaped), ``*8 1 2 255 0`` sends
+a frame (opcode, fin, size, byte, reserved bits), ``_`` closes one direction, ``-`` closes, ``x`` resets the connection.
+A first line ``%2`` chooses the plan (PLANS).
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import os
 import shutil
 import socket
 import struct
+import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from fleetlearn_coordinator import Plan, ServiceSettings
 from fleetlearn_coordinator.network import connection as connections
+from fleetlearn_coordinator.rounds.reliability import Reliability
 from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol.frames import pack_chunk
@@ -35,11 +39,24 @@ DEVICES = ("dev-0", "dev-1", "dev-2", "dev-0")
 """The device of each actor: two are the same."""
 LINGER = 0.05
 """Seconds, in place of the real ones, so that an input is over soon."""
-QUIET = 5.0
+QUIET = 20.0
 """Seconds in which a coordinator must have forgotten connections that are gone."""
 INPUTS_OF_A_SERVER = 500
-SPOOL_FILES = 40
-"""Files that the run may have opened since its start: those of updates, and of a few models."""
+PLANS: tuple[dict[str, Any], ...] = (
+    {},
+    {"recipe": "fedbuff", "round__over_selection": None, "round__gather": None, "round__concurrency": 3,
+     "staleness__max": 1, "evaluation__every": 1, "evaluation__devices": 1, "server__optimizer": "adam"},
+    {"recipe": "krum", "round__goal": 3, "round__minimum": 3, "round__over_selection": 1, "aggregation__hostile": 0.0,
+     "aggregation__max_norm": 2.0, "evaluation__every": 1, "evaluation__devices": 2, "evaluation__minimum": 1},
+    {"recipe": "fedprox-adaptive", "selection__strategy": "oort", "round__late": "carry", "encoding__down": "delta"},
+    {"recipe": "q-fedavg", "encoding__up": "topk-0.3-int8", "pace__connected": 3,
+     "selection__strategy": "power-of-choice"},
+    {"recipe": "fednova", "encoding__up": "int4", "encoding__down": "float16", "local__evaluate": True,
+     "aggregation__max_norm": 1.0, "aggregation__norm_action": "refuse"},
+)  # fmt: skip
+"""Settings of ``plan_text``: an input is played against a run of one of them."""
+FILES = 80
+"""Files that one coordinator may have open: its databases, those of updates, and of a few models."""
 
 
 def secret_of(device: str) -> str:
@@ -117,7 +134,8 @@ def _server_frame(data: bytes) -> tuple[int, bytes, bytes] | None:
 class Served:
     """A coordinator in this process, which serves many inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
         self.loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
         self.server: RunServer = self.loop.run_until_complete(self._begin())
@@ -126,15 +144,14 @@ class Served:
         self.inputs = 0
         host, _, port = self.server.host.address.removeprefix("ws://").rpartition(":")
         self.address = host, int(port)
-        self.files = _open_files()
 
     async def _begin(self) -> RunServer:
-        folder = scratch() / "served"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=scratch()))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         bundle = write_test_bundle(folder / "test.bundle", ELEMENTS)
         rounds = {"goal": 1, "over_selection": 3, "minimum": 1, "deadline": 600.0, "grace": 0.02, "gather": 0.0}
         changes = {f"round__{key}": value for key, value in rounds.items()}
-        text = plan_text(bundle, folder / "run", stop__rounds=10**6, **changes)
+        text = plan_text(bundle, folder / "run", **{"stop__rounds": 10**6, **changes, **self._settings})
         service = ServiceSettings.read({"port": 0, "uploads": 2, "identities": str(folder / "identities")}, folder)
         server = await self._stack.enter_async_context(running(Plan.parse(text, folder), service))
         gate, bucket = server.host._gate, server.host._listener._short_lives
@@ -157,8 +174,10 @@ class Served:
             self.loop.run_until_complete(self._play(data))
 
     async def _play(self, data: bytes) -> None:
-        run = self.server.run
-        good = [GoodDevice(device, ELEMENTS) for device in DEVICES]
+        run, selection = self.server.run, self.server.engine.selection
+        selection.reliability = Reliability()  # the devices of other inputs are others
+        selection.end_rest()
+        good = [GoodDevice(device, ELEMENTS, 64) for device in DEVICES]
         before, saved = (run.model_digest, run.engine.version), mock.Mock(wraps=run.save_update)
         wires: dict[int, Wire] = {}
         with mock.patch.object(run, "save_update", saved):
@@ -174,6 +193,8 @@ class Served:
 
     async def _do(self, step: Step, wires: dict[int, Wire], good: list[GoodDevice]) -> None:
         actor, sign = step.actor, step.sign
+        if sign == "%":
+            return
         if sign == "~":
             await asyncio.sleep(number(step.text, 0.02))
             return
@@ -191,8 +212,8 @@ class Served:
             if sign == "+":
                 return
         match sign:
-            case "-" | "!":
-                wire.close(reset=sign == "!")
+            case "-" | "x":
+                wire.close(reset=sign == "x")
                 del wires[actor]
             case "_":
                 with suppress(OSError):
@@ -211,6 +232,8 @@ class Served:
                 place = (device.offset + offset) % 2**64
                 wire.send(frame(2, pack_chunk((device.transfer + transfer) % 2**32, place, payload)))
                 device.offset = (device.offset + len(payload)) % 2**32
+            case "!":
+                wire.send(frame(1, wire.good.lie(step.text).encode("utf-8", "replace")[:60_000]))
             case ">":
                 for _ in range(count(step.text, 15)):
                     said = wire.good.next()
@@ -249,32 +272,34 @@ class Served:
         assert not host.uploads._spoiled or len(host.uploads._spoiled) < 10
         tasks = [task for task in asyncio.all_tasks() if "_send_content" in repr(task.get_coro())]
         assert not tasks, tasks
-        assert _open_files() <= self.files + SPOOL_FILES, "a file or a socket was left open"
+        assert _open_files() <= _files_before + FILES * max(1, len(_served)), "a file or a socket was left open"
 
 
 def _open_files() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH208, PTH112
 
 
-_served: list[Served] = []
+_files_before = _open_files()
+_served: dict[int, Served] = {}
+"""Number of a plan -> its coordinator."""
 
 
 def sockets(data: bytes) -> None:
     """Peers before a listening coordinator. In the end nothing is left of them."""
-    if _served and _served[0].inputs >= INPUTS_OF_A_SERVER:
-        stop()
-    if not _served:
-        _served.append(Served())
+    kind = count(data[1:].split(b"\n")[0], 1000) % len(PLANS) if data[:1] == b"%" else 0
+    if kind in _served and _served[kind].inputs >= INPUTS_OF_A_SERVER:
+        _served.pop(kind).close()
+    if kind not in _served:
+        _served[kind] = Served(PLANS[kind])
     try:
-        _served[0].play(data)
+        _served[kind].play(data)
     except BaseException:
         with suppress(Exception):
-            stop()
-        _served.clear()
+            _served.pop(kind).close()
         raise
 
 
 def stop() -> None:
-    """End the coordinator, if one is there."""
+    """End all coordinators."""
     while _served:
-        _served.pop().close()
+        _served.popitem()[1].close()

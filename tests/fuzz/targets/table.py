@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tests.fuzz import seeds
 from tests.fuzz.targets import decoders
+from tests.fuzz.targets.administration import administration
 from tests.fuzz.targets.conversations import conversations
 from tests.fuzz.targets.sessions import sessions
 from tests.fuzz.targets.sockets import sockets
@@ -43,4 +44,5 @@ TARGETS: dict[str, Target] = {
     "plans": Target(decoders.plans, seeds.plans, 10),
     "services": Target(decoders.services, seeds.services, 2),
     "headers": Target(decoders.headers, seeds.headers),
+    "administration": Target(administration, seeds.administration, 4),
 }

@@ -10,7 +10,7 @@ import { elementsOf, type LocalStep, type Manifest } from "../protocol/manifest.
 import { TrainingError } from "./errors.ts";
 import { keptStateSize } from "./kept_state.ts";
 import { ditto, fedrep } from "./personal.ts";
-import { EVALUATION_BATCH, SEEDS, type TrainingResult } from "./train.ts";
+import { EVALUATION_BATCH, seedPlus, type TrainingResult } from "./train.ts";
 import { load, type Outcome, trainLoaded, type Work } from "./work.ts";
 
 /** An algorithm, and what it needs of the bundle. */
@@ -161,7 +161,7 @@ async function gradientOf(work: Work): Promise<Float32Array> {
   let number = 0;
   for (const batch of data.batches(size, null)) {
     load(work);
-    await bundle.runtime.step(batch, (settings.seed + number++) % SEEDS, { ...settings.hyper, lr: GRADIENT_LR });
+    await bundle.runtime.step(batch, seedPlus(settings.seed, number++), { ...settings.hyper, lr: GRADIENT_LR });
     const { anchor, parameters } = bundle.runtime;
     const weight = Math.fround(batch.examples / GRADIENT_LR);
     for (let place = 0; place < total.length; place++) {

@@ -5,7 +5,7 @@
  * proportion to the passes; each of the two parts does at least one step.
  */
 
-import { type Hooks, SEEDS, type Settings, type TrainingResult } from "./train.ts";
+import { type Hooks, type Settings, seedPlus, type TrainingResult } from "./train.ts";
 import { load, type Outcome, trainLoaded, type Work } from "./work.ts";
 
 /** What the personal passes add to the task's seed, modulo 2^53. */
@@ -60,7 +60,7 @@ export async function fedrep(work: Work): Promise<Outcome> {
 
 /** Do the personal passes with the loaded model. */
 function trainPersonal(work: Work, changes: Partial<Settings>, hooks?: Hooks): Promise<TrainingResult> {
-  const seed = (work.settings.seed + PERSONAL_SEED) % SEEDS;
+  const seed = seedPlus(work.settings.seed, PERSONAL_SEED);
   return trainLoaded(work, { epochs: work.personalEpochs, seed, ...changes }, hooks);
 }
 

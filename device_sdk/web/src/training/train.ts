@@ -9,7 +9,7 @@ import { collectKeptState } from "./kept_state.ts";
 import type { Runtime } from "./runtime.ts";
 
 /** Seeds of a random step: 0 to 2^53 - 1. */
-export const SEEDS = 2 ** 53;
+const SEEDS = 2 ** 53;
 /** The largest magnitude of a number in the protocol. */
 const LARGEST = 1e30;
 /** Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding. */
@@ -53,6 +53,11 @@ export interface Hooks {
   readonly afterStep?: () => void;
 }
 
+/** Return (seed + more) modulo 2^53. The sum itself may be no number of JavaScript's. */
+export function seedPlus(seed: number, more: number): number {
+  return seed >= SEEDS - more ? seed - (SEEDS - more) : seed + more;
+}
+
 /** Train from the runtime's loaded model. Rejects with TrainingError, StoppedError. */
 export async function train(
   runtime: Runtime,
@@ -81,7 +86,7 @@ export async function train(
         complete = false;
         break passesOverData;
       }
-      const loss = await runtime.step(batch, (seed + steps) % SEEDS, settings.hyper);
+      const loss = await runtime.step(batch, seedPlus(seed, steps), settings.hyper);
       steps += 1;
       seen += batch.examples;
       if (!(Math.abs(loss) <= LARGEST)) throw diverged(data, `step ${steps}'s loss is ${loss}: a smaller lr may help`);

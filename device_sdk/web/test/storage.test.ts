@@ -1,0 +1,206 @@
+import "fake-indexeddb/auto";
+import { IDBFactory } from "fake-indexeddb";
+import { beforeEach, describe, expect, test } from "vitest";
+import { crc32 } from "../src/protocol/crc32.ts";
+import type { Evaluate, Report } from "../src/protocol/messages.ts";
+import { sha256 } from "../src/protocol/sha256.ts";
+import type { Wanted } from "../src/session/commands.ts";
+import { Contents } from "../src/storage/contents.ts";
+import { Enrolment, readOrMakeName } from "../src/storage/identity.ts";
+import { openIndexedDb } from "../src/storage/indexed_db.ts";
+import { Outbox } from "../src/storage/outbox.ts";
+import { MemoryStore, type Store } from "../src/storage/store.ts";
+import { hex, vectors } from "./support/vectors.ts";
+
+const STORES: [string, () => Promise<Store>][] = [
+  ["in memory", async () => new MemoryStore()],
+  [
+    "in IndexedDB",
+    () => {
+      globalThis.indexedDB = new IDBFactory();
+      return openIndexedDb();
+    },
+  ],
+];
+
+describe.each(STORES)("a store %s", (_, open) => {
+  let store: Store;
+  beforeEach(async () => {
+    store = await open();
+  });
+
+  test("keeps values by key, and lists its keys in order", async () => {
+    await store.write({ "b/2": hex("02"), "b/1": hex("01"), c: hex("") });
+    await store.write({ c: null, "b/3": hex("0303") }, false);
+    expect(await store.keys("b/")).toEqual(["b/1", "b/2", "b/3"]);
+    expect(await store.read("b/3")).toEqual(hex("0303"));
+    expect(await store.read("c")).toBeUndefined();
+  });
+  test("keeps what it was given, whatever becomes of the array", async () => {
+    const given = hex("0102");
+    await store.write({ a: given.subarray(1) });
+    given.fill(9);
+    expect(await store.read("a")).toEqual(hex("02"));
+  });
+
+  describe("contents", () => {
+    const bytes = hex("0001020304050607");
+    const wanted: Wanted = {
+      sha256: sha256(bytes),
+      name: "the model",
+      place: `model/${sha256(bytes)}`,
+      size: 8,
+      limit: 8,
+      have: 0,
+    };
+    const task = (manifest: string, changes: object = {}): Evaluate => {
+      const model = { name: "model", sha256: wanted.sha256, size: 8, encoding: "float32", delta: null, ...changes };
+      return { type: "evaluate", task: "e", bundle: manifest, vectors: [model], deadline: 1 };
+    };
+
+    test("a download goes on where it stopped, and begins again at 0", async () => {
+      const first = new Contents(store);
+      await first.append(wanted, 0, bytes.subarray(0, 3));
+      await first.append(wanted, 3, bytes.subarray(3, 5));
+      const contents = new Contents(store);
+      expect((await contents.lacking(task("a".repeat(64)))).map((one) => [one.name, one.have])).toEqual([
+        ["manifest.json", 0],
+        ["the model", 5],
+      ]);
+      await contents.append(wanted, 0, bytes.subarray(0, 4));
+      await contents.append(wanted, 4, bytes.subarray(4));
+      expect(await contents.finish(wanted)).toBe(true);
+      expect(await contents.vector(wanted.sha256)).toEqual(bytes);
+      expect(await contents.models()).toEqual([wanted.sha256]);
+      expect((await contents.lacking(task("a".repeat(64)))).map((one) => one.name)).toEqual(["manifest.json"]);
+    });
+    test("wrong bytes are deleted, and so is what was damaged in the store", async () => {
+      const contents = new Contents(store);
+      await contents.append(wanted, 0, hex("ff01020304050607"));
+      expect(await contents.finish(wanted)).toBe(false);
+      expect(await store.keys("partial/")).toEqual([]);
+      await store.write({ [wanted.place]: hex("ff") });
+      expect((await contents.lacking(task("a".repeat(64)))).map((one) => one.name)).toContain("the model");
+    });
+    test("the manifest names the files, which bundles have in common; those of old bundles are deleted", async () => {
+      const { text } = vectors("manifest.json").valid as { text: string };
+      const contents = new Contents(store);
+      const hashes: string[] = [];
+      for (const name of ["softmax", "one", "two", "three"]) {
+        const manifest = new TextEncoder().encode(text.replace('"softmax"', JSON.stringify(name)));
+        hashes.push(sha256(manifest));
+        await store.write({ [`file/${hashes.at(-1)}`]: manifest });
+        const lacking = await contents.lacking(task(hashes.at(-1)!));
+        expect(lacking.map((one) => one.name)).toEqual(
+          expect.arrayContaining(["graphs/train.onnx", "graphs/eval.onnx", "parameters.safetensors", "the model"]),
+        );
+      }
+      expect((await store.keys("file/")).sort()).toEqual(
+        hashes
+          .slice(1)
+          .map((hash) => `file/${hash}`)
+          .sort(),
+      );
+    });
+    test("a difference from a model that is still there gives the vector", async () => {
+      const [{ base, hex: difference, vector }] = vectors("encodings.json").deltas as [Record<string, string>];
+      const [from, delta, to] = [hex(base!), hex(difference!), hex(vector!)];
+      await store.write({ [`model/${sha256(from)}`]: from });
+      const given = { base: sha256(from), sha256: sha256(delta), size: delta.length };
+      const contents = new Contents(store);
+      const asked = task("a".repeat(64), { sha256: sha256(to), size: to.length, delta: given });
+      const found = (await contents.lacking(asked)).at(-1)!;
+      expect(found).toMatchObject({ sha256: sha256(delta), base: sha256(from), instead: { sha256: sha256(to) } });
+      await contents.append(found, 0, delta);
+      expect(await contents.finish(found)).toBe(true);
+      expect(await contents.vector(sha256(to))).toEqual(to);
+    });
+  });
+
+  describe("the outbox", () => {
+    const contents = [hex("00000000"), hex("0000803f0000003f")];
+    const parts = contents.map((content, place) => {
+      return { name: `p${place}`, encoding: "float32", size: content.length, crc32: crc32(content) };
+    });
+    const report = {
+      type: "report",
+      task: "t",
+      round: 1,
+      parts,
+      examples: 1,
+      steps: 1,
+      epochs: 1,
+      complete: true,
+    } as const;
+    const whole: Report = { ...report, loss: 1, metrics: {}, seconds: 0, evaluation: null, personal: null };
+    const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
+
+    test("an update and what is kept are there together, and outlive the process", async () => {
+      await new Outbox(store).save({ ...finished, tied: { dual: Float32Array.of(3) } });
+      const outbox = new Outbox(store);
+      expect(await outbox.load()).toEqual(whole);
+      expect(await outbox.vector("kept", "b", 2)).toEqual(Float32Array.of(1, 2));
+      expect(await outbox.vector("kept", "b", 3)).toBeNull();
+      expect(await outbox.vector("personal", "b", 2)).toBeNull();
+      await outbox.drop("another");
+      expect(await outbox.load()).not.toBeNull();
+      await outbox.drop("t");
+      expect(await outbox.load()).toBeNull();
+      expect(await outbox.beginTied("b", "t", 1)).toEqual({ dual: Float32Array.of(3) });
+      expect(await outbox.beginTied("b", "u", 1)).toEqual({});
+      expect(await store.keys("tied/")).toEqual([]);
+    });
+    test("chunks hold whole blocks of one part", async () => {
+      const outbox = new Outbox(store);
+      await outbox.save({ ...finished, tied: {} });
+      const sizes = async (offset: number, most: number): Promise<number[]> =>
+        Array.from(await outbox.chunks(whole, 7, offset, most), (frame) => frame.length - 16);
+      expect(await sizes(0, 100)).toEqual([4, 8]);
+      expect(await sizes(4, 7)).toEqual([4, 4]);
+      expect(await sizes(12, 7)).toEqual([]);
+    });
+    test("a damaged update is dropped", async () => {
+      const outbox = new Outbox(store);
+      await outbox.save({ ...finished, tied: {} });
+      await store.write({ "pending/parts": hex("ff") });
+      expect(await outbox.load()).toBeNull();
+      expect(await store.keys("pending/")).toEqual([]);
+    });
+    test("starts of a task's training are counted", async () => {
+      const outbox = new Outbox(store);
+      await outbox.setStarts("t", 2);
+      expect([await outbox.starts("t"), await outbox.starts("u")]).toEqual([2, 0]);
+      await outbox.setStarts(null);
+      expect(await outbox.starts("t")).toBe(0);
+    });
+  });
+
+  describe("the identity", () => {
+    test("a name is made once", async () => {
+      const name = await readOrMakeName(store);
+      expect(name).toMatch(/^[A-Za-z0-9][A-Za-z0-9_-]{21}$/);
+      expect(await readOrMakeName(store)).toBe(name);
+      await expect(readOrMakeName(store, "another")).rejects.toThrow("not another");
+      await expect(readOrMakeName(new MemoryStore(), "no name")).rejects.toThrow("a device's name");
+    });
+    test("a credential is made where a token is given, durable before it is shown, and changed", async () => {
+      expect(await new Enrolment(store, "d").subprotocols()).toEqual([]);
+      const token = "t".repeat(43);
+      const enrolment = new Enrolment(store, "d", token);
+      const shown = await enrolment.subprotocols();
+      expect(shown).toEqual([
+        expect.stringMatching(/^fleetlearn\.credential\.[A-Za-z0-9_-]{43}$/),
+        "fleetlearn.device.d",
+        `fleetlearn.token.${token}`,
+      ]);
+      await enrolment.accepted();
+      const later = new Enrolment(store, "d");
+      expect(await later.subprotocols()).toEqual(shown.slice(0, 2));
+      await later.rotate();
+      const [, , next] = await later.subprotocols();
+      expect(next).toMatch(/^fleetlearn\.next\./);
+      await later.accepted();
+      expect(await later.subprotocols()).toEqual([next!.replace("next", "credential"), "fleetlearn.device.d"]);
+    });
+  });
+});

@@ -1,0 +1,51 @@
+/**
+ * Trains tasks one after the other as a device does, without a coordinator: `node train_tasks.mjs SPECS.json`.
+ *
+ * A spec is one device's: the bundle's folder, the data's .npz, the vectors' files by SHA-256, the tasks as messages, and
+ * the folder that gets NUMBER-PART.bin and NUMBER-report.json of each task.
+ */
+
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { readManifest } from "../../src/protocol/manifest.ts";
+import { readFromCoordinator, type Task } from "../../src/protocol/messages.ts";
+import { sha256 } from "../../src/protocol/sha256.ts";
+import { Contents } from "../../src/storage/contents.ts";
+import { Outbox } from "../../src/storage/outbox.ts";
+import { MemoryStore } from "../../src/storage/store.ts";
+import { Trainer } from "../../src/training/trainer.ts";
+import { readNpz } from "./npz.ts";
+
+interface Spec {
+  bundle: string;
+  data: string;
+  output: string;
+  vectors: Record<string, string>;
+  tasks: unknown[];
+}
+
+async function trainAll(spec: Spec): Promise<void> {
+  const store = new MemoryStore();
+  const manifest = new Uint8Array(readFileSync(join(spec.bundle, "manifest.json")));
+  await store.write({ [`file/${sha256(manifest)}`]: manifest });
+  for (const [path, entry] of Object.entries(readManifest(manifest).files)) {
+    await store.write({ [`file/${entry.sha256}`]: new Uint8Array(readFileSync(join(spec.bundle, path))) });
+  }
+  const outbox = new Outbox(store);
+  const trainer = new Trainer(new Contents(store), outbox, readNpz(spec.data));
+  for (const [number, message] of spec.tasks.entries()) {
+    const task = readFromCoordinator(JSON.stringify(message)) as Task;
+    for (const vector of task.vectors) {
+      await store.write({ [`model/${vector.sha256}`]: new Uint8Array(readFileSync(spec.vectors[vector.sha256]!)) });
+    }
+    const finished = await trainer.train(task, 600);
+    await outbox.save(finished);
+    for (const [place, part] of finished.report.parts.entries()) {
+      writeFileSync(join(spec.output, `${number}-${part.name}.bin`), finished.contents[place]!);
+    }
+    writeFileSync(join(spec.output, `${number}-report.json`), JSON.stringify(finished.report));
+  }
+}
+
+for (const spec of JSON.parse(readFileSync(process.argv[2]!, "utf8")) as Spec[]) await trainAll(spec);
+process.exit(0);

@@ -1,0 +1,36 @@
+"""The SDK for browsers, in Node: its own tests, and the protocol's transcripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from line_bundle import line_data, write_line_bundle
+from web_sdk import node, npm, script
+
+TRANSCRIPTS = Path(__file__).parents[3] / "protocol" / "transcripts"
+
+
+def test_its_own_tests_pass() -> None:
+    """Vitest: the protocol's vectors, the session, the store, the data."""
+    node()
+    done = npm("test", "--silent")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_holds_to_all_transcripts(tmp_path: Path) -> None:
+    write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
+    x, y = line_data(20)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    device = (*script("node_device"), "{url}", str(tmp_path / "data.npz"), "{state}", "--base", "0.01")
+    command = [sys.executable, TRANSCRIPTS / "run.py", "--bundle", tmp_path / "line.bundle", "--", *device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    names = [row["name"] for path in sorted(TRANSCRIPTS.glob("*.json")) for row in json.loads(path.read_text("ascii"))]
+    assert done.stdout.splitlines() == [
+        *(f"ok         {name}" for name in names),
+        f"{len(names)} of {len(names)} transcripts went as written",
+    ]
+    assert done.stderr == ""

@@ -1,0 +1,75 @@
+"""A device of the SDK for browsers (in Node) and one of the Python SDK in the rounds of one coordinator.
+
+Real processes, credentials, and a kill. The model is the one that the loop in this file makes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_model
+from fleetlearn_device import open_runtime
+from fleetlearn_device.training.data import load_npz
+from fleetlearn_device.training.train import train
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import Vector
+from peers import plan_text
+from processes import Processes, free_port, status_of, wait_for
+from web_sdk import script
+
+ROUNDS, EPOCHS, LR = 3, 4, 0.2
+TOLERANCE = 1e-4
+
+
+def expected_model(bundle_path: Path, shards: list[Path]) -> Vector:
+    """FedAvg, with all of a device's examples in each step, so that their order is no matter."""
+    bundle = open_bundle(bundle_path)
+    runtime = open_runtime(bundle_path)
+    model = bundle.parameters().astype(np.float64)
+    for _ in range(ROUNDS):
+        updates, weights = [], []
+        for shard in shards:
+            runtime.load(model.astype(np.float32))
+            hyper = {"lr": LR, "mu": 0.0}
+            result = train(runtime, load_npz(shard), hyper=hyper, epochs=EPOCHS, batch_size=0, seed=0)
+            updates.append(result.update)
+            weights.append(result.examples)
+        model += np.average(updates, axis=0, weights=weights)
+    return np.asarray(model, np.float32)
+
+
+@pytest.mark.slow
+def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+    folder, plan, port = run.folder, run.folder / "plan.toml", free_port()
+    plan.write_text(
+        plan_text(
+            bundle_path, folder / "run", local__lr=LR, local__epochs=EPOCHS, local__batch_size=0,
+            round__goal=2, round__minimum=2, round__gather=60.0, round__grace=60.0, round__deadline=600.0,
+            stop__rounds=ROUNDS,
+        )
+    )  # fmt: skip
+    (folder / "service.toml").write_text(f'port = {port}\nidentities = "identities"\n')
+    web = [*script("node_device"), f"ws://127.0.0.1:{port}", shards[0], folder / "web.state", "--until-finished"]
+    run.coordinator(plan)
+    wait_for(lambda: status_of(folder / "run") is not None, "the coordinator")
+    whole = [sys.executable, "-m", "fleetlearn_coordinator", "token", "service.toml", "--uses", "2"]
+    token = subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    run.start("web", *web, "--name", "web", "--token", token)
+    run.start(
+        "python", sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
+        "--data", shards[1], "--state", folder / "python.state", "--name", "python", "--until-finished",
+        "--token", token,
+    )  # fmt: skip
+    wait_for(lambda: bool((found := status_of(folder / "run")) and found.version), "a round of both devices")
+    if run.running["web"].poll() is None:
+        run.kill("web")
+        run.start("web", *web)  # its name and its credential are in its store
+    for name in ("web", "python", "coordinator"):
+        assert run.wait(name) == 0, run.log(name)
+    version, model = read_model(folder / "run")[:2]
+    assert version == ROUNDS
+    np.testing.assert_allclose(model, expected_model(bundle_path, shards[:2]), rtol=0, atol=TOLERANCE)

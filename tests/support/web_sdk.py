@@ -1,0 +1,55 @@
+"""For tests: the SDK for browsers, in Node. Where Node is not there, or npm's registry cannot be reached, they are
+skipped, and pytest says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+FOLDER = Path(__file__).parents[2] / "device_sdk" / "web"
+UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH")
+
+
+@cache
+def node() -> tuple[str, ...]:
+    """The command that runs Node with a WebSocket, after the SDK's packages are installed. Skips where it cannot be."""
+    program = shutil.which("node")
+    if program is None or shutil.which("npm") is None:
+        pytest.skip("the SDK for browsers is not tested: Node and npm are not here")
+    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if tuple(map(int, found.lstrip("v").split(".")[:2])) < (20, 19):
+        pytest.skip(f"the SDK for browsers is not tested: Node is {found}; expected 20.19 or newer")
+    installed = FOLDER / "node_modules" / ".package-lock.json"
+    with FileLock(FOLDER / "build.lock"):
+        if not installed.exists() or installed.stat().st_mtime < (FOLDER / "package-lock.json").stat().st_mtime:
+            done = npm("ci", "--no-fund", "--no-audit")
+            if done.returncode and UNREACHABLE.search(done.stderr):
+                pytest.skip("the SDK for browsers is not tested: npm's registry cannot be reached")
+            assert done.returncode == 0, done.stderr
+            installed.touch()
+    return program, "--experimental-websocket"
+
+
+def npm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["npm", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+
+
+@cache
+def built(name: str) -> Path:
+    """One of the files that are built of the SDK's scripts for tests (test/support/)."""
+    node()
+    with FileLock(FOLDER / "build.lock"):
+        done = npm("run", "--silent", "build:tests")
+    assert done.returncode == 0, done.stderr
+    return FOLDER / "build" / name
+
+
+def script(name: str) -> tuple[str, ...]:
+    """The command that runs one of the SDK's scripts for tests in Node."""
+    return *node(), str(built(f"{name}.mjs"))
