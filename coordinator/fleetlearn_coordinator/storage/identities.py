@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -89,7 +89,11 @@ class Identities:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Only if it is not there: POSIX takes this process's locks on a file away when it closes any descriptor of it,
+        # and an administrator's request opens the database beside the coordinator. Another process would then delete
+        # the log that both still write to.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         self._db = connect(self.path, timeout=BUSY_TIMEOUT)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
