@@ -162,10 +162,12 @@ class Driver:
     def confirm(self, check_in: CheckIn) -> CheckIn:
         """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
         device."""
-        known = self.connection.known
-        if self._shared.signer is not None and check_in.trusts:
-            self._signer = self._shared.signer.for_device(check_in)
-        return check_in if known is None else confirmed(check_in, known)
+        known, signer = self.connection.known, self._shared.signer
+        if known is not None:
+            check_in = confirmed(check_in, known)
+        # From here on the device is who it says. What an earlier check-in asked for, which was refused, does not count.
+        self._signer = signer.for_device(check_in) if signer is not None and check_in.trusts else None
+        return check_in
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Admit the device, or send it away."""
