@@ -151,6 +151,8 @@ class Driver:
     def overdue(self, now: float, silence: float) -> str | None:
         """Return why the connection should be ended, or None. Either the conversation has a reason, or the device does
         not read."""
+        if not self.connection.made:
+            return None
         unread = self.download.stalled(now) if self.download is not None else inf
         blocked = min(unread, now - self.blocked) if self.blocked is not None else 0.0
         if self.connection.stalled is not None:
