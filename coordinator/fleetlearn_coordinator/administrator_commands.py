@@ -29,7 +29,9 @@ def add(
     service: ServiceFile,
     name: Name,
     role: Annotated[str, typer.Option(help="view: may look; operate: may also change.")],
-    hours: Annotated[float | None, typer.Option(help="How long. Default: until it is removed.", min=0.01)] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="How long. Default: until it is removed.", min=0.01, max=24 * 3660.0)
+    ] = None,
 ) -> None:
     """Print the token of a new administrator. It is shown this once."""
     if not NAME.fullmatch(name):

@@ -47,5 +47,7 @@ def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
     )
     assert run("add", service, "a b", "--role", "view").exit_code == 2
     assert run("add", service, "ada").exit_code == 2, "there is no default role"
+    for hours in ("inf", "1e9", "nan", "0"):
+        assert run("add", service, "ada", "--role", "view", "--hours", hours).exit_code == 2, "no list could show it"
     (tmp_path / "plain.toml").write_text("")
     assert "names no identities" in re.sub(r"\s+", " ", run("list", tmp_path / "plain.toml").stderr)

@@ -123,6 +123,11 @@ class Connection(asyncio.Protocol):
         """Bytes that still arrive are thrown away."""
 
     @property
+    def made(self) -> bool:
+        """Whether there is a transport. While TLS shakes hands there is none, and the listener bounds the time."""
+        return self._socket_transport is not None
+
+    @property
     def open(self) -> bool:
         """Whether messages can be sent: after the opening handshake, and before the closing one."""
         return self.protocol.state is State.OPEN

@@ -23,7 +23,7 @@ class DeviceBudgets:
         self._rate = check_in_rate
         self._check_ins: dict[str, Bucket] = {}
         self._allowed: dict[str, float] = {}
-        """Device -> when it was last allowed what a check-in allows."""
+        """Device and run -> when it was last allowed what a check-in allows."""
         self._left: dict[str, Budgets] = {}
         """Device -> its budgets when it went."""
 
@@ -36,12 +36,13 @@ class DeviceBudgets:
             bucket.tokens -= 1
         return wait
 
-    def allows(self, device: str, now: float) -> bool:
+    def allows(self, device: str, now: float, run: str = "") -> bool:
         """Return whether a device that checks in is allowed what a check-in allows: messages, its first task's bytes.
-        Once in ALLOWANCE_INTERVAL seconds it is."""
-        if now - self._allowed.get(device, -ALLOWANCE_INTERVAL) < ALLOWANCE_INTERVAL:
+        Once in ALLOWANCE_INTERVAL seconds it is; for each ``run``, where it may serve several."""
+        key = f"{device} {run}"  # no name has a space
+        if now - self._allowed.get(key, -ALLOWANCE_INTERVAL) < ALLOWANCE_INTERVAL:
             return False
-        _put(self._allowed, device, now)
+        _put(self._allowed, key, now)
         return True
 
     def keep(self, device: str, budgets: Budgets) -> None:

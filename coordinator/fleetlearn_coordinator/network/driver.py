@@ -39,7 +39,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StopDownload,
 )
 from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST, WRITE_LIMIT
-from fleetlearn_coordinator.conversation.port import Admitted, Port
+from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.contents import Content as Served
@@ -93,7 +93,18 @@ class Shared:
 class Driver:
     """One connection with its conversation and its download."""
 
-    __slots__ = ("_log", "_loop", "_shared", "_signer", "blocked", "connection", "conversation", "download", "run")
+    __slots__ = (
+        "_log",
+        "_loop",
+        "_returned",
+        "_shared",
+        "_signer",
+        "blocked",
+        "connection",
+        "conversation",
+        "download",
+        "run",
+    )
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
@@ -104,6 +115,8 @@ class Driver:
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
+        self._returned = False
+        """Whether its device has the budgets that an earlier connection left."""
         self._signer: DeviceSigner | None = None
         """Signs for its device, if that trusts keys."""
         self._log: ConnectionLog | None = None
@@ -151,6 +164,8 @@ class Driver:
     def overdue(self, now: float, silence: float) -> str | None:
         """Return why the connection should be ended, or None. Either the conversation has a reason, or the device does
         not read."""
+        if not self.connection.made:
+            return None
         unread = self.download.stalled(now) if self.download is not None else inf
         blocked = min(unread, now - self.blocked) if self.blocked is not None else 0.0
         if self.connection.stalled is not None:
@@ -162,10 +177,12 @@ class Driver:
     def confirm(self, check_in: CheckIn) -> CheckIn:
         """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
         device."""
-        known = self.connection.known
-        if self._shared.signer is not None and check_in.trusts:
-            self._signer = self._shared.signer.for_device(check_in)
-        return check_in if known is None else confirmed(check_in, known)
+        known, signer = self.connection.known, self._shared.signer
+        if known is not None:
+            check_in = confirmed(check_in, known)
+        # From here on the device is who it says. What an earlier check-in asked for, which was refused, does not count.
+        self._signer = signer.for_device(check_in) if signer is not None and check_in.trusts else None
+        return check_in
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Admit the device, or send it away."""
@@ -221,6 +238,7 @@ class Driver:
             earlier.conversation.replaced()
             left = earlier.connection.budgets()
         if left is not None:
+            self._returned = True
             connection.go_on_with(left)
         if budgets.allows(device, self._loop.time()) or left is None:
             connection.allow(MESSAGE_BURST, effect.download, effect.upload)
@@ -229,6 +247,14 @@ class Driver:
         if self._signer is not None and (keys := self._signer.new_keys()) is not None:
             self.log("is told to trust the service's signing keys as they are now")
             self.send(keys)
+
+    def allow_first_task(self, run: RunPort) -> None:
+        """Let the device fetch the bundle of a run that it begins to serve on this connection, unless an earlier
+        connection could do so just now."""
+        device = self.conversation.device
+        assert device is not None
+        if self._shared.budgets.allows(device, self._loop.time(), run.task_prefix) or not self._returned:
+            self.connection.allow(0, run.download, run.upload)
 
     def arriving(self) -> int:
         """Return how many bytes of an incomplete message have arrived."""

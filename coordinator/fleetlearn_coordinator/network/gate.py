@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,12 +89,21 @@ class Gate:
     def __init__(self, identities: Identities) -> None:
         self.identities = identities
 
-    def check(self, headers: Headers, certificate: Mapping[str, Any] | None) -> Known:
-        """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken one. Raises
-        RefusalError."""
+    def check(
+        self,
+        headers: Headers,
+        certificate: Mapping[str, Any] | None,
+        count: Callable[[str], None] = lambda device: None,
+    ) -> Known:
+        """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken one. ``count`` is
+        called with the name of the device once it is certain, and may raise RefusalError. Raises RefusalError."""
         try:
             offered = offered_by(headers)
-            return self._check_certificate(offered, certificate) if certificate else self._check(offered)
+            if certificate:
+                known = self._check_certificate(offered, certificate)
+                count(known.device)
+                return known
+            return self._check(offered, count)
         except DatabaseError as error:
             logger.error("nobody can be let in: %s", error.text)
             raise RefusalError(
@@ -112,7 +121,7 @@ class Gate:
         except EnrolmentError as error:
             raise RefusalError(HTTPStatus.FORBIDDEN, str(error)) from None
 
-    def _check(self, offered: Offered) -> Known:
+    def _check(self, offered: Offered, count: Callable[[str], None]) -> Known:
         now = time.time()
         if not offered.credential:
             raise RefusalError(
@@ -122,9 +131,10 @@ class Gate:
                 "was given one",
             )
         try:
-            known = self.identities.find(offered.credential, now)
+            known = self.identities.find(offered.credential, now, count)
             if known is None:
                 known = self._enrol(offered, now)
+                count(known.device)
             elif offered.device not in ("", known.device):
                 raise RefusalError(
                     HTTPStatus.FORBIDDEN,

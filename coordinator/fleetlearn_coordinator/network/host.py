@@ -203,9 +203,10 @@ class Host:
 
     def _end_revoked(self, gate: Gate) -> None:
         """End the connections whose credentials were revoked."""
+        enrolled = gate.identities.enrolled()
         for driver in list(self.connections):
             known = driver.connection.known
-            if known is not None and not gate.identities.is_enrolled(known):
+            if known is not None and enrolled.get(known.device) != known.enrolled:
                 driver.log("connection ended: its credential was revoked, or its device was enrolled again")
                 driver.connection.end(1008, "the credential was revoked")
 

@@ -303,10 +303,13 @@ class Listener:
 
     def _check_credential(self, connection: Connection, gate: Gate, request: Request) -> None:
         """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""
-        connection.known = gate.check(request.headers, connection.transport.get_extra_info("peercert"))
-        if self.budgets.check_in(connection.known.device, self._loop.time()):
+        certificate = connection.transport.get_extra_info("peercert")
+        connection.known = gate.check(request.headers, certificate, self._count_check_in)
+
+    def _count_check_in(self, device: str) -> None:
+        if self.budgets.check_in(device, self._loop.time()):
             raise RefusalError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{connection.known.device} connects more often than a device may ([limits] of the coordinator's "
-                "service file). Try again later",
+                f"{device} connects more often than a device may ([limits] of the coordinator's service file). Try "
+                "again later",
             )

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from fleetlearn_protocol.errors import MAX_TEXT, Code
 from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, FromCoordinator
 
-from fleetlearn_coordinator.conversation.effects import Allow
 from fleetlearn_coordinator.conversation.port import RunPort
 from fleetlearn_coordinator.network.driver import Driver, ServedRun
 
@@ -186,7 +185,7 @@ class Turns:
             device.serves, device.driver.run = run, run.served
             if run not in device.allowed:
                 device.allowed.add(run)
-                device.driver.perform(Allow(0, run.port.download, run.port.upload))
+                device.driver.allow_first_task(run.port)
             device.declined.clear()
             for other in list(device.waits):
                 if other is not run:

@@ -41,7 +41,7 @@ LAST, MOST_LAST = 20, 1000
 """Rows of a list that are answered by default, and at most."""
 VERBS: dict[str, Verb] = {"pause": "paused", "resume": "resumed", "drain": "drained", "stop": "stopped"}
 """The last word of an operation's path -> the operation."""
-Labels = Annotated[tuple[Annotated[str, Meta(pattern=f"^{NAME.pattern}$")], ...], Meta(max_length=MOST_TAGS)]
+Labels = Annotated[tuple[Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")], ...], Meta(max_length=MOST_TAGS)]
 Body = TypeVar("Body")
 
 
@@ -240,9 +240,11 @@ class AdminApi:
         body = asked.body(RunAsked)
         with self._operating(asked) as operations:
             base = operations.runs.path.parent.parent.resolve()
-            path = (base / body.plan).resolve()
-            if not path.is_relative_to(base):
-                raise RefusedError(HTTPStatus.BAD_REQUEST, f"plan = {body.plan!r} is not below {base}")
+            path = base if "\0" in body.plan else (base / body.plan).resolve()
+            # Nothing else may be opened: closing a database's file would take its locks away (storage/identities.py).
+            if not path.is_relative_to(base) or path.suffix != ".toml":
+                text = f"plan = {body.plan!r} is not a file below {base} whose name ends in .toml"
+                raise RefusedError(HTTPStatus.BAD_REQUEST, text)
             operations.add(body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share))
         return {"name": body.name, "wanted": "running"}
 

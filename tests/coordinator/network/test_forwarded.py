@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fleetlearn_coordinator.network import forwarded
 from fleetlearn_coordinator.network.addresses import Networks, read_address
 from fleetlearn_coordinator.network.forwarded import origin_of
 from fleetlearn_coordinator.network.gate import RefusalError
@@ -50,6 +51,7 @@ def test_x_forwarded_for(value: str, address: str) -> None:
         ("for=unknown", "10.0.0.1"),
         ("for=192.0.2.7, for=_hidden", "10.0.0.1"),
         ("for=192.0.2.7;for=192.0.2.8", "10.0.0.1"),
+        ("for=192.0.2.7, ,", "192.0.2.7"),
         ("proto=http", "10.0.0.1"),
         # a client leaves a quote open
         ('for="198.51.100.9, for=192.0.2.7', "192.0.2.7"),
@@ -63,6 +65,17 @@ def test_forwarded(value: str, address: str) -> None:
 def test_lines_of_a_header_are_one_list() -> None:
     assert found(("X-Forwarded-For", "198.51.100.9"), ("X-Forwarded-For", "192.0.2.7")) == "192.0.2.7"
     assert found() == "10.0.0.1"
+
+
+def test_hops_that_a_client_made_up_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,000 of them fit in a request, and would hold up all devices for a second."""
+    read: list[str] = []
+    monkeypatch.setattr(forwarded, "read_address", lambda text: read.append(text) or read_address(text))
+    for name, before in (("X-Forwarded-For", ""), ("Forwarded", "for=")):
+        read.clear()
+        made_up = ",".join(f"{before}{number:x}" for number in range(1000))
+        assert found((name, made_up), (name, f"{before}192.0.2.7, {before}10.0.0.2")) == "192.0.2.7"
+        assert read == ["10.0.0.2", "192.0.2.7"]
 
 
 def test_headers_that_disagree_are_refused() -> None:

@@ -184,3 +184,28 @@ def test_a_page_offers_its_credential_as_a_subprotocol() -> None:
     headers["Authorization"] = f"Bearer {SECRET}"
     with pytest.raises(RefusalError, match="or is there twice"):
         offered_by(headers)
+
+
+def test_a_device_that_changes_its_credential_without_end_is_held_to_its_check_ins(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change is a row of the audit log, and milliseconds of the event loop."""
+    monkeypatch.setattr("fleetlearn_coordinator.network.device_budgets.DEVICE_BURST", 3)
+
+    async def test() -> None:
+        limits, identities = {"device_check_ins": 0.01}, str(tmp_path / "identities")
+        async with serving(make_plan(), identities=identities, limits=limits) as coordinator:
+            secrets = [token_urlsafe(32) for _ in range(6)]
+            await open_as(coordinator, secrets[0], "a", token=a_token(operator), following=secrets[1])
+            for number in (1, 2):
+                await open_as(coordinator, secrets[number], "a", following=secrets[number + 1])
+            before = operator.events()
+            assert [row.what for row in before][-3:] == ["enrolled", "rotated", "rotated"]
+            status, text = await refusal(coordinator, secrets[3], "a", following=secrets[4])
+            assert (status, text.split(" ")[:2]) == (429, ["a", "connects"])
+            assert (await refusal(coordinator, secrets[2], "a", following=secrets[5]))[0] == 429
+            assert operator.events() == before
+            known = operator.find(secrets[3], time.time())
+            assert known is not None, "the change was announced, and is still to come"
+
+    run(test())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
+from contextlib import closing
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 import pytest
@@ -12,11 +15,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fleetlearn_coordinator.network.signing import Signer, make_signing_key
+from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
     CheckIn,
     Failed,
     FromCoordinator,
+    Refused,
     Signed,
     Task,
     Trust,
@@ -24,9 +30,12 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
 )
 from fleetlearn_protocol.signing import signed_bytes
-from peers import Peer, PlanMaker, fleet, update_of
+from peers import Peer, PlanMaker, fleet, serving, update_of
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
 CHALLENGE = "c" * 64
+PROTOCOL = Subprotocol(PROTOCOL_NAME)
 
 
 def keys_in(folder: Path, *names: str) -> tuple[str, ...]:
@@ -89,6 +98,29 @@ def test_a_device_that_cannot_be_signed_for_gets_no_task_and_is_told(
             )
             await (await join("plain")).do_round(update_of(1.0))  # the round is not held up
             assert coordinator.engine.leases.keys() <= {"plain"}
+
+    run(test())
+
+
+def test_a_refused_check_in_has_nothing_signed_for_another_device(make_plan: PlanMaker, tmp_path: Path) -> None:
+    """Somebody between another device and the coordinator, who is a device himself, could use it there."""
+    keys = keys_in(tmp_path, "key.pem")
+    files, identities = [str(tmp_path / "key.pem")], tmp_path / "identities"
+    secret = token_urlsafe(32)
+    with closing(Identities(identities)) as operator:
+        token = operator.make_token(1, time.time() + 100, [], time.time())
+        operator.enrol("a", secret, token, time.time())
+
+    async def test() -> None:
+        plan = make_plan(round__goal=1)
+        async with serving(plan, identities=str(identities), signing_keys=files) as coordinator:
+            headers = {"Authorization": f"Bearer {secret}"}
+            async with connect(coordinator.host.address, additional_headers=headers, subprotocols=[PROTOCOL]) as socket:
+                peer = Peer("a", socket)
+                await peer.send(CheckIn(1, "b", 10, trusts=keys, challenge=CHALLENGE))
+                await peer.expect(Refused)
+                await peer.check_in()
+                await peer.expect(Task)
 
     run(test())
 

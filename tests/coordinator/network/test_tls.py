@@ -108,6 +108,25 @@ def test_a_handshake_that_does_not_end_is_given_up(
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def test_a_handshake_that_a_standstill_made_overdue_ends_nothing_else(make_plan: PlanMaker, folder: Path) -> None:
+    """The process stood still, for a slow disk perhaps: the next sweep finds a connection that is due to have checked
+    in, and that has no transport yet."""
+
+    async def test() -> None:
+        async with serving(make_plan(round__goal=1), tls=files(folder)) as coordinator:
+            _, writer = await open_stream(coordinator.host.address.replace("wss", "ws"))
+            while not (connections := coordinator.host.connections):
+                await asyncio.sleep(0.01)
+            for driver in connections:
+                driver.conversation._since -= 100.0
+            coordinator.host.sweep(1.0)
+            writer.close()
+            peer, _ = await join(coordinator, folder / "ca.pem")
+            await peer.do_round(update_of(1.0))
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_the_end_does_not_wait_for_a_handshake(make_plan: PlanMaker, folder: Path) -> None:
     async def test() -> float:
         async with serving(make_plan(), tls=files(folder)) as coordinator:

@@ -228,8 +228,12 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
         {"name": "c", "plan": "../plan.toml"}, {"name": "c", "plan": "/etc/passwd"},
         {"name": "c", "plan": "nowhere.toml"}, {"name": "c d", "plan": "plan.toml"}, {"name": "c"},
         {"name": "c", "plan": "plan.toml", "share": 0}, {"name": "c", "plan": "plan.toml", "tags": ["a b"]},
+        {"name": "c", "plan": "plan\0.toml"},
+        {"name": "c", "plan": "other.toml", "tags": ["roof\n"]},
     ):  # fmt: skip
         assert olga.refused("POST", "runs", body)[0] == 400
+    database = {"name": "c", "plan": "identities/identities.sqlite3"}
+    assert "whose name ends in .toml" in olga.refused("POST", "runs", database)[1], "it must not be opened"
     assert administrators.events() == before
 
 

@@ -205,6 +205,24 @@ async def test_no_device_has_two_tasks_whatever_happens(folder: Path) -> None:
 
 
 @run_async
+async def test_a_new_connection_is_no_new_budget(folder: Path) -> None:
+    """A device that connects again and again would else fetch the bundle each time."""
+    async with several(folder) as host:
+        server = await host.add("one")
+        for number in range(3):
+            peer = await host.join("a")
+            task = await peer.task()
+            connection = host.hosted.host.devices["a"].connection
+            of_task = sum(vector.size for vector in task.vectors)
+            assert (connection.downloads.tokens > of_task + 1) == (number == 0)
+            assert server.download > of_task
+            connection.downloads.tokens = connection.downloads.rate = 1e-9
+            await peer.connection.close()
+            while "a" in host.hosted.host.devices:
+                await asyncio.sleep(0.01)
+
+
+@run_async
 async def test_a_run_that_needs_all_devices_is_not_starved(folder: Path) -> None:
     async with several(folder) as host:
         greedy = await host.add(
