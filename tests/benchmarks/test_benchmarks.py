@@ -80,7 +80,13 @@ def test_pauses(tmp_path: Path) -> None:
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
 
 
-@pytest.mark.parametrize("options", [(), ("--credentials", "--tls", "--idle", "20")], ids=["plain", "secured"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("--credentials", "--tls", "--idle", "20"), id="secured", marks=pytest.mark.slow),
+    ],
+)
 def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
     results = figures(tmp_path, "connections.py", *sizes, *options)
@@ -94,6 +100,7 @@ def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
         assert results["idle"]["fleetlearn"]["idle_cpu_ms_per_s"]["max"] > 0
 
 
+@pytest.mark.slow
 def test_soak(tmp_path: Path) -> None:
     """Memory that grows by more than its bound ends it with status 1: here whatever it does."""
     sizes = ("--minutes", "0.2", "--devices", "6", "--size", "1000", "--heartbeat", "0.3", "--every", "3")

@@ -40,7 +40,7 @@ def device(run: Processes, name: str, port: int, data: Path, *options: str) -> N
     run.start(name, *DEVICE, "--coordinator", f"ws://127.0.0.1:{port}", *given)
 
 
-@pytest.mark.parametrize("how", ["changed", "stripped"])
+@pytest.mark.parametrize("how", ["changed", pytest.param("stripped", marks=pytest.mark.slow)])
 def test_a_man_in_the_middle_has_nothing_trained(
     run: Processes, bundle_path: Path, shards: list[Path], how: str
 ) -> None:

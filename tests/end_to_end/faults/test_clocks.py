@@ -96,8 +96,9 @@ def test_the_clocks_of_a_coordinator_jump(run: Processes) -> None:
     assert version == len(committed) > 2 * len(JUMPS)
     with closing(sqlite3.connect(data / DATABASE)) as ledger:
         found = ledger.execute("SELECT task, round FROM tasks WHERE state='accepted'").fetchall()
-    assert {*devices.acknowledged} <= {task for task, _ in found}
-    if version <= 100:  # the ledger keeps no more rounds
+    kept = min(number for _, number in found) + 1  # the ledger keeps no tasks of older rounds
+    assert {task for task in devices.acknowledged if int(task.split("-")[-2]) >= kept} <= {task for task, _ in found}
+    if version <= 100:  # of no more rounds
         rows = [(task, committed.index(number) + 1, 0) for task, number in found if number in committed]
         assert by_hand(Plan.load(plan), rows, version, weight=10).tobytes() == model.tobytes()
     identities = Identities(folder / "identities")

@@ -25,7 +25,7 @@ SIZE = 1000
 """Elements of the model."""
 DEVICES = ("a", "b", "c")
 ROUNDS = 2
-SAMPLE = 5
+SAMPLE = 4
 """Calls of each kind that fail in the usual tests, one after the other; the slow tests let each one fail."""
 
 
@@ -123,7 +123,7 @@ def check_fault(folder: Path, warm: Path, kind: str, nth: int, undisturbed: Undi
     return said
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_some_calls_fail(tmp_path: Path, warm: Path, undisturbed: Undisturbed, kind: str) -> None:
     number = len(undisturbed.calls[kind])
     for nth in range(1, number + 1, number // SAMPLE):

@@ -19,7 +19,7 @@ from fleetlearn_coordinator.storage.identities import Identities
 from peers import plan_text
 from processes import Processes, free_port, processes, wait_for
 
-SAMPLE = 3
+SAMPLE = 2
 """Calls of each kind that fail in the usual tests; the slow tests let each one fail."""
 ROUNDS = 2
 
@@ -118,7 +118,7 @@ def check_fault(folder: Path, warm: Path, bundle: Path, data: Path, kind: str, n
         assert found.failed or found == expected, run.log("a")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_some_calls_fail(
     tmp_path: Path, warm: Path, own_bundle_path: Path, shards: list[Path], undisturbed: Undisturbed, kind: str
 ) -> None:
