@@ -11,6 +11,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from faults import Clocks, Fault
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.storage.identities import Identities
@@ -107,6 +108,7 @@ def test_the_clocks_of_a_coordinator_jump(run: Processes) -> None:
     identities.close()
 
 
+@pytest.mark.slow
 def test_the_clocks_of_a_device_jump(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
     data, clocks = run.folder / "run", Clocks(run.folder / "clocks")
     plan, port = run.folder / "plan.toml", free_port()

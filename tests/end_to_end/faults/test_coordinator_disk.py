@@ -123,7 +123,9 @@ def check_fault(folder: Path, warm: Path, kind: str, nth: int, undisturbed: Undi
     return said
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "full" else pytest.mark.slow) for kind in KINDS]
+)
 def test_some_calls_fail(tmp_path: Path, warm: Path, undisturbed: Undisturbed, kind: str) -> None:
     number = len(undisturbed.calls[kind])
     for nth in range(1, number + 1, number // SAMPLE):
