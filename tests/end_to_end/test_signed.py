@@ -45,7 +45,8 @@ def test_a_man_in_the_middle_has_nothing_trained(
     run: Processes, bundle_path: Path, shards: list[Path], how: str
 ) -> None:
     port, between = free_port(), free_port()
-    text = plan_text(bundle_path, run.folder / "run", local__lr=0.1, round__goal=1, stop__rounds=1)
+    settings = {"round__goal": 1, "round__deadline": 5.0, "stop__rounds": 1}
+    text = plan_text(bundle_path, run.folder / "run", local__lr=0.1, **settings)
     (run.folder / "plan.toml").write_text(text)
     key = signing_key(run.folder, "key.pem")
     serve(run, port, "key.pem")

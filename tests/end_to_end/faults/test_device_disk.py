@@ -118,9 +118,8 @@ def check_fault(folder: Path, warm: Path, bundle: Path, data: Path, kind: str, n
         assert found.failed or found == expected, run.log("a")
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "full" else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_some_calls_fail(
     tmp_path: Path, warm: Path, own_bundle_path: Path, shards: list[Path], undisturbed: Undisturbed, kind: str
 ) -> None:
