@@ -317,6 +317,56 @@ async def test_a_paused_run_counts_what_is_out_and_gives_nothing(folder: Path) -
 
 
 @run_async
+async def test_devices_that_are_kept_for_a_run_serve_others_while_it_is_paused(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("other", round__goal=2)
+        await host.add("large", round__goal=2, round__minimum=2)
+        first = await host.join("1")
+        assert host.of(await first.task()) == "other"
+        second = await host.join("2")
+        await nothing_comes(second)  # it is kept
+        await host.want("large", "paused")
+        assert host.of(await second.task()) == "other"
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped"])
+def test_a_device_that_only_the_paused_or_stopped_run_wanted_is_sent_away(tmp_path: Path, state: str) -> None:
+    async def test(folder: Path) -> None:
+        async with several(folder) as host:
+            await host.add("full", pace__connected=1, pace__check_ins=100.0)
+            first = await host.join("1")
+            await first.task()
+            await host.add("large", round__goal=3, round__minimum=3)
+            second = await host.join("2")
+            await nothing_comes(second)  # it waits for the run that gathers
+            await host.want("large", state)
+            assert isinstance(await second.receive(), ComeBack)
+
+    run_async(test)(tmp_path)
+
+
+@run_async
+async def test_a_device_is_offered_again_to_a_run_that_had_enough(folder: Path) -> None:
+    async with several(folder) as host:
+        full = await host.add("full", pace__connected=1, pace__check_ins=100.0)
+        first = await host.join("1")
+        await first.task()
+        await host.add("large", round__goal=3, round__minimum=3)
+        second = await host.join("2")
+        await nothing_comes(second)
+        turns = host.hosted.host.turns
+        assert turns is not None
+        (after,) = turns.devices["2"].declined.values()
+        asked = list[str]()
+        full.join = lambda check_in, now: asked.append(check_in.device)  # type: ignore[method-assign]
+        host.hosted.host.sweep(1.0)
+        assert asked == [], "it is too early"
+        turns.devices["2"].declined = dict.fromkeys(turns.devices["2"].declined, after - 1000000.0)
+        host.hosted.host.sweep(1.0)
+        assert asked == ["2"]
+
+
+@run_async
 async def test_a_drained_run_ends_with_its_round(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("a", round__goal=2, round__minimum=2)
