@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import shutil
@@ -15,6 +16,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
@@ -560,6 +562,35 @@ async def test_a_finished_run_is_closed_and_devices_go_on(folder: Path) -> None:
         assert [name for name, _ in host.hosted.servers()] == ["long"]
         assert read_status(folder / "short.run").finished is not None
         assert host.of(await peer.do_round(UPDATE)) == "long"
+
+
+def test_a_finished_run_whose_last_model_cannot_be_measured_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = asyncio.Event()
+
+    async def measure(held_out: HeldOut) -> None:
+        await broken.wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test(folder: Path) -> None:
+        (folder / "held.npz").touch()
+        async with several(folder) as host:
+            server = await host.add("a", stop__rounds=1, evaluation__data=str(folder / "held.npz"))
+            peer = await host.join("d")
+            await peer.do_round(UPDATE)
+            await settled(peer)
+            await host.hosted.look()
+            assert [name for name, _ in host.hosted.servers()] == ["a"], "its last model is not measured yet"
+            broken.set()
+            while not server.ended:
+                await asyncio.sleep(0)
+            await host.hosted.look()
+            assert not host.hosted.servers()
+            assert read_status(folder / "a.run").running is False
+
+    monkeypatch.setattr(HeldOut, "run", measure)
+    run_async(test)(tmp_path)
 
 
 @run_async
