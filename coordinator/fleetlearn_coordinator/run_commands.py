@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import fail
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,6 +23,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.operations import NAME, Operations, operating
 from fleetlearn_coordinator.service.status import read_status
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
@@ -135,7 +136,8 @@ def show_runs(operations: Operations, *, json: bool) -> None:
         table.add_column(column, no_wrap=column != "for", min_width=len(column))
     for row in found:
         table.add_row(*(str(row.get(column, "")) for column in columns))
-    console.print(table)
+    # A narrow terminal breaks the lines. The table would break the last column into single letters.
+    Console(width=Console(width=1000).measure(table).maximum).print(table)
     for row in found:
         if row["failed"]:
             console.print(f"{row['run']} failed: {row['failed']}", soft_wrap=True)
@@ -157,7 +159,8 @@ def _row(run: WantedRun) -> dict[str, Any]:
     try:
         status = read_status(Plan.load(run.plan).data_dir)
     except (FleetError, OSError) as error:
-        if not run.failed:
+        not_begun = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT  # no data directory yet
+        if not (run.failed or not_begun):
             row["error"] = str(error)
         return row
     if status.finished is not None:

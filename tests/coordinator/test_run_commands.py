@@ -71,6 +71,14 @@ def test_runs_are_listed(service: Path, tmp_path: Path) -> None:
         assert found[0]["population"] == {"tags": [], "tiers": [], "runtimes": ["onnx"], "share": 0.25}
 
 
+def test_a_list_in_a_narrow_terminal_is_readable(service: Path, tmp_path: Path) -> None:
+    """And a run that has no data directory yet is no error."""
+    command("run", "add", service, "a", tmp_path / "a.toml", "--tag", "camera", "--tier", "phone")
+    done = RUNNER.invoke(app, ["run", "list", str(service)], env={"COLUMNS": "60"})
+    assert "tag camera, tier phone" in done.output
+    assert "a.run is not" not in done.output
+
+
 def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
     plan, other = tmp_path / "a.toml", tmp_path / "b.toml"
     command("run", "add", service, "a", plan)

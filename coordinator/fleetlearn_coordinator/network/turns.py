@@ -56,7 +56,7 @@ class SharedDevice:
     last: SharedRun | None = None
     """The run that it served last."""
     declined: dict[SharedRun, float] = field(default_factory=dict)
-    """Run that has devices enough -> after how many seconds the device may come again. Until its next task."""
+    """Run that has devices enough -> when the device is offered to it again. Until the device's next task."""
 
     @property
     def name(self) -> str:
@@ -103,8 +103,7 @@ class Turns:
                 if task is not None:
                     self._tell(device.name, Cancel(task, Code.NOT_WANTED, text[:MAX_TEXT]))
                 device.serves = None
-                self._free.append(device.name)
-            device.waits.pop(run, None)
+            self._stop_waiting(run, device)
             device.declined.pop(run, None)
             device.fits.discard(run)
             device.allowed.discard(run)
@@ -118,7 +117,8 @@ class Turns:
         self._gathering.pop(run, None)
         for device in self.devices.values():
             if run in device.waits and device.serves is not run:
-                self._withdraw(run, device)
+                self._withdraw(run, device, forget=False)
+                self._stop_waiting(run, device)
         self._let_go(run)
         self._place_some()
 
@@ -214,12 +214,12 @@ class Turns:
         if device is not None:
             device.waits.pop(run, None)
             run.kept.pop(name, None)
-            device.declined[run] = after
+            device.declined[run] = self._loop.time() + after
             self._free.append(name)
 
     def sweep(self) -> None:
         """Keep no devices, for a while, for a run that has not gathered enough within the time that any task takes: the
-        others would wait for ever."""
+        others would wait for ever. And offer devices again to runs that had enough of them."""
         longest = max((run.port.patience for run in self.runs), default=0.0)
         now = self._loop.time()
         for run, since in list(self._gathering.items()):
@@ -227,6 +227,13 @@ class Turns:
                 del self._gathering[run]  # behind the others
                 self._gathering[run] = now + longest
                 self._let_go(run)
+        for device in self.devices.values():
+            if device.declined and device.waits and device.serves is None:
+                past = [run for run, until in device.declined.items() if until <= now]
+                for run in past:
+                    del device.declined[run]
+                if past:
+                    self._free.append(device.name)
         self._place_some()
 
     def attempt(self, run: SharedRun, act: Callable[[], None]) -> None:
@@ -269,7 +276,8 @@ class Turns:
             if device.serves is None:
                 self._offer(run, device)
         if device.serves is None and not device.waits and device.declined:
-            self._tell(device.name, ComeBack(min(device.declined.values()), "no-task"))
+            after = max(0.0, min(device.declined.values()) - self._loop.time())
+            self._tell(device.name, ComeBack(after, "no-task"))
 
     def _needs(self, run: SharedRun, device: SharedDevice) -> bool:
         return run.port.gathers > 0 and run.port.may_serve(device.name)
@@ -301,6 +309,15 @@ class Turns:
         if forget:
             device.waits.pop(run, None)
             run.kept.pop(device.name, None)
+
+    def _stop_waiting(self, run: SharedRun, device: SharedDevice) -> None:
+        """The device waits for the run no more. Where it waits for none now, it is offered to the others, or told to
+        come back."""
+        if run in device.waits:
+            del device.waits[run]
+            if not device.waits:
+                run.kept.pop(device.name, None)
+                self._free.append(device.name)
 
     def _let_go(self, run: SharedRun) -> None:
         """Offer the devices that were kept for the run to the others."""

@@ -522,7 +522,7 @@ class Run:
         round: int,
         summary: dict[str, Any],
         at: float,
-        dropped: list[int],
+        dropped: Iterable[int],
         began: Began | None,
         bases: Mapping[int, str],
     ) -> WrittenModel:
@@ -547,6 +547,8 @@ class Run:
         digests = {name: digest(vector) for name, vector in vectors.items()}
         forms = make_forms(self.plan.encoding.down, model, self.load_models(bases))
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
+        # Read when the files are removed: somebody may ask for a version while this thread computes.
+        dropped = (version for version in dropped if version not in self.roll_backs.needed())
         rows = [
             *self.write_model(row, model, state | vectors, dropped),
             RoundClosed(round, "committed", summary, at),

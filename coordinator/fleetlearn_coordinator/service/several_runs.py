@@ -219,7 +219,8 @@ class HostedRuns:
             if failure is not None:
                 self._fail(wanted, failure)
                 await self._close(wanted.number, "failed")
-            elif wanted.wanted == "stopped" or not run.measures:  # the last models are measured first
+            # The last models are measured first, unless that has failed.
+            elif wanted.wanted == "stopped" or not run.measures or server.ended:
                 self._over[wanted.number] = wanted.asked
                 await self._close(wanted.number, "finished")
         elif wanted.wanted == "stopped":

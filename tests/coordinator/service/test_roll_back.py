@@ -108,6 +108,26 @@ def test_a_roll_back_between_rounds(make_plan: PlanMaker, phase: Phase) -> None:
     fleet.store.close()
 
 
+def test_a_version_that_is_asked_for_during_a_commit_is_kept(make_plan: PlanMaker) -> None:
+    """The commit was begun in another thread, and by the rule it drops the version."""
+    plan = make_plan(round__goal=1, models__last=2)
+    fleet = Fleet(plan)
+    (lease,) = train(fleet, [1.0, 2.0, 3.0])
+    fleet.save_update(lease, update_of(5.0))
+    (commit,) = fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
+    assert isinstance(commit, Commit)
+    fleet.run.begin_commit(commit, NOW)
+    step = fleet.run.next_step()
+    assert step is not None
+    write_roll_back(plan.data_dir, 2, "command")
+    assert fleet.run.roll_backs.look(NOW)
+    step.end(step.work(), NOW)
+    fleet.run.do_steps(NOW)
+    assert fleet.run.engine.version == 5
+    np.testing.assert_array_equal(fleet.run.model, read_model(plan.data_dir, 2)[1])
+    fleet.store.close()
+
+
 def test_asynchronously_leases_early_reports_and_lost_tasks_end(make_plan: PlanMaker) -> None:
     """None of them counts afterwards, in this process or in the next one."""
     plan = make_plan(**(BUFFERED | {"round__concurrency": 4, "round__goal": 1}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import shutil
@@ -15,6 +16,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
@@ -335,6 +337,56 @@ async def test_a_paused_run_counts_what_is_out_and_gives_nothing(folder: Path) -
 
 
 @run_async
+async def test_devices_that_are_kept_for_a_run_serve_others_while_it_is_paused(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("other", round__goal=2)
+        await host.add("large", round__goal=2, round__minimum=2)
+        first = await host.join("1")
+        assert host.of(await first.task()) == "other"
+        second = await host.join("2")
+        await nothing_comes(second)  # it is kept
+        await host.want("large", "paused")
+        assert host.of(await second.task()) == "other"
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped"])
+def test_a_device_that_only_the_paused_or_stopped_run_wanted_is_sent_away(tmp_path: Path, state: str) -> None:
+    async def test(folder: Path) -> None:
+        async with several(folder) as host:
+            await host.add("full", pace__connected=1, pace__check_ins=100.0)
+            first = await host.join("1")
+            await first.task()
+            await host.add("large", round__goal=3, round__minimum=3)
+            second = await host.join("2")
+            await nothing_comes(second)  # it waits for the run that gathers
+            await host.want("large", state)
+            assert isinstance(await second.receive(), ComeBack)
+
+    run_async(test)(tmp_path)
+
+
+@run_async
+async def test_a_device_is_offered_again_to_a_run_that_had_enough(folder: Path) -> None:
+    async with several(folder) as host:
+        full = await host.add("full", pace__connected=1, pace__check_ins=100.0)
+        first = await host.join("1")
+        await first.task()
+        await host.add("large", round__goal=3, round__minimum=3)
+        second = await host.join("2")
+        await nothing_comes(second)
+        turns = host.hosted.host.turns
+        assert turns is not None
+        (after,) = turns.devices["2"].declined.values()
+        asked = list[str]()
+        full.join = lambda check_in, now: asked.append(check_in.device)  # type: ignore[method-assign]
+        host.hosted.host.sweep(1.0)
+        assert asked == [], "it is too early"
+        turns.devices["2"].declined = dict.fromkeys(turns.devices["2"].declined, after - 1000000.0)
+        host.hosted.host.sweep(1.0)
+        assert asked == ["2"]
+
+
+@run_async
 async def test_a_drained_run_ends_with_its_round(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("a", round__goal=2, round__minimum=2)
@@ -528,6 +580,35 @@ async def test_a_finished_run_is_closed_and_devices_go_on(folder: Path) -> None:
         assert [name for name, _ in host.hosted.servers()] == ["long"]
         assert read_status(folder / "short.run").finished is not None
         assert host.of(await peer.do_round(UPDATE)) == "long"
+
+
+def test_a_finished_run_whose_last_model_cannot_be_measured_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = asyncio.Event()
+
+    async def measure(held_out: HeldOut) -> None:
+        await broken.wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test(folder: Path) -> None:
+        (folder / "held.npz").touch()
+        async with several(folder) as host:
+            server = await host.add("a", stop__rounds=1, evaluation__data=str(folder / "held.npz"))
+            peer = await host.join("d")
+            await peer.do_round(UPDATE)
+            await settled(peer)
+            await host.hosted.look()
+            assert [name for name, _ in host.hosted.servers()] == ["a"], "its last model is not measured yet"
+            broken.set()
+            while not server.ended:
+                await asyncio.sleep(0)
+            await host.hosted.look()
+            assert not host.hosted.servers()
+            assert read_status(folder / "a.run").running is False
+
+    monkeypatch.setattr(HeldOut, "run", measure)
+    run_async(test)(tmp_path)
 
 
 @run_async
