@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.storage.identities import Event, Identities, check_identities
+from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, check_identities
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -33,12 +33,17 @@ def token(
     uses: Annotated[int, typer.Option(help="How many devices may enrol with it.", min=1, max=10**6)] = 1,
     hours: Annotated[float, typer.Option(help="How long.", min=0.01, max=24 * 366.0)] = 24.0,
     tag: Annotated[list[str] | None, typer.Option(help="What its devices are tagged with; may be given again.")] = None,
+    run: Annotated[
+        list[str] | None, typer.Option(help="The only run that its devices may serve; may be given again.")
+    ] = None,
 ) -> None:
     """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once. Where the
     service has signing keys, the token brings them along: its devices do only what is signed."""
-    tags = tag or []
-    if len(tags) > MOST_TAGS or not all(map(NAME.fullmatch, tags)):
-        raise typer.BadParameter(f"at most {MOST_TAGS} tags, of letters, digits and ._- each", param_hint="--tag")
+    names = [*(tag or []), *(run or [])]
+    if len(names) > MOST_TAGS or not all(map(NAME.fullmatch, names)):
+        text = f"at most {MOST_TAGS} tags and runs, of letters, digits and ._- each"
+        raise typer.BadParameter(text, param_hint="--tag, --run")
+    tags = [*(tag or []), *(RUN + name for name in run or [])]
     with _identities(service) as identities:
         now = time.time()
         keys = public_keys(ServiceSettings.load(service).signing_keys)

@@ -48,6 +48,13 @@ def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
     assert "row 1 of the audit log was changed" in words(command("verify", "service.toml", expected=1))
 
 
+def test_a_token_is_for_runs(service: Path) -> None:
+    token = command("token", "service.toml", "--tag", "roof", "--run", "faces").stdout.strip()
+    with closing(Identities(service.parent / "identities")) as identities:
+        assert identities.enrol("a", "s" * 43, token, time.time()).tags == ("roof", "run:faces")
+    assert "at most 16 tags and runs" in words(command("token", "service.toml", "--run", "a b", expected=2))
+
+
 def test_a_token_brings_the_public_keys_along(service: Path) -> None:
     assert "." not in command("token", "service.toml").stdout
     keys = [command("signing-key", name).stdout.strip() for name in ("new.pem", "old.pem")]

@@ -31,6 +31,7 @@ from fleetlearn_coordinator.service.status import Status, last_rounds, read_stat
 from fleetlearn_coordinator.service.versions import read_versions
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.database import DatabaseError
+from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.requests import write_request
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
@@ -51,6 +52,8 @@ class TokenAsked(msgspec.Struct, forbid_unknown_fields=True):
     uses: Annotated[int, Meta(ge=1, le=10**6)] = 1
     hours: Annotated[float, Meta(ge=0.01, le=24 * 366.0)] = 24.0
     tags: Labels = ()
+    runs: Labels = ()
+    """The only runs that its devices may serve. Empty: any."""
 
 
 class RunAsked(msgspec.Struct, forbid_unknown_fields=True):
@@ -289,7 +292,8 @@ class AdminApi:
     def _token(self, asked: Asked) -> Any:
         body, now = asked.body(TokenAsked), time.time()
         until, keys = now + 3600 * body.hours, public_keys(self._service.signing_keys)
-        token = asked.administrators.make_token(body.uses, until, body.tags, now, asked.who.name)
+        tags = (*body.tags, *(RUN + name for name in body.runs))
+        token = asked.administrators.make_token(body.uses, until, tags, now, asked.who.name)
         return {"token": ".".join([token, *keys]), "until": until}
 
     def _revoke(self, asked: Asked) -> Any:

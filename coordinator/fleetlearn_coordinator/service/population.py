@@ -6,6 +6,7 @@ import hashlib
 
 from fleetlearn_protocol.messages import CheckIn
 
+from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population
 
 EVERYBODY = Population()
@@ -13,6 +14,9 @@ EVERYBODY = Population()
 
 def why_not(population: Population, run: str, check_in: CheckIn) -> str:
     """Return why the device is not of this run's population, for its owner; empty if it is. ``run``: the run's name."""
+    runs = [tag.removeprefix(RUN) for tag in check_in.tags if tag.startswith(RUN)]
+    if runs and run not in runs:
+        return f"the device's token was for {' and '.join(runs)}"
     if population == EVERYBODY:
         return ""
     missing = [tag for tag in population.tags if tag not in check_in.tags]

@@ -35,6 +35,9 @@ _BY = "certificate of "
 """What a device with a certificate has, before its name, in place of a credential's hash."""
 FIRST = "0" * 64
 """What the first row of the audit log has as the hash before."""
+RUN = "run:"
+"""Begins the tag of a device that may serve only the run named after it. No device can state such a tag itself: a colon
+is in none of theirs."""
 COMMAND = "command"
 """Who did something, in the audit log: whoever may write to the folder, by a command."""
 _TABLES = (

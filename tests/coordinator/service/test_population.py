@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from fleetlearn_coordinator.service.population import EVERYBODY, place, why_not
+from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population
-from fleetlearn_protocol.messages import CheckIn
+from fleetlearn_protocol import ProtocolError
+from fleetlearn_protocol.messages import CheckIn, decode_from_device, encode
 
 PHONE = CheckIn(1, "d", 10, runtime="onnx 1.2", tags=("eu", "roof"), tier="phone")
 
@@ -23,6 +27,15 @@ def test_each_key_is_compared_with_what_the_device_states() -> None:
         assert word in found
         assert bool(found) == bool(word)
     assert why_not(Population(tiers=("phone",)), "a", CheckIn(1, "d", 10))
+
+
+def test_a_token_s_run_is_the_only_one_that_its_device_serves() -> None:
+    bound = msgspec.structs.replace(PHONE, tags=(f"{RUN}a", f"{RUN}b", *PHONE.tags))
+    assert not why_not(EVERYBODY, "a", bound)
+    assert not why_not(Population(tags=("eu",)), "b", bound)
+    assert why_not(EVERYBODY, "c", bound) == "the device's token was for a and b"
+    with pytest.raises(ProtocolError, match="tags"):  # no device can state it itself
+        decode_from_device(encode(bound))
 
 
 def test_a_share_is_always_the_same_devices_and_another_run_s_are_others() -> None:
