@@ -116,6 +116,7 @@ def test_soak(tmp_path: Path) -> None:
     assert "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;" in done.stderr
 
 
+@pytest.mark.slow
 def test_attacks(tmp_path: Path) -> None:
     attacks = ("unread_pings", "reports")
     results = figures(tmp_path, "attacks.py", "--attacks", *attacks, "--seconds", "0.5", "--size", "1000")

@@ -135,6 +135,7 @@ def test_a_small_run(tmp_path: Path) -> None:
         assert text in demo.stdout
 
 
+@pytest.mark.slow
 def test_sigterm_ends_everything(tmp_path: Path) -> None:
     demo = start_and_await_rounds(tmp_path / "out")
     demo.send_signal(signal.SIGTERM)

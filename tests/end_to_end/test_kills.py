@@ -311,6 +311,7 @@ def undisturbed_ditto(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", CRASH_DEVICE_POINTS[:2])
 def test_a_device_killed_keeps_its_personal_model(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed_ditto: dict[str, bytes], point: str

@@ -69,6 +69,7 @@ def test_a_man_in_the_middle_has_nothing_trained(
     assert any("failed: untrusted" in row.summary["dropped"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_key_is_changed_while_devices_stay_where_they_are(
     run: Processes, bundle_path: Path, shards: list[Path]
 ) -> None:

@@ -91,6 +91,7 @@ def on_a_terminal(command: list[str]) -> tuple[str, str]:
     return output, re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
 
 
+@pytest.mark.slow
 def test_export_and_inspect_as_processes(folder: Path) -> None:
     printed, shown = on_a_terminal([*COMMAND, "my_task:export", "--output", "my.bundle"])
     finished = re.findall(r"✓ (.*?)\s+\d:\d\d:\d\d", shown)

@@ -84,6 +84,7 @@ def attention() -> nn.Module:
     )
 
 
+@pytest.mark.slow
 def test_micro_batches_save_memory_where_no_layer_looks_at_the_whole_batch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = zoo.classifier(attention(), zoo.numbers(96, 64), 10)

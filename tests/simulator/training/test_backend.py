@@ -408,7 +408,9 @@ KEPT_WHAT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", KEPT_WHAT)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow if what == "moon" else ()) for what in KEPT_WHAT]
+)
 def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) -> None:
     """Two rounds; in the second, devices go on from what they kept in the first, and one has kept nothing."""
     with torch.random.fork_rng(devices=[]):
