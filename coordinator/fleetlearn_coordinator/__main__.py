@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +14,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     import msgspec
     import typer
     from fleetlearn_protocol import open_bundle, write_inference_model
-    from fleetlearn_protocol.errors import FleetError
-    from fleetlearn_protocol.typer_app import command_app, fail
+    from fleetlearn_protocol.typer_app import command_app, expected_errors
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.logging import RichHandler
@@ -64,7 +62,7 @@ def serve(
 
     With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`), until SIGTERM."""
     _log(log_level)
-    with _errors():
+    with expected_errors():
         if is_service_file(plan):
             if service is not None or stay:
                 raise typer.BadParameter(f"{plan} is a service file with runs: --service and --stay are for a plan")
@@ -85,7 +83,7 @@ def status(
     run: Annotated[str | None, typer.Option(metavar="NAME", help="One of the service file's runs.")] = None,
 ) -> None:
     """Show how far a run is, or all runs of a service file. They may be running or not."""
-    with _errors():
+    with expected_errors():
         if is_service_file(plan):
             with operating(ServiceSettings.load(plan)) as operations:
                 if run is None:
@@ -105,7 +103,7 @@ def status(
 def evaluate(plan: PlanFile) -> None:
     """Ask for an evaluation of the newest model on devices' own data. The coordinator begins it within a second, or at
     its next start."""
-    with _errors():
+    with expected_errors():
         folder = Plan.load(plan).data_dir
         write_request(folder)
         found = read_status(folder)
@@ -120,7 +118,7 @@ def evaluate_held_out(
     """Measure the models that are kept on held-out data, here and now. A model that was measured before is not measured
     again."""
     _log("INFO")
-    with _errors():
+    with expected_errors():
         found = measure_by_hand(Plan.load(plan), data)
     for version, result in found.items():
         print(f"version {version}: {result['examples']} examples, {_listed(result['metrics'])}")
@@ -133,7 +131,7 @@ def export_model(
     version: Annotated[int | None, typer.Option(help="Which model. Default: the newest.")] = None,
 ) -> None:
     """Write the trained model as an ONNX file that any ONNX Runtime runs."""
-    with _errors():
+    with expected_errors():
         settings = Plan.load(plan)
         number, vector = read_model(settings.data_dir, version)
         bundle = open_bundle(settings.bundle)
@@ -219,15 +217,6 @@ def _log(level: str) -> None:
     logger = logging.getLogger("fleetlearn")
     logger.addHandler(handler)
     logger.setLevel(level.upper())
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Expected errors as one line and exit status 1."""
-    try:
-        yield
-    except (FleetError, OSError) as error:
-        fail("error", str(error))
 
 
 def main() -> None:

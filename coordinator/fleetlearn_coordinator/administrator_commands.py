@@ -11,7 +11,7 @@ from typing import Annotated, get_args
 
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import fail
+from fleetlearn_protocol.typer_app import expected_errors
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -71,8 +71,5 @@ def remove(service: ServiceFile, name: Name) -> None:
 @contextmanager
 def _administrators(service: Path) -> Iterator[Administrators]:
     """Open the administrators of a service file. Expected errors are one line and exit status 1."""
-    try:
-        with closing(Administrators(identities_folder(service))) as found:
-            yield found
-    except (FleetError, OSError) as error:
-        fail("error", str(error))
+    with expected_errors(), closing(Administrators(identities_folder(service))) as found:
+        yield found

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import fail
+from fleetlearn_protocol.typer_app import expected_errors, fail
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, check_identities
+from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, open_identities
 
 app = typer.Typer()
 ServiceFile = Annotated[
@@ -145,10 +145,5 @@ def date(at: float) -> str:
 @contextmanager
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
-    try:
-        folder = identities_folder(service)
-        check_identities(folder)
-        with closing(Identities(folder)) as found:
-            yield found
-    except (FleetError, OSError) as error:
-        fail("error", str(error))
+    with expected_errors(), closing(open_identities(identities_folder(service))) as found:
+        yield found

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from fleetlearn_protocol.command_line import needs
-from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.typer_app import fail
+from fleetlearn_protocol.typer_app import expected_errors
 from rich.console import Console
 
 app = typer.Typer()
@@ -30,7 +27,7 @@ def certificate(
     to renew the certificate: a running coordinator reads it by itself."""
     with needs("fleetlearn-coordinator certificate", "coordinator"):
         from fleetlearn_coordinator.service.private_ca import CERTIFICATE, KEY, make_certificate
-    with _errors():
+    with expected_errors():
         new = make_certificate(folder, names, days)
     console = Console(stderr=True)
     console.print(f"wrote {folder / CERTIFICATE} and {folder / KEY}, for [tls] of the service file", soft_wrap=True)
@@ -46,7 +43,7 @@ def device_certificate(
     """Make a certificate by which a coordinator with `clients` in [tls] knows a device. Run it again to renew it."""
     with needs("fleetlearn-coordinator device-certificate", "coordinator"):
         from fleetlearn_coordinator.service.private_ca import CA, DEVICES, make_device_certificate
-    with _errors():
+    with expected_errors():
         new = make_device_certificate(folder, device, days)
     console = Console(stderr=True)
     place = folder / DEVICES / device
@@ -63,7 +60,7 @@ def signing_key(
     """Make a key that signs tasks, if the file is not there, and print its public key, for devices: --trust KEY."""
     with needs("fleetlearn-coordinator signing-key", "coordinator"):
         from fleetlearn_coordinator.network.signing import make_signing_key, public_key, read_signing_key
-    with _errors():
+    with expected_errors():
         new = make_signing_key(file)
         key = public_key(read_signing_key(file))
     print(key)
@@ -80,12 +77,3 @@ def _say_if_new(new: bool, folder: Path) -> None:
         console = Console(stderr=True)
         console.print(f"wrote {folder / CA}, for devices: --ca ca.pem", soft_wrap=True)
         console.print(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Expected errors as one line and exit status 1."""
-    try:
-        yield
-    except (FleetError, OSError) as error:
-        fail("error", str(error))

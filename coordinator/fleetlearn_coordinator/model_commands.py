@@ -7,8 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.typer_app import fail
+from fleetlearn_protocol.typer_app import expected_errors
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +16,11 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.versions import compare, read_versions
+from fleetlearn_coordinator.storage.identities import COMMAND
 
 app = typer.Typer()
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-EXPECTED = (FleetError, OSError)
-"""Errors that are one line and exit status 1."""
 
 
 @app.command()
@@ -32,10 +30,8 @@ def models(
     gone: Annotated[bool, typer.Option("--all", help="Also the versions whose files are not kept.")] = False,
 ) -> None:
     """List the versions of the model: what is kept and why, and what was measured of each."""
-    try:
+    with expected_errors():
         shown = read_versions(Plan.load(plan), gone=gone)
-    except EXPECTED as error:
-        fail("error", str(error))
     if as_json:
         print(msgspec.json.encode(shown).decode())
         return
@@ -68,10 +64,8 @@ def compare_models(
     as_json: AsJson = False,
 ) -> None:
     """Show how far two versions of the model are apart, in which parameters, and what was measured of each."""
-    try:
+    with expected_errors():
         found = compare(Plan.load(plan), first, second)
-    except EXPECTED as error:
-        fail("error", str(error))
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
@@ -100,12 +94,10 @@ def roll_back(
 ) -> None:
     """Go on from an earlier version of the model. The open round is given up, and the earlier model becomes the next
     version: within a second, or at the next start."""
-    try:
+    with expected_errors():
         settings = Plan.load(plan)
-        ask_to_roll_back(settings.data_dir, version, "command")
+        ask_to_roll_back(settings.data_dir, version, COMMAND)
         found = read_status(settings.data_dir)
-    except EXPECTED as error:
-        fail("error", str(error))
     running = found.running and found.finished is None
     text = "within a second" if running else "when the plan is served again"
     Console(stderr=True).print(f"version {version}'s model becomes the newest {text}; `models` then lists it")

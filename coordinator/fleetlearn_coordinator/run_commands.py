@@ -14,14 +14,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import fail
+from fleetlearn_protocol.typer_app import expected_errors
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.operations import NAME, Operations, operating
+from fleetlearn_coordinator.service.operations import Operations, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
@@ -194,8 +195,5 @@ def _say(operations: Operations, what: str, then: str) -> None:
 @contextmanager
 def _operating(service: Path) -> Iterator[Operations]:
     """Open the runs of a service file. Expected errors are one line and exit status 1."""
-    try:
-        with operating(ServiceSettings.load(service)) as operations:
-            yield operations
-    except (FleetError, OSError) as error:
-        fail("error", str(error))
+    with expected_errors(), operating(ServiceSettings.load(service)) as operations:
+        yield operations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 
 from fleetlearn_protocol.command_line import version_of
+from fleetlearn_protocol.errors import FleetError
 
 
 def command_app(command: str, about: str) -> typer.Typer:
@@ -34,3 +37,12 @@ def fail(label: str, text: str) -> NoReturn:
     line = f"{label}: {text}"
     Console(stderr=True, soft_wrap=True).print(line, style="red", markup=False, highlight=False)
     sys.exit(1)
+
+
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """Tell the errors that a user can correct (FleetError, OSError) as one line, and end with status 1."""
+    try:
+        yield
+    except (FleetError, OSError) as error:
+        fail("error", str(error))

@@ -6,11 +6,14 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import BrowserContext, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -28,6 +31,24 @@ def chromium() -> str:
     if found is None:
         pytest.skip(f"no Chromium here (looked for {', '.join(NAMES)}; on Debian: apt-get install chromium)")
     return found
+
+
+@contextmanager
+def browsing(profile: Path, **options: Any) -> Iterator[BrowserContext]:
+    """A browser with a profile of its own, driven by Playwright; it reaches this machine alone.
+
+    Args:
+        options: Of Playwright's ``launch_persistent_context``, for example ``color_scheme="dark"``.
+    """
+    flags = [*FLAGS[1:-1], "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium(), args=flags, **options
+        )
+        try:
+            yield started
+        finally:
+            started.close()
 
 
 def charts_of(page: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Commands and the HTTP API come through here, whether the host runs or not.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from typing import Literal
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.roll_back import check_version
@@ -22,8 +22,6 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A run's name, a tag or a tier."""
 Verb = Literal["paused", "resumed", "drained", "stopped"]
 _STATES: dict[Verb, State] = {"paused": "paused", "resumed": "running", "drained": "draining", "stopped": "stopped"}
 

@@ -22,7 +22,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities, check_identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities, open_identities
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import descriptors
 
@@ -84,9 +84,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     bundle = open_bundle(plan.bundle)
     places = process_settings.places(service.max_connections, files=descriptors(service.uploads, updates_kept(plan)))
     check_places(plan, service, places)
-    if service.identities is not None:
-        check_identities(service.identities)
-    identities = None if service.identities is None else Identities(service.identities)
+    identities = None if service.identities is None else open_identities(service.identities)
     try:
         host = Host(service, places, None if identities is None else Gate(identities))
         run = HostedRun(plan, service, host, bundle=bundle)

@@ -27,7 +27,7 @@ from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.shared_server import SharedRunServer
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities, check_identities
+from fleetlearn_coordinator.storage.identities import COMMAND, Identities, open_identities
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
@@ -65,9 +65,7 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
     assert service.runs is not None
     with closing(Runs(service.runs)) as wanted:
         descriptor = lock(service.runs / LOCK)
-        if service.identities is not None:
-            check_identities(service.identities)
-        identities = None if service.identities is None else Identities(service.identities)
+        identities = None if service.identities is None else open_identities(service.identities)
         try:
             files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
             places = process_settings.places(service.max_connections, files=files)
@@ -234,7 +232,7 @@ class HostedRuns:
         """Leave it to the run, now or when it begins: a request in its data directory."""
         try:
             ask_to_roll_back(Plan.load(wanted.plan).data_dir, version, HOST)
-        except (FleetError, OSError, DatabaseError) as error:
+        except (FleetError, OSError) as error:
             logger.error("run %s is not rolled back to version %d: %s", wanted.name, version, error)
         self._write(lambda: self._wanted.rolled_back(wanted))
 

@@ -44,7 +44,7 @@ class Administrators(Identities):
     def add(self, name: str, role: Role, until: float | None, now: float) -> str:
         """Return the token of a new administrator. It is shown once. Raises StoreError if there is one of this name."""
         token = token_urlsafe(32)
-        with self._transaction():
+        with self._db.transaction():
             if self._db.execute("SELECT 1 FROM administrators WHERE name=?", (name,)).fetchone():
                 text = f"there is an administrator called {name} already: take another name, or remove that one"
                 raise StoreError(Code.DUPLICATE, text)
@@ -57,7 +57,7 @@ class Administrators(Identities):
 
     def remove(self, name: str, now: float) -> bool:
         """The administrator's token is not valid any more. Returns whether there was one of this name."""
-        with self._transaction():
+        with self._db.transaction():
             found = self._db.execute("DELETE FROM administrators WHERE name=?", (name,)).rowcount > 0
             if found:
                 self._log(now, "administrator removed", {"administrator": name, "who": COMMAND})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -30,6 +31,18 @@ class Database(sqlite3.Connection):
 
     path: Path
     """Set by ``connect``."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all that the block writes, or nothing of it."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            if self.in_transaction:  # a full disk has ended it already
+                self.execute("ROLLBACK")
+            raise
 
     def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
         return self.cursor(_Cursor).execute(statement, values)

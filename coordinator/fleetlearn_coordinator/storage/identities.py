@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -78,10 +78,11 @@ class Event(NamedTuple):
     """SHA-256, in hexadecimal, of the hash before and of this row's other fields."""
 
 
-def check_identities(folder: Path) -> None:
-    """Raise StoreError where the database has lost what was committed. Call it while this process does not have the
-    database open, as ``check_wal``."""
+def open_identities(folder: Path) -> Identities:
+    """Open the database. Raises StoreError where it has lost what was committed, too. Call it while this process does
+    not have the database open, as ``check_wal``."""
     check_wal(folder / DATABASE)
+    return Identities(folder)
 
 
 class Identities:
@@ -101,7 +102,7 @@ class Identities:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut
-            with self._transaction():
+            with self._db.transaction():
                 version = self._db.execute("PRAGMA user_version").fetchone()[0]
                 if version > VERSION:
                     raise StoreError(
@@ -121,24 +122,13 @@ class Identities:
     def close(self) -> None:
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk has ended it already
-                self._db.execute("ROLLBACK")
-            raise
-
     # Tokens and enrolment
 
     def make_token(self, uses: int, until: float, tags: Sequence[str], now: float, who: str = COMMAND) -> str:
         """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
         once: only its hash is kept. ``who`` asks for it: an administrator's name, for the audit log."""
         token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
-        with self._transaction():
+        with self._db.transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))
             about = {"token": _short(token), "uses": uses, "until": until, "tags": [*tags], "who": who}
             self._log(now, "token", about)
@@ -146,7 +136,7 @@ class Identities:
 
     def enrol(self, device: str, secret: str, token: str, now: float) -> Known:
         """Make the credential of a device known. Raises EnrolmentError, and changes nothing."""
-        with self._transaction():
+        with self._db.transaction():
             row = self._db.execute("SELECT uses, until, tags FROM tokens WHERE hash=?", (hash_of(token),)).fetchone()
             if row is None:
                 raise EnrolmentError("this token is not known here")
@@ -180,7 +170,7 @@ class Identities:
         device, tags, enrolled, changes = row
         count(device)
         if changes:
-            with self._transaction():
+            with self._db.transaction():
                 self._db.execute("UPDATE devices SET hash=next, next=NULL WHERE device=? AND next=?", (device, found))
                 self._log(now, "rotated", {"device": device})
         return Known(device, tuple(tags.split()), enrolled)
@@ -190,7 +180,7 @@ class Identities:
         it is another device's."""
         if self._db.execute("SELECT 1 FROM devices WHERE device=? AND next=?", (device, hash_of(secret))).fetchone():
             return  # it says so at each connection, until it is used
-        with self._transaction():
+        with self._db.transaction():
             others = "SELECT 1 FROM devices WHERE (hash=?1 OR next=?1) AND device<>?2"
             if self._db.execute(others, (hash_of(secret), device)).fetchone():
                 raise EnrolmentError(f"the credential that {device} would change to is another device's")
@@ -201,7 +191,7 @@ class Identities:
         EnrolmentError where it was revoked since, or the name is of a device with a credential."""
         known = self._certified(device, begin)
         if known is None:
-            with self._transaction():
+            with self._db.transaction():
                 known = self._certified(device, begin)  # another process may have enrolled or revoked it just now
                 if known is None:
                     self._db.execute("INSERT INTO devices VALUES(?, ?, NULL, '', ?)", (device, _BY + device, now))
@@ -225,7 +215,7 @@ class Identities:
         """The device's credential is not valid any more, nor are its certificates. Returns whether it was enrolled; if
         not, nothing changes unless it is ``certified``: it may have a certificate and not have connected yet.
         ``who``: as for ``make_token``."""
-        with self._transaction():
+        with self._db.transaction():
             found = self._db.execute("DELETE FROM devices WHERE device=?", (device,)).rowcount > 0
             if found or certified:
                 self._db.execute("INSERT OR REPLACE INTO revoked VALUES(?, ?)", (device, now))
@@ -254,7 +244,7 @@ class Identities:
 
     def log(self, now: float, what: str, about: dict[str, Any]) -> None:
         """Add a row to the audit log."""
-        with self._transaction():
+        with self._db.transaction():
             self._log(now, what, about)
 
     def _log(self, now: float, what: str, about: dict[str, Any]) -> None:

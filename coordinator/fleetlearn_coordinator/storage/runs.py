@@ -7,8 +7,6 @@ makes it so. So an operation survives ``kill -9`` on either side, and works whil
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -76,7 +74,7 @@ class Runs:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # a run that was stopped stays so after a power cut
-            with self._transaction():
+            with self._db.transaction():
                 version = self._db.execute("PRAGMA user_version").fetchone()[0]
                 if version > VERSION:
                     text = f"{self.path} is of version {version}; this fleetlearn reads version {VERSION}. Update it."
@@ -91,17 +89,6 @@ class Runs:
 
     def close(self) -> None:
         self._db.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk has ended it already
-                self._db.execute("ROLLBACK")
-            raise
 
     # What is wanted
 

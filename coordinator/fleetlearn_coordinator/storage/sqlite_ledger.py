@@ -118,36 +118,28 @@ class SqliteLedger:
 
     def create(self, values: Mapping[str, str]) -> None:
         """Make the tables and the run's first ``Metadata`` in one transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
-        for statement in (*SCHEMA.split(";\n"), *sqlite_evaluations.TABLES):
-            self._db.execute(statement)
-        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        for item in values.items():
-            self._put(*item)
-        self._db.execute("COMMIT")
+        with self._db.transaction():
+            for statement in (*SCHEMA.split(";\n"), *sqlite_evaluations.TABLES):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            for item in values.items():
+                self._put(*item)
         self.is_new = False
 
     def _migrate(self, version: int) -> None:
         """Bring the tables of an earlier version up to this one, in one transaction."""
         if version == SCHEMA_VERSION:
             return
-        self._db.execute("BEGIN IMMEDIATE")
-        for before in range(version, SCHEMA_VERSION):
-            for statement in MIGRATIONS[before]:
-                self._db.execute(statement)
-        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        self._db.execute("COMMIT")
+        with self._db.transaction():
+            for before in range(version, SCHEMA_VERSION):
+                for statement in MIGRATIONS[before]:
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db.transaction():
             for row in rows:
                 self._write(row)
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk has ended it already
-                self._db.execute("ROLLBACK")
-            raise
 
     def _write(self, row: Row) -> None:
         execute = self._db.execute

@@ -136,6 +136,7 @@ class Served:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
+        self._files_before = _open_files()
         self.loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
         self.server: RunServer = self.loop.run_until_complete(self._begin())
@@ -272,14 +273,14 @@ class Served:
         assert not host.uploads._spoiled or len(host.uploads._spoiled) < 10
         tasks = [task for task in asyncio.all_tasks() if "_send_content" in repr(task.get_coro())]
         assert not tasks, tasks
-        assert _open_files() <= _files_before + FILES * max(1, len(_served)), "a file or a socket was left open"
+        opened = _open_files() - self._files_before
+        assert opened <= FILES * max(1, len(_served)), f"{opened} files and sockets were left open"
 
 
 def _open_files() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH208, PTH112
 
 
-_files_before = _open_files()
 _served: dict[int, Served] = {}
 """Number of a plan -> its coordinator."""
 
