@@ -111,9 +111,7 @@ def verify(
         _refuse_broken(identities.broken_at())
         events = identities.events()
         if newest is not None and newest not in {row.hash for row in events}:
-            text = (
-                f"no row of the audit log has the hash {newest}: rows were removed at its end, or all was written anew"
-            )
+            text = f"no row of the log has the hash {newest}: its last rows were removed, or the whole log replaced"
             raise FleetError(Code.WRONG_HASH, text)
     _say_newest(events)
 

@@ -42,7 +42,7 @@ def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
         database.execute("DELETE FROM audit WHERE number=2")
     command("verify", "service.toml")
     gone = command("verify", "service.toml", "--hash", second.hash, expected=1)
-    assert "rows were removed at its end, or all was written anew" in words(gone)
+    assert "its last rows were removed, or the whole log replaced" in words(gone)
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute("UPDATE audit SET at=1")
     assert "row 1 of the audit log was changed" in words(command("verify", "service.toml", expected=1))

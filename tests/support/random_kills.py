@@ -51,8 +51,8 @@ LONGEST = 0.25
 
 
 def luck_of(task: str) -> float:
-    """Return a number from 0 to 1 that follows from the task's name, without that of its run: so it is the same for
-    the same task of another run."""
+    """Return a number from 0 to 1 that follows from the task's name without the run's: the same task of another run has
+    the same number."""
     return crc32(task.partition("-")[2].encode()) % 1000 / 1000
 
 

@@ -77,7 +77,7 @@ class Host:
             proxies=service.proxies,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Set with an error of the host itself: one that ends no run, and of which no device is to blame."""
+        """Gets an error of the host itself, which neither a run nor a device caused."""
         self.turns = Turns(self.tell) if several else None
         """Which of several runs each device serves."""
         self.shared = Shared(
