@@ -16,7 +16,7 @@ from fleetlearn_protocol.errors import MAX_TEXT
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer
 from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator, Welcome
 
-from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
+from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
@@ -68,7 +68,7 @@ class Host:
         self._listener = Listener(
             lambda connection: Driver(connection, self.shared),
             origins=service.origins,
-            newcomers=places.newcomers,
+            newcomers=places.newcomers if service.tls is None else min(places.newcomers, TLS_NEWCOMERS),
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
             certificates=self._certificates,
