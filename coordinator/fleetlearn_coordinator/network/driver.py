@@ -271,10 +271,16 @@ class Driver:
         download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
-        if self.download is not None:
-            assert self.download.task is not None
-            self.download.task.cancel()
-            self.download = None
+        """End the download.
+
+        The cancelled asyncio task keeps a traceback, which keeps the download, its content and this driver. If the
+        download kept the task, that cycle would wait for the garbage collector, which runs rarely, with a whole model.
+        """
+        download, self.download = self.download, None
+        if download is not None:
+            assert download.task is not None
+            download.task.cancel()
+            download.task = None
 
     async def _send_content(
         self, download: Download, content: Served | FileContent, start: StartDownload, port: Port
