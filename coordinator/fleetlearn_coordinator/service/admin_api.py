@@ -271,7 +271,6 @@ class AdminApi:
                 operations.roll_back(name, version)
         else:
             ask_to_roll_back(plan.data_dir, version, asked.who.name)
-            asked.log("rolled back", {"run": name, "version": version})
         return {"name": name, "version": version}
 
     def _evaluate(self, asked: Asked) -> Any:

@@ -70,6 +70,7 @@ class HostedRun:
 
     def begin(self, state: State = "running") -> None:
         """Take up what an earlier process left open, in this state."""
+        self.server.run.roll_backs.log_last()
         if isinstance(self.server, SharedRunServer):
             self.server.start_as(state)
         else:

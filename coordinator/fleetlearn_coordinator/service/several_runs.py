@@ -21,13 +21,14 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.operations import log_operations
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.shared_server import SharedRunServer
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities, open_identities
+from fleetlearn_coordinator.storage.identities import Identities, open_identities
+from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
@@ -35,8 +36,6 @@ from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
-HOST = "host"
-"""Who asks a run to roll back where the database of runs says so; the audit log has who asked for that."""
 RUNS_TO_COME = 8
 """Runs that may be added to those that are there at the start: file descriptors are set aside for them."""
 
@@ -111,6 +110,7 @@ class HostedRuns:
 
     def begin(self) -> None:
         """Serve the runs from now on."""
+        self._log_operations()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
@@ -164,15 +164,15 @@ class HostedRuns:
     async def look(self) -> None:
         """Look at what is wanted of the runs, and at how they are, and do what follows."""
         try:
-            wanted = self._wanted.runs()
+            wanted, changed = self._wanted.runs(), self._wanted.changed()
         except DatabaseError as error:
             logger.error("what is wanted of the runs cannot be read: %s", error)
             return
+        if changed:
+            self._log_operations()
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
-            if run.version is not None:
-                self._ask_to_roll_back(run, run.version)
             if run.number in self._open:
                 await self._look_at(run, self._open[run.number])
             elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
@@ -193,7 +193,7 @@ class HostedRuns:
         self._open[number], self._names[number] = run, wanted.name
         try:
             _refuse_twins(run, others)
-            run.server.run.roll_backs.done = partial(self._log_roll_back, wanted.name)
+            run.server.run.roll_backs.log = partial(self._log_roll_back, wanted.name)
             run.begin(wanted.wanted)
             run.listens_at(self.host.address)
         except Exception as error:
@@ -228,18 +228,6 @@ class HostedRuns:
             self._over[wanted.number] = wanted.asked
             await self._close(wanted.number, "drained")
 
-    def _ask_to_roll_back(self, wanted: WantedRun, version: int) -> None:
-        """Leave it to the run, now or when it begins: a request in its data directory."""
-        try:
-            ask_to_roll_back(Plan.load(wanted.plan).data_dir, version, HOST)
-        except (FleetError, OSError) as error:
-            logger.error("run %s is not rolled back to version %d: %s", wanted.name, version, error)
-        self._write(lambda: self._wanted.rolled_back(wanted))
-
-    def _log_roll_back(self, name: str, request: RollBack, version: int) -> None:
-        if request.who == COMMAND:  # what came from the database of runs is in the log already
-            self._log("rolled back", name, version=request.version, who=COMMAND)
-
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
@@ -268,6 +256,17 @@ class HostedRuns:
             write()
         except DatabaseError as error:
             logger.error("what became of a run cannot be recorded: %s", error)
+
+    def _log_operations(self) -> None:
+        """Let the audit log have what somebody asked for whose process was killed before it wrote there."""
+        if self._identities is not None:
+            identities = self._identities
+            self._write(lambda: log_operations(self._wanted, identities))
+
+    def _log_roll_back(self, name: str, request: RollBack, made: ModelMade) -> None:
+        if self._identities is not None:
+            about = {"run": name, "version": request.version, "as": made.version, "who": request.who}
+            self._identities.log_once(made.at, "rolled back", about)
 
     def _log(self, what: str, name: str, **more: str | int) -> None:
         """Add a row to the audit log, if there is one."""

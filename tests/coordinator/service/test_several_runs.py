@@ -630,7 +630,9 @@ async def test_a_copied_data_directory_is_refused(folder: Path) -> None:
 
 @run_async
 async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> None:
+    identities = Identities(folder / "identities")
     async with several(folder) as host:
+        host.hosted._identities = identities
         server = await host.add("a")
         await host.add("b", round__goal=9, round__minimum=9)
         peer = await host.join("d")
@@ -642,11 +644,32 @@ async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> 
         assert (await peer.expect(Cancel)).task == given.task
         again = await peer.task()
         assert (host.of(again), again.round, server.engine.version) == ("a", 4, 3)
-        assert host.row("a").version is None, "it is left to the run"
         np.testing.assert_array_equal(read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1])
         assert isinstance(await peer.upload(again, UPDATE), Accepted)
         await settled(peer)
         assert server.engine.version == 4
+        (row,) = [row for row in identities.events() if row.what == "rolled back"]
+        assert row.about == {"run": "a", "version": 1, "as": 3, "who": "test"}
+    identities.close()
+
+
+@run_async
+async def test_a_version_that_is_asked_for_is_kept_however_many_rounds_come_first(folder: Path) -> None:
+    """By default the last three are kept, and the host looks for what is asked once a second."""
+    async with several(folder) as host:
+        server = await host.add("a")
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        await settled(peer)
+        earlier = read_model(folder / "a.run", 1)[1]
+        host.roll_back("a", 1)
+        for _ in range(5):
+            await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert server.engine.version == 8
+        np.testing.assert_array_equal(read_model(folder / "a.run")[1], earlier)
 
 
 @run_async
