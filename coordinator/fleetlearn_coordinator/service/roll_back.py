@@ -88,9 +88,9 @@ class RollBacks:
         """What was asked for and is not done, and when it was found (Unix time)."""
         self.newest = run.store.ledger.rolled_back()
         """The newest version that a roll back made, or 0. What was measured of older ones ends no training."""
-        self.log: Callable[[RollBack, ModelMade], None] = lambda request, made: None
+        self.log: Callable[[RollBack, ModelMade], None] | None = None
         """Writes into the audit log that an earlier model has become this one, unless it is there. May raise
-        DatabaseError."""
+        DatabaseError. None while it is not known."""
 
     def look(self, now: Clocks) -> bool:
         """Return whether somebody asked for a roll back that was not carried out yet. The run's next step does it."""
@@ -108,7 +108,7 @@ class RollBacks:
         store = self._run.store
         kept = store.ledger.get(TO_LOG)
         made = store.ledger.model(self.newest)
-        if kept is None or made is None:
+        if kept is None or made is None or self.log is None:
             return
         try:
             self.log(requests.decode_roll_back(kept), made)

@@ -20,7 +20,8 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
-from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
+from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
+from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
@@ -88,11 +89,12 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     identities = None if service.identities is None else open_identities(service.identities)
     try:
         host = Host(service, places, None if identities is None else Gate(identities))
-        run = HostedRun(plan, service, host, bundle=bundle)
+        now = Clocks(asyncio.get_running_loop().time(), time.time())
+        run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
             if identities is not None:
                 run.server.run.roll_backs.log = partial(_log_roll_back, identities, plan.name)
-            run.begin()
+            run.begin(run.server.run.resume(run.server.now()))
             async with host, administrators_port(service, plan):
                 await host.listen()
                 run.listens_at(host.address)

@@ -75,10 +75,10 @@ class RunServer:
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
 
-    def start(self) -> None:
-        """Take up what an earlier process left open."""
+    def start(self, heard: Sequence[Command]) -> None:
+        """Serve the run from now on. ``heard``: what ``Run.resume`` returned."""
         self.models.publish()
-        self._tell_all(self.run.resume(self.now()))
+        self._tell_all(heard)
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)

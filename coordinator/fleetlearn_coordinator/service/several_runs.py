@@ -19,9 +19,11 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
-from fleetlearn_coordinator.service.hosted_run import HostedRun
+from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.operations import log_operations
+from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.shared_server import SharedRunServer
@@ -31,7 +33,7 @@ from fleetlearn_coordinator.storage.identities import Identities, open_identitie
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
-from fleetlearn_coordinator.storage.runs import Runs, WantedRun
+from fleetlearn_coordinator.storage.runs import Runs, State, WantedRun
 from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -185,16 +187,16 @@ class HostedRuns:
             plan = Plan.load(wanted.plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
-            run = HostedRun(plan, self._service, self.host, name=wanted.name, population=wanted.population)
+            clock = asyncio.get_running_loop().time
+            found, heard = await asyncio.to_thread(self._open_and_resume, plan, wanted.wanted, clock)
+            run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
         except Exception as error:
             self._fail(wanted, error)
             return
-        others = list(self._open.values())
         self._open[number], self._names[number] = run, wanted.name
         try:
-            _refuse_twins(run, others)
             run.server.run.roll_backs.log = partial(self._log_roll_back, wanted.name)
-            run.begin(wanted.wanted)
+            run.begin(heard)
             run.listens_at(self.host.address)
         except Exception as error:
             run.server.fail(error)
@@ -202,6 +204,19 @@ class HostedRuns:
             logger.info("run %s is served (%s), data in %s", wanted.name, wanted.wanted, plan.data_dir)
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
+
+    def _open_and_resume(self, plan: Plan, state: State, clock: Callable[[], float]) -> tuple[Run, list[Command]]:
+        """Open a run's data directory and take up what an earlier process left there, in this state. Called in another
+        thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the event loop's.
+        Returns what ``Run.resume`` does beside the run."""
+        run = open_run(plan, self._service, Clocks(clock(), time.time()), any_thread=True)
+        try:
+            _refuse_twins(run, [each.server.run for each in self._open.values()])
+            run.engine.paused, run.engine.draining = state == "paused", state == "draining"
+            return run, run.resume(Clocks(clock(), time.time()))
+        except BaseException:
+            run.store.close()
+            raise
 
     async def _look_at(self, wanted: WantedRun, run: HostedRun) -> None:
         server = run.server
@@ -286,13 +301,13 @@ def _make_so(wanted: WantedRun, server: SharedRunServer) -> None:
             server.go_on(draining=True)
 
 
-def _refuse_twins(run: HostedRun, others: Iterable[HostedRun]) -> None:
+def _refuse_twins(run: Run, others: Iterable[Run]) -> None:
     """Raise StoreError if tasks of two runs could be taken for each other, or PlanError if what devices keep could."""
     for other in others:
-        if other.id == run.id:
+        if other.store.run == run.store.run:
             text = f"{run.plan.data_dir} is a copy of {other.plan.data_dir}, whose run is served too; give each its own"
             raise StoreError(Code.DUPLICATE, text)
-        if run.plan.tied and other.plan.tied and run.server.run.bundle.sha256 == other.server.run.bundle.sha256:
+        if run.plan.tied and other.plan.tied and run.bundle.sha256 == other.bundle.sha256:
             text = (
                 f"{run.plan.file}: devices keep vectors of this bundle for {other.plan.file}, which is served too "
                 "(one run of a bundle may have error feedback or SCAFFOLD). Export the model again, under another name"

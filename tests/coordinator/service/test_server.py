@@ -139,7 +139,7 @@ async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_
 
 @run_async
 async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(round__minimum=2)) as (coordinator, join):  # no task comes between
         a = await join("a")
         await a.send(Fetch("0" * 64))
         refused = await a.expect(Refused)

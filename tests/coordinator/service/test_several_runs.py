@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.service import several_runs as module
 from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
@@ -451,6 +453,40 @@ async def test_an_update_of_a_run_that_is_not_served_is_refused(folder: Path) ->
         assert (refused.code, refused.task) == (Code.STALE_ROUND, task.task)
         await host.add("b")
         assert host.of(await back.do_round(UPDATE)) == "b"
+
+
+@run_async
+async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> None:
+    """A large model takes seconds to read. Here that waits until another run's rounds are done."""
+    async with several(folder) as host:
+        await host.add("large")
+        peer = await host.join("d")
+        task = await peer.task()
+        await peer.connection.close()
+        await host.want("large", "stopped")
+        await host.add("small")
+        begun, go_on, open_run = threading.Event(), threading.Event(), module.open_run
+
+        def open_later(*arguments: Any, **more: Any) -> Any:
+            begun.set()
+            assert go_on.wait(20), "nobody let it go on"
+            return open_run(*arguments, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "open_run", open_later)
+            beginning = asyncio.create_task(host.want("large", "running"))
+            try:
+                await asyncio.to_thread(begun.wait, 20)
+                back = await host.join("d", held=Held(task.task, task.round))
+                for _ in range(3):
+                    assert host.of(await back.do_round(UPDATE)) == "small"
+            finally:
+                go_on.set()
+            await beginning
+        small = await back.task()
+        await host.want("small", "paused")
+        assert isinstance(await back.upload(small, UPDATE), Accepted)
+        assert (await back.task()).task == task.task, "it is free for the run whose task it had"
 
 
 # What fails
