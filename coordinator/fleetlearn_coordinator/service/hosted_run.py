@@ -64,7 +64,7 @@ def _measurer(run: Run) -> HeldOut | None:
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
-    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digest_of, is_due)
+    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digests.of_model, is_due)
 
 
 class HostedRun:

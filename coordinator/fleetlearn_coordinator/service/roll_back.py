@@ -132,7 +132,7 @@ class RollBacks:
         version = run.engine.version + 1
         known = run.store.ledger.model(request.version)
         assert known is not None
-        bases = {number: sha256 for number, sha256 in run.bases_of(version).items() if sha256 != known.sha256}
+        bases = {number: sha256 for number, sha256 in run.digests.bases_of(version).items() if sha256 != known.sha256}
         made = ModelMade(version, known.sha256, 0, at, restores=known.version)
         return partial(self._restore, known, made, bases), partial(self._end, request)
 
@@ -166,7 +166,7 @@ class RollBacks:
             rows = run.write_model(made, model, state | vectors)
         except StoreError as error:
             return error
-        forms = make_forms(run.plan.encoding.down, model, run.load_models(bases))
+        forms = make_forms(run.plan.encoding.down, model, run.digests.load(bases))
         return RestoredModel(model, state, vectors, forms, made, rows, keeps_state)
 
     def _end(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -20,27 +19,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import RESIDUAL
-from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
+from fleetlearn_protocol.messages import CONTROL, UPDATE, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, round_sums
 from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
-from fleetlearn_coordinator.aggregation.round_summary import (
-    deciding,
-    describe,
-    evaluation_of,
-    possible,
-    summarise,
-    summarise_staleness,
-    training_of,
-)
+from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, possible
 from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
-    STALE,
     Abandon,
     Assign,
     CancelTask,
@@ -60,13 +49,14 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.rounds.training_tasks import Restored
+from fleetlearn_coordinator.service.algorithm_change import begin_algorithm
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
-from fleetlearn_coordinator.service.kept_models import best_versions, measured, versions_to_drop
+from fleetlearn_coordinator.service.kept_models import dropped_after
+from fleetlearn_coordinator.service.model_digests import ModelDigests
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.roll_back import RestoredModel, RollBacks
-from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -80,16 +70,12 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskGiven,
     TaskRevived,
     TiedVectorsCounted,
-    TiedVectorsForgotten,
     Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
-
-DELTA_BASES = 2
-"""Models before the newest from which devices are sent differences: their files are kept."""
 
 
 class Clocks(NamedTuple):
@@ -151,6 +137,7 @@ class Run:
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
+        self.digests = ModelDigests(self)
         version = self._load_model(now)
         self.roll_backs = RollBacks(self)
         self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
@@ -175,8 +162,6 @@ class Run:
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
-        self._older_digests: dict[int, Mapping[str, str]] = {}
-        """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the oldest in use on."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
@@ -253,7 +238,8 @@ class Run:
             self.store.write(self.write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
         version, self.model, self.state = found
         self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
-        self.store.write(self._begin_algorithm(version))
+        self.vectors, rows = begin_algorithm(self.plan, self.store.ledger, version, self.model, self.vectors)
+        self.store.write(rows)
         # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
         before = self.store.ledger.get("optimizer") or self.optimizer.name
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
@@ -261,46 +247,8 @@ class Run:
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
-        self.forms = make_forms(self.plan.encoding.down, self.model, self.load_models(self.bases_of(version)))
+        self.forms = make_forms(self.plan.encoding.down, self.model, self.digests.load(self.digests.bases_of(version)))
         return version
-
-    def bases_of(self, version: int) -> dict[int, str]:
-        """Return version -> SHA-256, for the models before this version from which devices are sent differences."""
-        if self.plan.encoding.down != "delta":
-            return {}
-        return {
-            number: self.store.ledger.model_digest(number)
-            for number in range(version - DELTA_BASES, version)
-            if number >= 0
-        }
-
-    def load_models(self, digests: Mapping[int, str]) -> dict[str, Vector]:
-        """Return SHA-256 -> model, for those of these versions whose files are there. May be called in any thread."""
-        found = {}
-        for number, sha256 in digests.items():
-            with suppress(StoreError):
-                found[sha256] = self.store.load_parameters(number, sha256)
-        return found
-
-    def _begin_algorithm(self, version: int) -> list[Row]:
-        """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
-        with the same tied vectors so far: what is here and what devices keep must belong together. What devices did
-        since the newest model, of this ``version``, then belongs to neither, and is given up."""
-        ledger, tied = self.store.ledger, " ".join(self.plan.tied)
-        before = ledger.get("tied") or ""
-        began_here = ledger.get("tied_since") == version  # in an earlier process; the model's file is older than that
-        if tied == before and not began_here and self.vectors.keys() == {*self.plan.vectors}:
-            return []
-        self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
-        if tied == before and began_here:
-            return []
-        rows: list[Row] = [Metadata("tied", tied), Metadata("tied_since", version), TiedVectorsForgotten()]
-        if {*self.plan.tied, *before.split()} <= {RESIDUAL}:  # reports are the same without it
-            return rows
-        found = ledger.unfinished(0)
-        early = [row.task for row in found.reports if row.round != found.round]
-        ended = [TaskEnded(task, STALE) for task in (*early, *(row.task for row in (*found.leases, *found.lost)))]
-        return [*rows, *ended, Metadata("given_up", ledger.last_round())]
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
@@ -330,10 +278,6 @@ class Run:
         rule = None if finish is None else msgspec.json.encode(finish._asdict()).decode()
         return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
 
-    def digest_of(self, version: int) -> str:
-        """Return the SHA-256 of a version's model."""
-        return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
-
     def hyper_of(self, version: int) -> dict[str, float]:
         """Return the hyper-parameters of the tasks that begin from this version of the model."""
         if not self.plan.local.adaptive_mu:
@@ -342,22 +286,6 @@ class Run:
             return self.hyper | {"mu": self._mu.mu}
         made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
         return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
-
-    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
-        """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
-        such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
-        in_file = beside and version != self.engine.version
-        older = self._digests_in_file(version) if in_file else {}
-        return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
-
-    def _digests_in_file(self, version: int) -> Mapping[str, str]:
-        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
-        if version not in self._older_digests:
-            self._older_digests[version] = {}
-            with suppress(StoreError):
-                vectors = self.store.load_vectors(version, self.digest_of(version), self.plan.vectors)
-                self._older_digests[version] = {name: digest(vector) for name, vector in vectors.items()}
-        return self._older_digests[version]
 
     def save_update(
         self,
@@ -495,26 +423,14 @@ class Run:
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
             needed.append(self.engine.version - self.engine.settings.max_staleness)
-        bases = self.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
-        dropped = self._versions_to_drop(min([*needed, *bases]), summary)
+        bases = self.digests.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
+        there, needed = self.store.blobs.model_versions(), [*needed, *bases, *self.roll_backs.needed()]
+        dropped = dropped_after(self.plan, there, self.engine.version, min(needed), summary)
         self._to_commit = partial(self._make_model, command.round, summary, now.wall, dropped, began, bases)
-
-    def _versions_to_drop(self, needed: int, summary: Mapping[str, Any]) -> list[int]:
-        """Return the versions that are not kept any more when the open round has made the next one. ``needed``: those
-        from here on are in use. ``summary``: of the round."""
-        rule, there, newest = self.plan.models, self.store.blobs.model_versions(), self.engine.version
-        best = set[int]()
-        if rule.best is not None and rule.metric is not None:
-            values = measured(self.plan, there)
-            if rule.measured_by == "round":
-                found = deciding(summary, self.plan.round.minimum)
-                values |= {newest: found[rule.metric]} if rule.metric in found else {}
-            best = best_versions(rule, values)
-        return versions_to_drop(rule, there, newest + 1, min([needed, *self.roll_backs.needed()]), best)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
-        model = self.model if not staleness else self.store.load_parameters(version, self.digest_of(version))
+        model = self.model if not staleness else self.store.load_parameters(version, self.digests.of_model(version))
         return Began(model, self.plan.staleness_factor(staleness))
 
     def _make_model(
@@ -545,7 +461,7 @@ class Run:
                 self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
             )
         digests = {name: digest(vector) for name, vector in vectors.items()}
-        forms = make_forms(self.plan.encoding.down, model, self.load_models(bases))
+        forms = make_forms(self.plan.encoding.down, model, self.digests.load(bases))
         row = ModelMade(self.engine.version + 1, digest(model), round, at)
         # Read when the files are removed: somebody may ask for a version while this thread computes.
         dropped = (version for version in dropped if version not in self.roll_backs.needed())
@@ -563,9 +479,7 @@ class Run:
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests, self.forms = new.vector_digests, new.forms
         if self.vectors:
-            oldest, version = self.engine.oldest_version(), self.engine.version + 1
-            kept = {} if oldest is None else {n: each for n, each in self._older_digests.items() if n >= oldest}
-            self._older_digests = {**kept, version: self.vector_digests}
+            self.digests.begin_version(self.engine.version + 1, self.engine.oldest_version())
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
@@ -602,7 +516,7 @@ class Run:
         self.model, self.state, self.vectors, self.forms = new.model, new.state, new.vectors, new.forms
         self.model_digest = new.made.sha256
         self.vector_digests = {name: digest(vector) for name, vector in new.vectors.items()}
-        self._older_digests = {new.made.version: self.vector_digests}
+        self.digests.begin_version(new.made.version, None)
         return heard
 
     def write_model(self, made: ModelMade, model: Vector, state: State, dropped: Iterable[int] = ()) -> list[Row]:
@@ -619,23 +533,9 @@ class Run:
 
     def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:
         """Return the summary of a round whose model stays as it is; a commit then states its change."""
-        plan, reports, names = self.plan, self.open_round.reports.values(), (*self.bundle.manifest.metrics, "loss")
-        training = training_of(reports, names, plan.round.max_weight)
-        evaluated, personal = ([getattr(report, kind) for report in reports] for kind in ("evaluation", "personal"))
-        evaluation = evaluation_of(evaluated, names, plan.round.max_weight, personal)
-        summary: dict[str, Any] = {
-            "reports": len(reports),
-            "partial": sum(not report.complete for report in reports),
-            **summarise(training, evaluation, plan.bounds),
-        }
-        for name, devices in summary["left_out"].items():
-            low, high = plan.bounds[name]
-            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
-            logger.warning(text, devices, name, low, high)
-        if self.engine.settings.outlive:
-            summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
-        summary |= self.open_round.weighing_summary(dropped)
-        if plan.local.adaptive_mu:
+        names = (*self.bundle.manifest.metrics, "loss")
+        summary = self.open_round.summary(names, dropped, outlives=self.engine.settings.outlive)
+        if self.plan.local.adaptive_mu:
             summary |= adaptive_mu.summary_of(self._mu, summary["metrics"].get("loss"))
         summary |= {
             "dropped": dropped,

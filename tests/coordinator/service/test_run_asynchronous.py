@@ -68,7 +68,9 @@ def test_no_model_file_is_read_to_serve_an_older_model(
     for device in ("a", "b"):
         fleet.report(tasks[device], update_of(1.0))
     monkeypatch.setattr(fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read"))
-    assert fleet.run.digests_of(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+    assert (
+        fleet.run.digests.of_version(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+    )
     fleet.store.close()
 
 
