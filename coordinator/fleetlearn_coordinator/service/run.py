@@ -10,7 +10,6 @@ from the accepted updates, with the same bits.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
@@ -19,17 +18,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import CONTROL, UPDATE, Evaluated, Report
+from fleetlearn_protocol.messages import CONTROL, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_coordinator.aggregation import adaptive_mu, round_sums
-from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
+from fleetlearn_coordinator.aggregation import adaptive_mu
+from fleetlearn_coordinator.aggregation.commit import Began, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, possible
-from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
+from fleetlearn_coordinator.aggregation.sent_models import make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
-    LOST,
     Abandon,
     Assign,
     CancelTask,
@@ -48,7 +46,6 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
-from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.algorithm_change import begin_algorithm
 from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
@@ -56,7 +53,9 @@ from fleetlearn_coordinator.service.kept_models import dropped_after
 from fleetlearn_coordinator.service.model_digests import ModelDigests
 from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
 from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.resume import resume_rounds
 from fleetlearn_coordinator.service.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.written_model import WrittenModel, make_model
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -69,8 +68,6 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskEnded,
     TaskGiven,
     TaskRevived,
-    TiedVectorsCounted,
-    Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
@@ -96,27 +93,6 @@ class Step(NamedTuple):
     end: Callable[[Any, Clocks], list[Command]]
     """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next commands, as
     ``Run.record`` does."""
-
-
-class WrittenModel(NamedTuple):
-    """The model that a round made, its file written. It does not count before its step's end."""
-
-    round: int
-    model: Vector
-    state: State
-    """Of the server optimizer."""
-    vectors: dict[str, Vector]
-    """What devices fetch beside the model."""
-    vector_digests: dict[str, str]
-    """Their SHA-256."""
-    sha256: str
-    """Of the model's bytes."""
-    forms: Forms
-    """In which it travels beside float32."""
-    rows: list[Row]
-    """What makes it the newest model, and its round closed."""
-    summary: dict[str, Any]
-    """Of its round."""
 
 
 class Run:
@@ -189,45 +165,9 @@ class Run:
         evaluation. Call once."""
         if self.finished is not None:
             return []
-        heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
+        heard = [] if self.engine.phase is Phase.FINISHED else resume_rounds(self, now)
         heard += self.do_steps(now)  # an earlier process may have left more spool files than are held now
         return heard + self.record(self.engine.begin(now.engine), now)
-
-    def _resume_rounds(self, now: Clocks) -> list[Command]:
-        engine = self.engine
-        oldest = engine.version - engine.settings.max_staleness if engine.settings.outlive else None
-        with self.store.repair_advice():
-            found = self.store.ledger.unfinished(oldest)
-            open_now = [row for row in found.reports if row.round == found.round]
-            later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
-            given_up = found.round is not None and self.store.is_given_up(found.round)
-            if not given_up:
-                self.open_round.load_sums(open_now)
-            for row in later:
-                self.open_round.load_early(row)
-        self.open_round.count_again(open_now)
-        if given_up:
-            self._give_up(found, now)
-            found = Unfinished(None, [], [], [], later)
-        elif found.round is not None:
-            logger.info(
-                "round %d goes on: %d reports are safe, %d tasks were out",
-                found.round, len(open_now), len(found.leases),
-            )  # fmt: skip
-        if not any(found):
-            return []
-        accepted, early = ([(row.task, row.device) for row in rows] for rows in (open_now, later))
-        restored = Restored(found.round, found.leases, [] if given_up else accepted, found.dropped, found.lost, early)
-        heard: list[Command] = []
-        for command in self.record(engine.restore(restored, now.engine), now):
-            heard += self.commit(command, now) if isinstance(command, Commit) else [command]
-        return heard
-
-    def _give_up(self, found: Unfinished, now: Clocks) -> None:
-        assert found.round is not None
-        dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
-        closed = self._abandon(found.round, dict(dropped), "its reports cannot be added up any more", now)
-        self.store.write([*(TaskEnded(row.task, LOST) for row in found.leases), closed])
 
     def _load_model(self, now: Clocks) -> int:
         found = self.store.load_model()
@@ -390,7 +330,7 @@ class Run:
                 case Opened(number):
                     rows.append(self._open(number, now))
                 case Abandon(number, dropped, text):
-                    rows.append(self._abandon(number, dropped, text, now))
+                    rows.append(self.abandon(number, dropped, text, now))
                     heard.append(command)
                 case Finish(reason):
                     rows += self._finish(command)
@@ -426,51 +366,12 @@ class Run:
         bases = self.digests.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
         there, needed = self.store.blobs.model_versions(), [*needed, *bases, *self.roll_backs.needed()]
         dropped = dropped_after(self.plan, there, self.engine.version, min(needed), summary)
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, dropped, began, bases)
+        self._to_commit = partial(make_model, self, command.round, summary, now.wall, dropped, began, bases)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
         model = self.model if not staleness else self.store.load_parameters(version, self.digests.of_model(version))
         return Began(model, self.plan.staleness_factor(staleness))
-
-    def _make_model(
-        self,
-        round: int,
-        summary: dict[str, Any],
-        at: float,
-        dropped: Iterable[int],
-        began: Began | None,
-        bases: Mapping[int, str],
-    ) -> WrittenModel:
-        """``dropped``: the versions that are not kept any more. ``bases``: as ``bases_of`` returns them."""
-        open_round = self.open_round
-        model, state, summary["change"] = next_model(
-            open_round.aggregators[UPDATE],
-            open_round.sums[UPDATE],
-            self.optimizer,
-            self.state,
-            self.model,
-            began,
-            self.plan.share(len(open_round.reports)),
-            open_round.scale(),
-        )
-        vectors = {}
-        if CONTROL in self.plan.vectors:
-            assert self.plan.server.devices is not None
-            vectors[CONTROL] = round_sums.next_control(
-                self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
-            )
-        digests = {name: digest(vector) for name, vector in vectors.items()}
-        forms = make_forms(self.plan.encoding.down, model, self.digests.load(bases))
-        row = ModelMade(self.engine.version + 1, digest(model), round, at)
-        # Read when the files are removed: somebody may ask for a version while this thread computes.
-        dropped = (version for version in dropped if version not in self.roll_backs.needed())
-        rows = [
-            *self.write_model(row, model, state | vectors, dropped),
-            RoundClosed(round, "committed", summary, at),
-            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if self.plan.tied),
-        ]
-        return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary)
 
     def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
@@ -525,7 +426,8 @@ class Run:
         made = made._replace(optimizer=self.optimizer.name)
         return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, dropped)]
 
-    def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
+    def abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
+        """End the open round without a model. Returns the row that says so. ``text``: why."""
         summary = self._summary(dropped, now)
         self.open_round.abandon()
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))

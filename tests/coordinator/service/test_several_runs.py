@@ -504,7 +504,7 @@ async def test_a_run_that_fails_ends_alone(folder: Path) -> None:
         def diverge(*args: Any) -> Any:
             raise ValueError("the model is not finite")
 
-        bad.run._make_model = diverge  # type: ignore[method-assign]
+        bad.run.open_round.scale = diverge  # type: ignore[method-assign]
         peer = await host.join("d")
         for _ in range(2):  # one of each
             await peer.do_round(UPDATE)
