@@ -22,7 +22,7 @@ from pathlib import Path
 import _measure as measure
 import _websocket_device
 from fleetlearn_coordinator import ServiceSettings
-from fleetlearn_coordinator.service.operations import operating
+from fleetlearn_coordinator.service.several.operations import operating
 from fleetlearn_coordinator.storage.runs import Population
 from rounds import quantile, together
 

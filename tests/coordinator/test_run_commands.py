@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.operations import operating
+from fleetlearn_coordinator.service.several.operations import operating
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs
 from peers import plan_text, write_test_bundle

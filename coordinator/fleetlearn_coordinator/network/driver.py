@@ -42,12 +42,12 @@ from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST
 from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.network.contents import Content as Served
-from fleetlearn_coordinator.network.contents import Contents, FileContent
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
-from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
+from fleetlearn_coordinator.network.transfers.contents import Content as Served
+from fleetlearn_coordinator.network.transfers.contents import Contents, FileContent
+from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
 
 if TYPE_CHECKING:  # few services sign
     from fleetlearn_coordinator.network.signing import DeviceSigner, Signer

@@ -16,10 +16,10 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
-from fleetlearn_coordinator.service.population import EVERYBODY
-from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.several.population import EVERYBODY
+from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import open_store

@@ -21,8 +21,8 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
-from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack

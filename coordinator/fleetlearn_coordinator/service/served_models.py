@@ -11,10 +11,10 @@ from fleetlearn_protocol.messages import MODEL, CheckIn, VectorReference
 from fleetlearn_protocol.vector import digest
 
 from fleetlearn_coordinator.aggregation.sent_models import half_of
-from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import Host
-from fleetlearn_coordinator.service.run import Run
+from fleetlearn_coordinator.network.transfers.contents import Older
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE

@@ -37,9 +37,9 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
-from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 

@@ -22,11 +22,11 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
-from fleetlearn_coordinator.service.operations import log_operations
-from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.several.operations import log_operations
+from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import Identities, open_identities

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.sent_models import make_forms
-from fleetlearn_coordinator.service import run, server, written_model
+from fleetlearn_coordinator.service import server
+from fleetlearn_coordinator.service.training_run import run, written_model
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding

@@ -19,8 +19,8 @@ import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
 from fleetlearn_coordinator.service import several_runs as module
 from fleetlearn_coordinator.service.held_out import HeldOut
-from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
 from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.identities import Identities

@@ -10,7 +10,7 @@ import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Commit
-from fleetlearn_coordinator.service.open_round import given_in_order
+from fleetlearn_coordinator.service.training_run.open_round import given_in_order
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.vector import Vector, digest
 from peers import BUFFERED, PERSONAL, SIZE, plan_text, write_personal_bundle

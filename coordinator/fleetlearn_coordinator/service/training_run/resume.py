@@ -11,7 +11,7 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.storage.ledger import TaskEnded, Unfinished
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.run import Clocks, Run
+    from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 

@@ -46,16 +46,16 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
-from fleetlearn_coordinator.service.algorithm_change import begin_algorithm
-from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
-from fleetlearn_coordinator.service.kept_models import dropped_after
-from fleetlearn_coordinator.service.model_digests import ModelDigests
-from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
-from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
-from fleetlearn_coordinator.service.resume import resume_rounds
-from fleetlearn_coordinator.service.roll_back import RestoredModel, RollBacks
-from fleetlearn_coordinator.service.written_model import WrittenModel, make_model
+from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm
+from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
+from fleetlearn_coordinator.service.training_run.model_digests import ModelDigests
+from fleetlearn_coordinator.service.training_run.open_round import AcceptedReport, OpenRound
+from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.training_run.resume import resume_rounds
+from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, make_model
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,

@@ -14,8 +14,8 @@ from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.rounds.commands import Assign, CancelTask, Commit, Ended, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
+from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_protocol import Code, ProtocolError
 from peers import BUFFERED, PlanMaker, update_of

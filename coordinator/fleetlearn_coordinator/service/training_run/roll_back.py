@@ -35,7 +35,7 @@ from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.run import Clocks, Run
+    from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 

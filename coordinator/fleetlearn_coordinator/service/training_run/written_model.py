@@ -15,7 +15,7 @@ from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, Row, TiedVectorsCounted
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.run import Run
+    from fleetlearn_coordinator.service.training_run.run import Run
 
 
 class WrittenModel(NamedTuple):

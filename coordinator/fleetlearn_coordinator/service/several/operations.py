@@ -18,7 +18,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.network.contents import Content as Served
-from fleetlearn_coordinator.network.downloads import Download
 from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.transfers.contents import Content as Served
+from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk

@@ -7,14 +7,14 @@ from typing import Literal
 
 from fleetlearn_protocol.messages import CheckIn
 
-from fleetlearn_coordinator.network.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.host import Host
-from fleetlearn_coordinator.network.turns import Turns
+from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
+from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Measure
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.population import why_not
-from fleetlearn_coordinator.service.run import Run
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several.population import why_not
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.runs import Population
 
 

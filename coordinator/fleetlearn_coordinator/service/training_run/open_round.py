@@ -23,7 +23,7 @@ from fleetlearn_coordinator.aggregation.round_summary import (
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.service.spooled_update import spooled_parts
+from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
 

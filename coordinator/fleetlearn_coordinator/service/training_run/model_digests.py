@@ -12,7 +12,7 @@ from fleetlearn_protocol.vector import Vector, digest
 from fleetlearn_coordinator.storage.errors import StoreError
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.run import Run
+    from fleetlearn_coordinator.service.training_run.run import Run
 
 DELTA_BASES = 2
 """Models before the newest from which devices are sent differences: their files are kept."""
