@@ -44,9 +44,9 @@ def token(
         text = f"at most {MOST_TAGS} tags and runs, of letters, digits and ._- each"
         raise typer.BadParameter(text, param_hint="--tag, --run")
     tags = [*(tag or []), *(RUN + name for name in run or [])]
-    with _identities(service) as identities:
+    with _service(service) as (settings, identities):
         now = time.time()
-        keys = public_keys(ServiceSettings.load(service).signing_keys)
+        keys = public_keys(settings.signing_keys)
         print(".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys]))
 
 
@@ -68,9 +68,8 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
 def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]) -> None:
     """End a device's credential, and the certificates that it has now. A running coordinator ends its connection within
     a second."""
-    with _identities(service) as identities:
-        tls = ServiceSettings.load(service).tls
-        certified = tls is not None and tls.clients is not None
+    with _service(service) as (settings, identities):
+        certified = settings.tls is not None and settings.tls.clients is not None
         found = identities.revoke(device, time.time(), certified=certified)
         if not found and not certified:
             names = len(identities.devices())
@@ -129,11 +128,14 @@ def _say_newest(events: list[Event]) -> None:
 
 def identities_folder(service: Path) -> Path:
     """Return the folder of identities that a service file names. Raises FleetError."""
-    folder = ServiceSettings.load(service).identities
-    if folder is None:
+    return _folder(service, ServiceSettings.load(service))
+
+
+def _folder(service: Path, settings: ServiceSettings) -> Path:
+    if settings.identities is None:
         text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
         raise FleetError(Code.BAD_MESSAGE, text)
-    return folder
+    return settings.identities
 
 
 def date(at: float) -> str:
@@ -141,7 +143,16 @@ def date(at: float) -> str:
 
 
 @contextmanager
+def _service(service: Path) -> Iterator[tuple[ServiceSettings, Identities]]:
+    """Read a service file, once, and open its identities. Expected errors are one line and exit status 1."""
+    with expected_errors():
+        settings = ServiceSettings.load(service)
+        with closing(open_identities(_folder(service, settings))) as found:
+            yield settings, found
+
+
+@contextmanager
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
-    with expected_errors(), closing(open_identities(identities_folder(service))) as found:
+    with _service(service) as (_, found):
         yield found

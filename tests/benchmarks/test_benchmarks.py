@@ -78,6 +78,7 @@ def test_float16(tmp_path: Path) -> None:
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
+    assert figures(tmp_path, "pauses.py", "--begin", "--size", "70000")["fleetlearn"]["pings"]["median"] > 0
 
 
 @pytest.mark.parametrize(

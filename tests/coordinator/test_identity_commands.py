@@ -55,6 +55,20 @@ def test_a_token_is_for_runs(service: Path) -> None:
     assert "at most 16 tags and runs" in words(command("token", "service.toml", "--run", "a b", expected=2))
 
 
+@pytest.mark.parametrize("arguments", [("token", "service.toml"), ("revoke", "service.toml", "a")])
+def test_the_service_file_is_read_once(
+    service: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Otherwise a file that is changed meanwhile would be read as two."""
+    with closing(Identities(service.parent / "identities")) as identities:
+        now = time.time()
+        identities.enrol("a", "s" * 43, identities.make_token(1, now + 60, [], now), now)
+    read, text = list[Path](), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *given: read.append(path) or text(path, *given))
+    command(*arguments)
+    assert read == [Path("service.toml")]
+
+
 def test_a_token_brings_the_public_keys_along(service: Path) -> None:
     assert "." not in command("token", "service.toml").stdout
     keys = [command("signing-key", name).stdout.strip() for name in ("new.pem", "old.pem")]

@@ -21,14 +21,14 @@ from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.contents import Contents, Older
-from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
-from fleetlearn_coordinator.network.shared_port import SharedPort
+from fleetlearn_coordinator.network.several.shared_port import SharedPort
+from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
-from fleetlearn_coordinator.network.turns import SharedDevice, Turns
+from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.downloads import Downloads
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 if TYPE_CHECKING:

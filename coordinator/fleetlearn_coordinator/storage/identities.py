@@ -247,6 +247,13 @@ class Identities:
         with self._db.transaction():
             self._log(now, what, about)
 
+    def log_once(self, at: float, what: str, about: dict[str, Any]) -> None:
+        """Add a row to the audit log unless it is there: who wrote it may have died before it could note that."""
+        row = (at, what, json.dumps(about, sort_keys=True))
+        with self._db.transaction():
+            if not self._db.execute("SELECT 1 FROM audit WHERE at=? AND what=? AND about=?", row).fetchone():
+                self._log(at, what, about)
+
     def _log(self, now: float, what: str, about: dict[str, Any]) -> None:
         last = self._db.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
         number, before = (1, FIRST) if last is None else (last[0] + 1, last[1])

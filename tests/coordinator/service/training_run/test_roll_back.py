@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, CancelTask, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.serve import _log_roll_back
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_coordinator.storage import file_blobs
+from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.requests import ROLL_BACK, read_roll_back, write_roll_back
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
@@ -295,6 +298,7 @@ MOMENTS = [
     "the file is in its place",
     "the rows are written",
     "the request is removed",
+    "the audit log has it",
 ]
 
 
@@ -302,7 +306,8 @@ MOMENTS = [
 def test_a_kill_between_any_two_writes_changes_nothing(
     make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Killed there and started again: the model, the version and the rounds of a roll back that nobody disturbed."""
+    """Killed there and started again: the model, the version and the rounds of a roll back that nobody disturbed, and
+    one row of the audit log."""
     plan = make_plan(round__goal=2, round__minimum=2, server__optimizer="adam")
     fleet = Fleet(plan)
     first, _ = train(fleet, [1.0, 2.0, 3.0], "ab")
@@ -313,7 +318,10 @@ def test_a_kill_between_any_two_writes_changes_nothing(
     for killed in (False, True):
         shutil.rmtree(plan.data_dir)
         shutil.copytree(tmp_path / "before", plan.data_dir)
+        identities = Identities(tmp_path / f"identities-{killed}")
+        log = partial(_log_roll_back, identities, "test")
         fleet = Fleet(plan)
+        fleet.run.roll_backs.log = log
         fleet.run.resume(NOW)
         fleet.check_in("a", "b")
         if killed:
@@ -323,6 +331,8 @@ def test_a_kill_between_any_two_writes_changes_nothing(
                     roll_back(fleet, 2)
             fleet.store.close()
             fleet = Fleet(plan)
+            fleet.run.roll_backs.log = log
+            fleet.run.roll_backs.log_last()
             fleet.run.resume(NOW)
             fleet.run.roll_backs.look(NOW)
             fleet.run.do_steps(NOW)
@@ -337,8 +347,11 @@ def test_a_kill_between_any_two_writes_changes_nothing(
         assert not (plan.data_dir / ROLL_BACK).exists()
         fleet.store.close()
         rounds = [(row.number, row.outcome) for row in read_status(plan.data_dir).rounds]
-        ends.append((read_model(plan.data_dir)[1].tobytes(), rounds))
+        events = [(row.what, row.about) for row in identities.events()]
+        identities.close()
+        ends.append((read_model(plan.data_dir)[1].tobytes(), rounds, events))
     assert ends[0] == ends[1]
+    assert ends[0][2] == [("rolled back", {"plan": "test", "version": 2, "as": 4, "who": "command"})]
 
 
 def kill_at(patch: pytest.MonkeyPatch, moment: str) -> None:
@@ -355,6 +368,14 @@ def kill_at(patch: pytest.MonkeyPatch, moment: str) -> None:
             raise KilledError
 
     patch.setattr(SqliteLedger, "write", dying_write)
+    if moment == MOMENTS[3]:
+        log_once = Identities.log_once
+
+        def dying_log(*arguments: Any) -> None:
+            log_once(*arguments)
+            raise KilledError
+
+        patch.setattr(Identities, "log_once", dying_log)
     if moment == MOMENTS[2]:
         remove = Path.unlink
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from answering import NOW, Fleet, leases
-from fleetlearn_coordinator.service.run import Step
+from fleetlearn_coordinator.service.training_run.run import Step
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import UPDATE
 from peers import SIZE, PlanMaker, report_of, update_of

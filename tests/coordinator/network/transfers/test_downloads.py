@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
-from fleetlearn_coordinator.network.downloads import STALLED_PER_PLACE, Download, Downloads
+from fleetlearn_coordinator.network.transfers.downloads import STALLED_PER_PLACE, Download, Downloads
 
 RATE = 1000.0
 

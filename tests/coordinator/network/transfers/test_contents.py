@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.contents import Content, Contents, FileContent, Older
+from fleetlearn_coordinator.network.transfers.contents import Content, Contents, FileContent, Older
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.encodings import FLOAT16
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
@@ -117,7 +117,7 @@ def test_a_large_file_that_is_cut_short_is_not_sent_as_if_it_were_whole(tmp_path
 
 
 def test_a_bundles_large_files_are_not_held(bundle_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+    monkeypatch.setattr("fleetlearn_coordinator.network.transfers.contents.LARGE", 200_000)
     bundle = open_bundle(bundle_path)
     train, evaluation = (bundle.manifest.file(path).sha256 for path in (TRAIN, EVAL))
     contents = Contents(bundle)

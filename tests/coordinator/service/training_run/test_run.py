@@ -13,8 +13,8 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.commands import Abandon, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
+from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed

@@ -10,7 +10,7 @@ import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Commit
-from fleetlearn_coordinator.service.open_round import given_in_order
+from fleetlearn_coordinator.service.training_run.open_round import given_in_order
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.vector import Vector, digest
 from peers import BUFFERED, PERSONAL, SIZE, plan_text, write_personal_bundle
@@ -60,7 +60,9 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
     np.testing.assert_array_equal(fleet.run.vectors["control"], vector(0.5))
     np.testing.assert_array_equal(fleet.run.model, begin + vector(2.0))
     assert fleet.run.open_round.tied == {}, "the next round is open"
-    assert fleet.run.digests_of(0, ["control"])["control"] == digest(vector(0.0)), "for a task of the first version"
+    assert fleet.run.digests.of_version(0, ["control"])["control"] == digest(vector(0.0)), (
+        "for a task of the first version"
+    )
     found = [fleet.run.tied_to(device) for device in (first.device, second.device, "c")]
     assert found == [first.task, second.task, None]
     fleet.store.close()

@@ -9,7 +9,7 @@ from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
-from fleetlearn_coordinator.network.turns import SharedDevice, SharedRun, Turns
+from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun, Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")

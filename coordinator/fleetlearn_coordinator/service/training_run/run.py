@@ -10,9 +10,7 @@ from the accepted updates, with the same bits.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -20,27 +18,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import RESIDUAL
-from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Evaluated, Report
+from fleetlearn_protocol.messages import CONTROL, Evaluated, Report
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_coordinator.aggregation import adaptive_mu, round_sums
-from fleetlearn_coordinator.aggregation.commit import Began, next_model, weight_of
+from fleetlearn_coordinator.aggregation import adaptive_mu
+from fleetlearn_coordinator.aggregation.commit import Began, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
-from fleetlearn_coordinator.aggregation.round_summary import (
-    deciding,
-    describe,
-    evaluation_of,
-    possible,
-    summarise,
-    summarise_staleness,
-    training_of,
-)
-from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
+from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, possible
+from fleetlearn_coordinator.aggregation.sent_models import make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
-    LOST,
-    STALE,
     Abandon,
     Assign,
     CancelTask,
@@ -59,14 +46,16 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
-from fleetlearn_coordinator.rounds.training_tasks import Restored
-from fleetlearn_coordinator.service.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
-from fleetlearn_coordinator.service.kept_models import best_versions, measured, versions_to_drop
-from fleetlearn_coordinator.service.open_round import AcceptedReport, OpenRound
-from fleetlearn_coordinator.service.remembered_selection import RememberedSelection
-from fleetlearn_coordinator.service.roll_back import RestoredModel, RollBacks
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm
+from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
+from fleetlearn_coordinator.service.training_run.model_digests import ModelDigests
+from fleetlearn_coordinator.service.training_run.open_round import AcceptedReport, OpenRound
+from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.training_run.resume import resume_rounds
+from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, make_model
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
@@ -79,17 +68,11 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskEnded,
     TaskGiven,
     TaskRevived,
-    TiedVectorsCounted,
-    TiedVectorsForgotten,
-    Unfinished,
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
 
 logger = logging.getLogger("fleetlearn.coordinator")
-
-DELTA_BASES = 2
-"""Models before the newest from which devices are sent differences: their files are kept."""
 
 
 class Clocks(NamedTuple):
@@ -112,27 +95,6 @@ class Step(NamedTuple):
     ``Run.record`` does."""
 
 
-class WrittenModel(NamedTuple):
-    """The model that a round made, its file written. It does not count before its step's end."""
-
-    round: int
-    model: Vector
-    state: State
-    """Of the server optimizer."""
-    vectors: dict[str, Vector]
-    """What devices fetch beside the model."""
-    vector_digests: dict[str, str]
-    """Their SHA-256."""
-    sha256: str
-    """Of the model's bytes."""
-    forms: Forms
-    """In which it travels beside float32."""
-    rows: list[Row]
-    """What makes it the newest model, and its round closed."""
-    summary: dict[str, Any]
-    """Of its round."""
-
-
 class Run:
     """One training run, new or continued from its data directory."""
 
@@ -151,6 +113,7 @@ class Run:
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
+        self.digests = ModelDigests(self)
         version = self._load_model(now)
         self.roll_backs = RollBacks(self)
         self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
@@ -175,8 +138,6 @@ class Run:
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
-        self._older_digests: dict[int, Mapping[str, str]] = {}
-        """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the oldest in use on."""
         self.finished: str | None = None
         """Why training is over, or None."""
         finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
@@ -204,45 +165,9 @@ class Run:
         evaluation. Call once."""
         if self.finished is not None:
             return []
-        heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
+        heard = [] if self.engine.phase is Phase.FINISHED else resume_rounds(self, now)
         heard += self.do_steps(now)  # an earlier process may have left more spool files than are held now
         return heard + self.record(self.engine.begin(now.engine), now)
-
-    def _resume_rounds(self, now: Clocks) -> list[Command]:
-        engine = self.engine
-        oldest = engine.version - engine.settings.max_staleness if engine.settings.outlive else None
-        with self.store.repair_advice():
-            found = self.store.ledger.unfinished(oldest)
-            open_now = [row for row in found.reports if row.round == found.round]
-            later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
-            given_up = found.round is not None and self.store.is_given_up(found.round)
-            if not given_up:
-                self.open_round.load_sums(open_now)
-            for row in later:
-                self.open_round.load_early(row)
-        self.open_round.count_again(open_now)
-        if given_up:
-            self._give_up(found, now)
-            found = Unfinished(None, [], [], [], later)
-        elif found.round is not None:
-            logger.info(
-                "round %d goes on: %d reports are safe, %d tasks were out",
-                found.round, len(open_now), len(found.leases),
-            )  # fmt: skip
-        if not any(found):
-            return []
-        accepted, early = ([(row.task, row.device) for row in rows] for rows in (open_now, later))
-        restored = Restored(found.round, found.leases, [] if given_up else accepted, found.dropped, found.lost, early)
-        heard: list[Command] = []
-        for command in self.record(engine.restore(restored, now.engine), now):
-            heard += self.commit(command, now) if isinstance(command, Commit) else [command]
-        return heard
-
-    def _give_up(self, found: Unfinished, now: Clocks) -> None:
-        assert found.round is not None
-        dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
-        closed = self._abandon(found.round, dict(dropped), "its reports cannot be added up any more", now)
-        self.store.write([*(TaskEnded(row.task, LOST) for row in found.leases), closed])
 
     def _load_model(self, now: Clocks) -> int:
         found = self.store.load_model()
@@ -253,7 +178,8 @@ class Run:
             self.store.write(self.write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
         version, self.model, self.state = found
         self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
-        self.store.write(self._begin_algorithm(version))
+        self.vectors, rows = begin_algorithm(self.plan, self.store.ledger, version, self.model, self.vectors)
+        self.store.write(rows)
         # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
         before = self.store.ledger.get("optimizer") or self.optimizer.name
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
@@ -261,46 +187,8 @@ class Run:
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
-        self.forms = make_forms(self.plan.encoding.down, self.model, self.load_models(self.bases_of(version)))
+        self.forms = make_forms(self.plan.encoding.down, self.model, self.digests.load(self.digests.bases_of(version)))
         return version
-
-    def bases_of(self, version: int) -> dict[int, str]:
-        """Return version -> SHA-256, for the models before this version from which devices are sent differences."""
-        if self.plan.encoding.down != "delta":
-            return {}
-        return {
-            number: self.store.ledger.model_digest(number)
-            for number in range(version - DELTA_BASES, version)
-            if number >= 0
-        }
-
-    def load_models(self, digests: Mapping[int, str]) -> dict[str, Vector]:
-        """Return SHA-256 -> model, for those of these versions whose files are there. May be called in any thread."""
-        found = {}
-        for number, sha256 in digests.items():
-            with suppress(StoreError):
-                found[sha256] = self.store.load_parameters(number, sha256)
-        return found
-
-    def _begin_algorithm(self, version: int) -> list[Row]:
-        """Let devices, and the vectors that they fetch beside the model, begin from zeros, unless this run has gone on
-        with the same tied vectors so far: what is here and what devices keep must belong together. What devices did
-        since the newest model, of this ``version``, then belongs to neither, and is given up."""
-        ledger, tied = self.store.ledger, " ".join(self.plan.tied)
-        before = ledger.get("tied") or ""
-        began_here = ledger.get("tied_since") == version  # in an earlier process; the model's file is older than that
-        if tied == before and not began_here and self.vectors.keys() == {*self.plan.vectors}:
-            return []
-        self.vectors = {name: np.zeros_like(self.model) for name in self.plan.vectors}
-        if tied == before and began_here:
-            return []
-        rows: list[Row] = [Metadata("tied", tied), Metadata("tied_since", version), TiedVectorsForgotten()]
-        if {*self.plan.tied, *before.split()} <= {RESIDUAL}:  # reports are the same without it
-            return rows
-        found = ledger.unfinished(0)
-        early = [row.task for row in found.reports if row.round != found.round]
-        ended = [TaskEnded(task, STALE) for task in (*early, *(row.task for row in (*found.leases, *found.lost)))]
-        return [*rows, *ended, Metadata("given_up", ledger.last_round())]
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
@@ -330,10 +218,6 @@ class Run:
         rule = None if finish is None else msgspec.json.encode(finish._asdict()).decode()
         return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
 
-    def digest_of(self, version: int) -> str:
-        """Return the SHA-256 of a version's model."""
-        return self.model_digest if version == self.engine.version else self.store.ledger.model_digest(version)
-
     def hyper_of(self, version: int) -> dict[str, float]:
         """Return the hyper-parameters of the tasks that begin from this version of the model."""
         if not self.plan.local.adaptive_mu:
@@ -342,22 +226,6 @@ class Run:
             return self.hyper | {"mu": self._mu.mu}
         made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
         return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
-
-    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
-        """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a version that has no
-        such vector, because the algorithm was another one then or its file is gone, the newest vector's."""
-        in_file = beside and version != self.engine.version
-        older = self._digests_in_file(version) if in_file else {}
-        return {MODEL: self.digest_of(version), **{name: older.get(name, self.vector_digests[name]) for name in beside}}
-
-    def _digests_in_file(self, version: int) -> Mapping[str, str]:
-        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
-        if version not in self._older_digests:
-            self._older_digests[version] = {}
-            with suppress(StoreError):
-                vectors = self.store.load_vectors(version, self.digest_of(version), self.plan.vectors)
-                self._older_digests[version] = {name: digest(vector) for name, vector in vectors.items()}
-        return self._older_digests[version]
 
     def save_update(
         self,
@@ -462,7 +330,7 @@ class Run:
                 case Opened(number):
                     rows.append(self._open(number, now))
                 case Abandon(number, dropped, text):
-                    rows.append(self._abandon(number, dropped, text, now))
+                    rows.append(self.abandon(number, dropped, text, now))
                     heard.append(command)
                 case Finish(reason):
                     rows += self._finish(command)
@@ -495,66 +363,15 @@ class Run:
             began = self._began(self.engine.version - staleness, staleness)
             # A report that came early, or may still come of a lost device, needs the model that its task began from.
             needed.append(self.engine.version - self.engine.settings.max_staleness)
-        bases = self.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
-        dropped = self._versions_to_drop(min([*needed, *bases]), summary)
-        self._to_commit = partial(self._make_model, command.round, summary, now.wall, dropped, began, bases)
-
-    def _versions_to_drop(self, needed: int, summary: Mapping[str, Any]) -> list[int]:
-        """Return the versions that are not kept any more when the open round has made the next one. ``needed``: those
-        from here on are in use. ``summary``: of the round."""
-        rule, there, newest = self.plan.models, self.store.blobs.model_versions(), self.engine.version
-        best = set[int]()
-        if rule.best is not None and rule.metric is not None:
-            values = measured(self.plan, there)
-            if rule.measured_by == "round":
-                found = deciding(summary, self.plan.round.minimum)
-                values |= {newest: found[rule.metric]} if rule.metric in found else {}
-            best = best_versions(rule, values)
-        return versions_to_drop(rule, there, newest + 1, min([needed, *self.roll_backs.needed()]), best)
+        bases = self.digests.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
+        there, needed = self.store.blobs.model_versions(), [*needed, *bases, *self.roll_backs.needed()]
+        dropped = dropped_after(self.plan, there, self.engine.version, min(needed), summary)
+        self._to_commit = partial(make_model, self, command.round, summary, now.wall, dropped, began, bases)
 
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
-        model = self.model if not staleness else self.store.load_parameters(version, self.digest_of(version))
+        model = self.model if not staleness else self.store.load_parameters(version, self.digests.of_model(version))
         return Began(model, self.plan.staleness_factor(staleness))
-
-    def _make_model(
-        self,
-        round: int,
-        summary: dict[str, Any],
-        at: float,
-        dropped: Iterable[int],
-        began: Began | None,
-        bases: Mapping[int, str],
-    ) -> WrittenModel:
-        """``dropped``: the versions that are not kept any more. ``bases``: as ``bases_of`` returns them."""
-        open_round = self.open_round
-        model, state, summary["change"] = next_model(
-            open_round.aggregators[UPDATE],
-            open_round.sums[UPDATE],
-            self.optimizer,
-            self.state,
-            self.model,
-            began,
-            self.plan.share(len(open_round.reports)),
-            open_round.scale(),
-        )
-        vectors = {}
-        if CONTROL in self.plan.vectors:
-            assert self.plan.server.devices is not None
-            vectors[CONTROL] = round_sums.next_control(
-                self.vectors[CONTROL], open_round.sums[CONTROL], self.plan.server.devices
-            )
-        digests = {name: digest(vector) for name, vector in vectors.items()}
-        forms = make_forms(self.plan.encoding.down, model, self.load_models(bases))
-        row = ModelMade(self.engine.version + 1, digest(model), round, at)
-        # Read when the files are removed: somebody may ask for a version while this thread computes.
-        dropped = (version for version in dropped if version not in self.roll_backs.needed())
-        rows = [
-            *self.write_model(row, model, state | vectors, dropped),
-            RoundClosed(round, "committed", summary, at),
-            *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if self.plan.tied),
-        ]
-        return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary)
 
     def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
@@ -563,9 +380,7 @@ class Run:
         self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
         self.vector_digests, self.forms = new.vector_digests, new.forms
         if self.vectors:
-            oldest, version = self.engine.oldest_version(), self.engine.version + 1
-            kept = {} if oldest is None else {n: each for n, each in self._older_digests.items() if n >= oldest}
-            self._older_digests = {**kept, version: self.vector_digests}
+            self.digests.begin_version(self.engine.version + 1, self.engine.oldest_version())
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         logger.info("round %d committed: %s", new.round, describe(new.summary))
@@ -602,7 +417,7 @@ class Run:
         self.model, self.state, self.vectors, self.forms = new.model, new.state, new.vectors, new.forms
         self.model_digest = new.made.sha256
         self.vector_digests = {name: digest(vector) for name, vector in new.vectors.items()}
-        self._older_digests = {new.made.version: self.vector_digests}
+        self.digests.begin_version(new.made.version, None)
         return heard
 
     def write_model(self, made: ModelMade, model: Vector, state: State, dropped: Iterable[int] = ()) -> list[Row]:
@@ -611,7 +426,8 @@ class Run:
         made = made._replace(optimizer=self.optimizer.name)
         return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, dropped)]
 
-    def _abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
+    def abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
+        """End the open round without a model. Returns the row that says so. ``text``: why."""
         summary = self._summary(dropped, now)
         self.open_round.abandon()
         logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
@@ -619,23 +435,9 @@ class Run:
 
     def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:
         """Return the summary of a round whose model stays as it is; a commit then states its change."""
-        plan, reports, names = self.plan, self.open_round.reports.values(), (*self.bundle.manifest.metrics, "loss")
-        training = training_of(reports, names, plan.round.max_weight)
-        evaluated, personal = ([getattr(report, kind) for report in reports] for kind in ("evaluation", "personal"))
-        evaluation = evaluation_of(evaluated, names, plan.round.max_weight, personal)
-        summary: dict[str, Any] = {
-            "reports": len(reports),
-            "partial": sum(not report.complete for report in reports),
-            **summarise(training, evaluation, plan.bounds),
-        }
-        for name, devices in summary["left_out"].items():
-            low, high = plan.bounds[name]
-            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
-            logger.warning(text, devices, name, low, high)
-        if self.engine.settings.outlive:
-            summary["staleness"] = summarise_staleness(self.open_round.staleness.values())
-        summary |= self.open_round.weighing_summary(dropped)
-        if plan.local.adaptive_mu:
+        names = (*self.bundle.manifest.metrics, "loss")
+        summary = self.open_round.summary(names, dropped, outlives=self.engine.settings.outlive)
+        if self.plan.local.adaptive_mu:
             summary |= adaptive_mu.summary_of(self._mu, summary["metrics"].get("loss"))
         summary |= {
             "dropped": dropped,

@@ -14,8 +14,8 @@ from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.rounds.commands import Assign, CancelTask, Commit, Ended, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.run import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
+from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_protocol import Code, ProtocolError
 from peers import BUFFERED, PlanMaker, update_of
@@ -68,7 +68,9 @@ def test_no_model_file_is_read_to_serve_an_older_model(
     for device in ("a", "b"):
         fleet.report(tasks[device], update_of(1.0))
     monkeypatch.setattr(fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read"))
-    assert fleet.run.digests_of(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+    assert (
+        fleet.run.digests.of_version(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+    )
     fleet.store.close()
 
 

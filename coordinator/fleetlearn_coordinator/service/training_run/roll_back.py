@@ -3,7 +3,7 @@
 The open round is given up, and so is all that devices were doing for it. Versions keep rising and history is kept; the
 row of the new model says which version it restores. The model's file is written first, and then one batch of rows makes
 it the newest, ends the round and says that the request is answered: a process that is killed before that finds the
-request again, one that is killed afterwards finds it answered.
+request again, one that is killed afterwards finds it answered, and says in the audit log what the batch kept for it.
 
 The server optimizer goes on from the state that is kept with the earlier version. What devices keep cannot go back with
 the model. So with an algorithm that ties a part of the coordinator's state to what devices keep (SCAFFOLD's c, FedDyn's
@@ -27,6 +27,7 @@ from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.storage import requests
+from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_blobs import model_versions
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, Row, TiedVectorsForgotten
@@ -34,14 +35,17 @@ from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.run import Clocks, Run
+    from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
+TO_LOG = "roll_back_to_log"
+"""Key of the metadata: the request that was carried out, until the audit log has it."""
+
 
 def ask_to_roll_back(folder: Path, version: int, who: str) -> None:
-    """Ask the run in a data directory to roll back, within a second or at its next start. Raises StoreError as
-    ``check_version`` does."""
+    """Ask the run in a data directory to roll back, within a second or at its next start. From now on the run keeps
+    this version. Raises StoreError as ``check_version`` does."""
     check_version(folder, version)
     requests.write_roll_back(folder, version, who)
 
@@ -84,8 +88,9 @@ class RollBacks:
         """What was asked for and is not done, and when it was found (Unix time)."""
         self.newest = run.store.ledger.rolled_back()
         """The newest version that a roll back made, or 0. What was measured of older ones ends no training."""
-        self.done: Callable[[RollBack, int], None] = lambda request, version: None
-        """Called when an earlier model has become this version."""
+        self.log: Callable[[RollBack, ModelMade], None] | None = None
+        """Writes into the audit log that an earlier model has become this one, unless it is there. May raise
+        DatabaseError. None while it is not known."""
 
     def look(self, now: Clocks) -> bool:
         """Return whether somebody asked for a roll back that was not carried out yet. The run's next step does it."""
@@ -96,6 +101,21 @@ class RollBacks:
             found = None
         self._wanted = None if found is None else (found, now.wall)
         return found is not None
+
+    def log_last(self) -> None:
+        """Let the audit log have the last roll back, if it does not yet: the process that carried it out may have died
+        before."""
+        store = self._run.store
+        kept = store.ledger.get(TO_LOG)
+        made = store.ledger.model(self.newest)
+        if kept is None or made is None or self.log is None:
+            return
+        try:
+            self.log(requests.decode_roll_back(kept), made)
+        except DatabaseError as error:
+            logger.error("the audit log will have the roll back after the next start: %s", error)
+        else:
+            store.write([Metadata(TO_LOG, None)])
 
     def needed(self) -> list[int]:
         """Return the version that somebody asks for at this moment, if anybody does: its file is still needed."""
@@ -112,7 +132,7 @@ class RollBacks:
         version = run.engine.version + 1
         known = run.store.ledger.model(request.version)
         assert known is not None
-        bases = {number: sha256 for number, sha256 in run.bases_of(version).items() if sha256 != known.sha256}
+        bases = {number: sha256 for number, sha256 in run.digests.bases_of(version).items() if sha256 != known.sha256}
         made = ModelMade(version, known.sha256, 0, at, restores=known.version)
         return partial(self._restore, known, made, bases), partial(self._end, request)
 
@@ -146,7 +166,7 @@ class RollBacks:
             rows = run.write_model(made, model, state | vectors)
         except StoreError as error:
             return error
-        forms = make_forms(run.plan.encoding.down, model, run.load_models(bases))
+        forms = make_forms(run.plan.encoding.down, model, run.digests.load(bases))
         return RestoredModel(model, state, vectors, forms, made, rows, keeps_state)
 
     def _end(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
@@ -155,7 +175,7 @@ class RollBacks:
             self._refuse(request, new)
             return []
         run = self._run
-        rows = [*new.rows, Metadata("rolled_back", request.name)]
+        rows = [*new.rows, Metadata("rolled_back", request.name), Metadata(TO_LOG, requests.encode_roll_back(request))]
         if run.plan.tied:
             rows.append(TiedVectorsForgotten())
         heard = run.give_up_for(new, rows, now)
@@ -165,6 +185,6 @@ class RollBacks:
             request.who, new.made.version, request.version,
             "goes on from that version's state" if new.keeps_state else "begins from the beginning",
         )  # fmt: skip
-        self.done(request, new.made.version)
+        self.log_last()
         self.look(now)
         return heard + run.record(run.engine.go_on_from_model(now.engine), now)

@@ -1,6 +1,7 @@
-"""What people do with a host's runs. It is written into the database of runs, which the host reads, and the audit log.
+"""What people do with a host's runs. It is written where the host finds it, and into the audit log.
 
-Commands and the HTTP API come through here, whether the host runs or not.
+Commands and the HTTP API come through here, whether the host runs or not. The database of runs has each operation with
+its row of the audit log. The row is copied from there: at once, or after ``kill -9`` when somebody opens the runs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
@@ -17,7 +18,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
-from fleetlearn_coordinator.service.roll_back import check_version
+from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun
@@ -45,8 +46,9 @@ class Operations:
             if run.name != name and _data_dir(run) == found.data_dir.resolve():
                 text = f"{plan}: the run {run.name} has the same data_dir, {found.data_dir}; each run needs its own"
                 raise StoreError(Code.DUPLICATE, text)
-        self.runs.add(name, plan, population)
-        self._log("added", name)
+        differs = {key: each for key, each in population._asdict().items() if each != Population._field_defaults[key]}
+        with self._logged("added", name, plan=str(plan.absolute()), **differs):
+            self.runs.add(name, plan, population)
 
     def change(self, name: str, verb: Verb) -> None:
         """Pause, resume, drain or stop a run. Raises StoreError."""
@@ -54,19 +56,19 @@ class Operations:
         if verb in ("paused", "drained") and run.wanted == "stopped":
             text = f"the run {name} is stopped: `fleetlearn-coordinator run resume` lets it go on"
             raise StoreError(Code.OUT_OF_TURN, text)
-        self.runs.want(name, _STATES[verb])
-        self._log(verb, name)
+        with self._logged(verb, name):
+            self.runs.want(name, _STATES[verb])
 
     def roll_back(self, name: str, version: int) -> None:
-        """Let a run go on from an earlier version of its model. Raises StoreError, PlanError."""
-        check_version(Plan.load(self.find(name).plan).data_dir, version)
-        self.runs.want_version(name, version)
-        self._log("rolled back", name, version=version)
+        """Let a run go on from an earlier version of its model. The audit log has it when it is done. Raises
+        StoreError, PlanError."""
+        ask_to_roll_back(Plan.load(self.find(name).plan).data_dir, version, self._who)
+        self.runs.ask_again(name)  # it may have finished
 
     def remove(self, name: str) -> None:
         """Forget a run. Its data directory stays. Raises StoreError."""
-        self.runs.remove(name)
-        self._log("removed", name)
+        with self._logged("removed", name):
+            self.runs.remove(name)
 
     def find(self, name: str) -> WantedRun:
         """Return the run of this name. Raises StoreError."""
@@ -75,9 +77,22 @@ class Operations:
             raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {', '.join(found) or 0}")
         return found[name]
 
-    def _log(self, what: str, name: str, **more: int) -> None:
-        if self._identities is not None:
-            self._identities.log(time.time(), what, {"run": name, **more, "who": self._who})
+    @contextmanager
+    def _logged(self, what: str, name: str, **more: Any) -> Iterator[None]:
+        """Let what the block changes be in the audit log, if there is one."""
+        if self._identities is None:
+            yield
+            return
+        with self.runs.logged(time.time(), what, {"run": name, **more, "who": self._who}):
+            yield
+        log_operations(self.runs, self._identities)
+
+
+def log_operations(runs: Runs, identities: Identities) -> None:
+    """Copy what the database of runs has for the audit log. Raises DatabaseError; nothing is lost then."""
+    for operation in runs.to_log():
+        identities.log_once(operation.at, operation.what, operation.about)
+        runs.is_logged(operation)
 
 
 @contextmanager
@@ -89,6 +104,8 @@ def operating(service: ServiceSettings, who: str = COMMAND) -> Iterator[Operatio
     identities = None if service.identities is None else Identities(service.identities)
     try:
         with closing(Runs(service.runs)) as runs:
+            if identities is not None:
+                log_operations(runs, identities)
             yield Operations(service, runs, identities, who)
     finally:
         if identities is not None:

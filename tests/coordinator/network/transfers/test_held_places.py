@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.network.downloads import Download
+from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.transfers.contents import Content as Served
+from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unpack_chunk
@@ -353,6 +356,41 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
         refused = await x.expect(Refused)
         assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, task.vector("model").sha256)
         assert (await x.task()).round == 2
+
+
+@run_async
+async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_plan: PlanMaker) -> None:
+    """By the end of its connection or of its round, while it waits for its device to read or for a place. The garbage
+    collector runs rarely: each such download would keep a model of its own."""
+    plan = make_large_plan(round__goal=1, round__over_selection=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)  # nobody loses a place
+        async with fleet(plan, downloads=2) as (coordinator, join):
+            host, model = coordinator.host, coordinator.run.model_digest
+            gc.collect()
+            gc.disable()
+            try:
+                x, y, z, w, a = [await join(name) for name in "xyzwa"]
+                for peer in (x, y):
+                    await stop_reading(coordinator, peer, model)
+                for peer in (z, w):
+                    await peer.task()
+                    await peer.send(Fetch(model))
+                    await peer.expect(Waiting)
+                w.connection.transport.abort()
+                await until(lambda: "w" not in host.devices)
+                await a.do_round(update_of(1.0, LARGE))
+                await until(lambda: coordinator.engine.version == 1)  # the others' downloads are of an old model now
+                await stop_reading(coordinator, a, coordinator.run.model_digest)
+                a.connection.transport.abort()
+                await until(lambda: "a" not in host.devices)
+                await asyncio.sleep(0)  # the transport's last call
+                there = gc.get_objects()
+                assert [each for each in there if type(each) is Download] == []
+                assert {each for each in there if type(each) is Driver} == host.connections
+                assert len([each for each in there if type(each) is Served and each.size == 4 * LARGE]) == 1
+            finally:
+                gc.enable()
 
 
 @run_async

@@ -7,15 +7,15 @@ from typing import Literal
 
 from fleetlearn_protocol.messages import CheckIn
 
-from fleetlearn_coordinator.network.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.host import Host
-from fleetlearn_coordinator.network.turns import Turns
+from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
+from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Measure
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.population import why_not
-from fleetlearn_coordinator.service.run import Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.runs import Population, State
+from fleetlearn_coordinator.service.several.population import why_not
+from fleetlearn_coordinator.service.training_run.run import Run
+from fleetlearn_coordinator.storage.runs import Population
 
 
 class SharedRunServer(RunServer):
@@ -37,13 +37,11 @@ class SharedRunServer(RunServer):
 
     # What people want of it
 
-    def start_as(self, state: State) -> None:
-        """Take up what an earlier process left open, in this state."""
-        self.engine.draining = state == "draining"
-        if state == "paused":
-            self.pause()
+    def start(self, heard: Sequence[Command]) -> None:
+        if self.engine.paused:
+            self.clock.stop()
         self._started = True
-        self.start()
+        super().start(heard)
         if not self.engine.paused:
             self._turns.reopen(self._turn)
 

@@ -13,7 +13,7 @@ from fleetlearn_coordinator import Plan, read_status
 from fleetlearn_coordinator.plan.selection_section import Oort, Selection
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.selection_rules import Stated
-from fleetlearn_coordinator.service.run import Clocks
+from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import PlanMaker, update_of
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,12 +14,20 @@ from fleetlearn_protocol.messages import UPDATE, Report
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import round_sums
+from fleetlearn_coordinator.aggregation.round_summary import (
+    evaluation_of,
+    summarise,
+    summarise_staleness,
+    training_of,
+)
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.service.spooled_update import spooled_parts
+from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
+
+logger = logging.getLogger("fleetlearn.coordinator")
 
 
 class AcceptedReport(NamedTuple):
@@ -84,9 +93,25 @@ class OpenRound:
         """Return what the mean of the round's updates is multiplied by."""
         return self.weighing.scale(self.reported.values(), self.state)
 
-    def weighing_summary(self, dropped: Mapping[str, int]) -> dict[str, Any]:
-        """Return what the round's summary says of the weighing."""
-        return self.weighing.summary(self.reported.values(), dropped, self.state)
+    def summary(self, names: Sequence[str], dropped: Mapping[str, int], *, outlives: bool) -> dict[str, Any]:
+        """Return what is known of the round's reports and of its weighing. ``names``: of the metrics. ``outlives``:
+        tasks may outlive their rounds."""
+        plan, reports = self._plan, self.reports.values()
+        training = training_of(reports, names, plan.round.max_weight)
+        evaluated, personal = ([getattr(report, kind) for report in reports] for kind in ("evaluation", "personal"))
+        evaluation = evaluation_of(evaluated, names, plan.round.max_weight, personal)
+        summary: dict[str, Any] = {
+            "reports": len(reports),
+            "partial": sum(not report.complete for report in reports),
+            **summarise(training, evaluation, plan.bounds),
+        }
+        for name, devices in summary["left_out"].items():
+            low, high = plan.bounds[name]
+            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
+            logger.warning(text, devices, name, low, high)
+        if outlives:
+            summary["staleness"] = summarise_staleness(self.staleness.values())
+        return summary | self.weighing.summary(self.reported.values(), dropped, self.state)
 
     def begin(self, number: int) -> None:
         """The round of this number opens, with the reports that came before it."""

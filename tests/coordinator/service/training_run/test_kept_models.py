@@ -9,7 +9,7 @@ from answering import Fleet, leases
 from fleetlearn_coordinator.plan.plan import PlanError
 from fleetlearn_coordinator.plan.sections import Models
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.service.kept_models import best_versions, versions_to_drop, why_kept
+from fleetlearn_coordinator.service.training_run.kept_models import best_versions, versions_to_drop, why_kept
 from fleetlearn_coordinator.storage.file_blobs import model_versions
 from fleetlearn_coordinator.storage.held_out import write_result
 from fleetlearn_coordinator.storage.requests import write_roll_back

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
@@ -30,6 +31,21 @@ def versions_to_drop(rule: Models, there: Iterable[int], newest: int, needed: in
     ``needed`` on are still in use."""
     best = {*best}
     return [version for version in there if version < needed and why_kept(rule, version, newest, best) is None]
+
+
+def dropped_after(
+    plan: Plan, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
+) -> list[int]:
+    """Return which of the versions that are ``there`` are not kept any more when a round, of this summary, has made the
+    one after ``newest``. Those from ``needed`` on are still in use. Raises StoreError (damaged)."""
+    rule, best = plan.models, set[int]()
+    if rule.best is not None and rule.metric is not None:
+        values = measured(plan, there)
+        if rule.measured_by == "round":
+            found = deciding(summary, plan.round.minimum)
+            values |= {newest: found[rule.metric]} if rule.metric in found else {}
+        best = best_versions(rule, values)
+    return versions_to_drop(rule, there, newest + 1, needed, best)
 
 
 def best_versions(rule: Models, measured: Mapping[int, float]) -> set[int]:

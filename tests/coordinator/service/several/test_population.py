@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.service.population import EVERYBODY, place, why_not
+from fleetlearn_coordinator.service.several.population import EVERYBODY, place, why_not
 from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_protocol import ProtocolError
