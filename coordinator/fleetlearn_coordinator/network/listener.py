@@ -89,14 +89,7 @@ class Listener:
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to listen. Returns the address as host:port. Raises OSError."""
-        # asyncio looks up the name, makes the sockets, and has the better errors.
-        server = await self._loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        self._listening = [one.dup() for one in server.sockets]
-        server.close()
-        for one in self._listening:
-            process_settings.tune_listener(one)
-            one.listen(process_settings.BACKLOG)
-            one.setblocking(False)
+        self._listening = await process_settings.listening_sockets(host, port)
         self._open = True
         self.check()
         host, port = self._listening[0].getsockname()[:2]

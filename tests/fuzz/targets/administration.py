@@ -7,7 +7,8 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from fleetlearn_coordinator.network.admin_listener import MOST_BODY, AdminListener, RefusedError, Request
+from fleetlearn_coordinator.network.admin_listener import MOST_BODY, AdminListener, Request
+from fleetlearn_coordinator.network.http_port import RefusedError
 
 
 class _Writer:
