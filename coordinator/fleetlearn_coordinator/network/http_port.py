@@ -106,6 +106,7 @@ class HttpPort:
         for one in self._listening:
             self._loop.remove_reader(one)
             one.close()
+        await asyncio.sleep(0)  # one that has not begun would leave its socket open
         for task in self._open:
             task.cancel()
         if self._open:
@@ -135,34 +136,36 @@ class HttpPort:
             logger.error("no connection of %s can be accepted for %.0f s: %s", self._name, RETRY, error)
             self._rest(RETRY)
             return
-        now, use = self._loop.time(), self._use_of(peer[0])
-        if len(self._open) >= self._most or (use is not None and self._is_too_much(use, now)):
-            accepted.close()
-            self._accepts.tokens -= REFUSED_LIFE
-        else:
+        now, room, use = self._loop.time(), self._most - len(self._open), self._enter(peer[0])
+        if room and (use is None or not (use.floods(now, room + 1) or use.refusal(now))):  # it is counted itself
             self._accepts.tokens -= 1
             self._open.add(self._loop.create_task(self._serve(accepted, use)))
+        else:
+            accepted.close()
+            self._leave(use)
+            self._accepts.tokens -= REFUSED_LIFE
         if wait := self._accepts.wait(now, 8):
             self._rest(wait)
 
-    def _use_of(self, host: str) -> AddressUse | None:
-        """Return what an address has spent; None if it has no limits."""
+    def _enter(self, host: str) -> AddressUse | None:
+        """Count a connection of an address. Returns what the address has spent; None if it has no limits."""
         address = read_address(host)
         if self._book is None or address is None or address in self._proxies:
             return None
-        return self._book.find(address, self._loop.time())
+        use = self._book.find(address, self._loop.time())
+        if use is not None:
+            self._book.enter(use)
+        return use
 
-    def _is_too_much(self, use: AddressUse, now: float) -> bool:
-        """Return whether an address has as many connections as there is room for others, or opens them too fast."""
-        return use.floods(now, self._most - len(self._open)) or bool(use.refusal(now))
+    def _leave(self, use: AddressUse | None) -> None:
+        if use is not None and self._book is not None:
+            self._book.leave(use, newcomer=True)
 
     # One connection
 
     async def _serve(self, accepted: socket.socket, use: AddressUse | None) -> None:
         began, useful = self._loop.time(), False
         transport: asyncio.Transport | None = None
-        if use is not None and self._book is not None:
-            self._book.enter(use)
         try:
             async with asyncio.timeout(self._timeout):
                 accepted.setblocking(False)
@@ -182,10 +185,9 @@ class HttpPort:
                 accepted.close()
             else:
                 transport.abort()
-            if use is not None and self._book is not None:
-                if not useful and self._loop.time() - began < SHORT_LIFE:
-                    use.short_lives.tokens = max(0.0, use.short_lives.tokens - 1)
-                self._book.leave(use, newcomer=True)
+            if use is not None and not useful and self._loop.time() - began < SHORT_LIFE:
+                use.short_lives.tokens = max(0.0, use.short_lives.tokens - 1)
+            self._leave(use)
             task = asyncio.current_task()
             assert task is not None
             self._open.discard(task)
