@@ -302,9 +302,10 @@ class Listener:
 
         Without TLS the host must be an address: a name may have been pointed here by somebody else, for a page of
         their own (DNS rebinding). With TLS no such name has a certificate here."""
-        if self.page_port is None:
+        hosts = request.headers.get_all("Host")
+        if self.page_port is None or len(hosts) != 1:
             return False
-        named = (request.headers.get_all("Host") or [""])[0].lower()
+        named = hosts[0].lower()
         host = named if named.endswith("]") else named.rpartition(":")[0] or named
         tls = self._certificates is not None
         if not tls and host != "localhost" and read_address(host.strip("[]")) is None:

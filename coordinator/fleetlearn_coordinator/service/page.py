@@ -70,7 +70,7 @@ class PublicStatus:
             meta = ledger.metadata()
             if meta.get("run") != self._run:
                 self._run, self._history = meta.get("run"), []
-                self._read_until = max(0, ledger.last_round() - HISTORY)
+                self._read_until = max(0, ledger.last_round() - HISTORY - 1)
             rounds = ledger.closed_rounds(self._read_until + 1)
         for number, outcome, _, _, summary in rounds:
             self._read_until = number
