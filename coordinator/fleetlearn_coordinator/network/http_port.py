@@ -35,6 +35,8 @@ MOST_HEADERS = 16 * 1024
 """Bytes of a request's line and headers."""
 READ = 16 * 1024
 """Bytes that are read at a time."""
+BACKLOG = 100
+"""Connections that the kernel holds before they are accepted: those that an attack leaves there are over in seconds."""
 RETRY = 1.0
 """Seconds until connections are accepted again after the system had no descriptor or memory for one."""
 
@@ -93,7 +95,7 @@ class HttpPort:
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
-        self._listening = await process_settings.listening_sockets(host, port)
+        self._listening = await process_settings.listening_sockets(host, port, BACKLOG)
         self._accept_again()
         found = self._listening[0].getsockname()
         name = f"[{found[0]}]" if ":" in found[0] else found[0]

@@ -82,15 +82,16 @@ def places(devices: int, *, files: int) -> Places:
     return Places(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
 
 
-async def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on an address, without blocking. Raises OSError."""
+async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Return sockets that listen on an address, without blocking. ``backlog``: connections that the kernel holds before
+    they are accepted. Raises OSError."""
     # asyncio looks up the name, makes the sockets, and has the better errors.
     server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
     listening = [one.dup() for one in server.sockets]
     server.close()
     for one in listening:
         tune_listener(one)
-        one.listen(BACKLOG)
+        one.listen(backlog)
         one.setblocking(False)
     return listening
 
