@@ -34,10 +34,11 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo test test-all test-zoo fuzz check web test-web dist bench soak studies clean
+.PHONY: help demo demo-web test test-all test-zoo fuzz check web test-web dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
+	@echo 'make demo-web   people draw digits in their browsers and train together         (ARGS="--lan" for phones)'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
 	@echo 'make test-all   all tests, and what they cover'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
@@ -54,6 +55,11 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/python -m examples.demo $(ARGS)
+
+# The page is built where Node is; elsewhere the demo says what it lacks, or takes a page that was built before.
+demo-web: $(INSTALLED)
+	@! command -v npm >/dev/null || { $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent --if-present build:page; }
+	@$(BIN)/python -m examples.demo_web $(ARGS)
 
 # The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
 test: $(INSTALLED)
@@ -113,7 +119,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz demo-output fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz demo-output .demo-web fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from fleetlearn_protocol.command_line import needs
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import expected_errors, fail
 from rich.box import SIMPLE_HEAD
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.page import join_link
 from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, open_identities
 
 app = typer.Typer()
@@ -36,9 +38,12 @@ def token(
     run: Annotated[
         list[str] | None, typer.Option(help="The only run that its devices may serve; may be given again.")
     ] = None,
+    link: Annotated[bool, typer.Option(help="As a link to the service's page, for browsers.")] = False,
+    qr: Annotated[bool, typer.Option(help="The link as a QR code too, for phones.")] = False,
 ) -> None:
     """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once. Where the
     service has signing keys, the token brings them along: its devices do only what is signed."""
+    draw = _qr_code() if qr else None
     names = [*(tag or []), *(run or [])]
     if len(names) > MOST_TAGS or not all(map(NAME.fullmatch, names)):
         text = f"at most {MOST_TAGS} tags and runs, of letters, digits and ._- each"
@@ -46,8 +51,15 @@ def token(
     tags = [*(tag or []), *(RUN + name for name in run or [])]
     with _service(service) as (settings, identities):
         now = time.time()
+        if link or draw is not None:
+            join_link(settings, "")  # before the token is made, if there is no page
         keys = public_keys(settings.signing_keys)
-        print(".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys]))
+        text = ".".join([identities.make_token(uses, now + 3600 * hours, tags, now), *keys])
+        if link or draw is not None:
+            text = join_link(settings, text)
+    print(text)
+    if draw is not None:
+        draw(text)
 
 
 @app.command()
@@ -113,6 +125,13 @@ def verify(
             text = f"no row of the log has the hash {newest}: its last rows were removed, or the whole log replaced"
             raise FleetError(Code.WRONG_HASH, text)
     _say_newest(events)
+
+
+def _qr_code() -> Callable[[str], None]:
+    """Return what draws a text as a QR code in the terminal. Ends the program where the extra is missing."""
+    with needs("fleetlearn-coordinator token --qr", "qr"):
+        import segno
+    return lambda text: segno.make(text, error="l", micro=False).terminal(compact=True)
 
 
 def _refuse_broken(broken: int | None) -> None:

@@ -6,7 +6,6 @@ make demo ARGS="--devices 40 --rounds 60"       or       .venv/bin/python -m exa
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from fleetlearn_protocol.errors import FleetError
 
 from examples import digits
 from examples.demo import outcome
+from examples.demo.command_line import number, own_folder
 from examples.demo.fleet import Fleet, Paths, Phase, export, goal_of, prepare, start_coordinator, training_build
 from examples.demo.processes import DemoError, exit_on_signals
 from examples.demo.screen import Round, Screen
@@ -218,14 +218,7 @@ def _await_ends(fleet: Fleet, timeout: float = 3.0) -> None:
 def _own(output: Path) -> Iterator[Paths]:
     """The output directory, for this demo alone, without what an earlier one left."""
     paths = Paths(output)
-    paths.output.mkdir(parents=True, exist_ok=True)
-    with (paths.output / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DemoError(f"another demo is running in {output}; give this one another: --output DIR") from None
-        for folder in (paths.bundle, paths.run, paths.devices, paths.logs):
-            shutil.rmtree(folder, ignore_errors=True)
+    with own_folder(output, (paths.bundle, paths.run, paths.devices, paths.logs)):
         for file in (paths.plan, paths.service, paths.summary, paths.plot, paths.model):
             file.unlink(missing_ok=True)
         paths.logs.mkdir()
@@ -244,14 +237,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     def add(name: str, default: Any, kind: Any, text: str) -> None:
         parser.add_argument(name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s")
 
-    add("--devices", 12, _number(int, 6, 140), "device processes")
-    add("--rounds", 30, _number(int, 6, 10_000), "rounds to commit")
-    add("--kill", 4, _number(int, 0, 100), "devices to kill at their work; the first half of them comes back")
-    add("--seed", 0, _number(int, 0, 2**31), "of the data's split and of the run")
-    add("--alpha", 0.5, _number(float, 0.01, 1000), "Dirichlet parameter of the split: smaller is less even")
-    add("--accuracy", 0.95, _number(float, 0, 1), "held-out accuracy that must be reached")
-    add("--stall", 90.0, _number(float, 1, 3600), "seconds without an ended round after which the demo gives up")
-    add("--port", 0, _number(int, 0, 65535), "the coordinator's TCP port on 127.0.0.1; 0: one that is free")
+    add("--devices", 12, number(int, 6, 140), "device processes")
+    add("--rounds", 30, number(int, 6, 10_000), "rounds to commit")
+    add("--kill", 4, number(int, 0, 100), "devices to kill at their work; the first half of them comes back")
+    add("--seed", 0, number(int, 0, 2**31), "of the data's split and of the run")
+    add("--alpha", 0.5, number(float, 0.01, 1000), "Dirichlet parameter of the split: smaller is less even")
+    add("--accuracy", 0.95, number(float, 0, 1), "held-out accuracy that must be reached")
+    add("--stall", 90.0, number(float, 1, 3600), "seconds without an ended round after which the demo gives up")
+    add("--port", 0, number(int, 0, 65535), "the coordinator's TCP port on 127.0.0.1; 0: one that is free")
     parser.add_argument("--output", default=Path("demo-output"), type=Path, metavar="DIR", help="default: %(default)s")
     parser.add_argument(
         "--device-command",
@@ -266,20 +259,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             f"{goal_of(options.devices)} reports"
         )
     return options
-
-
-def _number(kind: type[int] | type[float], low: float, high: float) -> Any:
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} was given; expected {what} from {low:g} to {high:g}")
-        return value
-
-    return convert
 
 
 if __name__ == "__main__":

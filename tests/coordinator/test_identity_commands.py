@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import stat
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +31,35 @@ def command(*arguments: str, expected: int = 0) -> Result:
 
 def words(result: Result) -> str:
     return " ".join(result.stderr.split())
+
+
+def test_a_token_as_a_link(service: Path) -> None:
+    refused = command("token", "service.toml", "--link", expected=1)
+    assert "the service file has no [page]" in words(refused)
+    with closing(Identities(service.parent / "identities")) as identities:
+        assert not identities.events(), "no token is made that nobody sees"
+    with service.open("a") as file:
+        file.write('[page]\nfolder = "page"\naddress = "https://fleet.example"\n')
+    link, _, token = command("token", "service.toml", "--link").stdout.strip().partition("#token=")
+    assert link == "https://fleet.example/"
+    with closing(Identities(service.parent / "identities")) as identities:
+        identities.enrol("tab", "s" * 43, token, time.time())
+
+
+def test_a_link_as_a_qr_code(service: Path) -> None:
+    segno = pytest.importorskip("segno")
+    with service.open("a") as file:
+        file.write('[page]\nfolder = "page"\n')
+    link, _, drawn = command("token", "service.toml", "--qr").stdout.partition("\n")
+    assert link.startswith("http://127.0.0.1:8767/#token=")
+    expected = io.StringIO()
+    segno.make(link, error="l", micro=False).terminal(expected, compact=True)
+    assert drawn == expected.getvalue()
+
+
+def test_without_what_draws_qr_codes(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "segno", None)
+    assert 'pip install "fleetlearn[qr]"' in str(command("token", "service.toml", "--qr", expected=1).exception)
 
 
 def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:

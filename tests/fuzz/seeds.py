@@ -187,6 +187,23 @@ def administration() -> list[bytes]:
     return [*lines, lines[0] + lines[1]]
 
 
+def page() -> list[bytes]:
+    lines = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /assets/a-0123abcd.js HTTP/1.1\r\nHost: a\r\nAccept-Encoding: br, gzip;q=0.5\r\n\r\n",
+        b'GET /index.html HTTP/1.1\r\nHost: a\r\nIf-None-Match: W/"0-8", *\r\n\r\n',
+        b"HEAD /assets/../index.html HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /../secret HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /%2e%2e%2fsecret HTTP/1.0\r\n\r\n",
+        b"GET /.hidden HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /out HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /status.json?run=a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    ]
+    return [*lines, b"".join(lines)]
+
+
 def transcripts(sender: str) -> list[list[dict[str, Any]]]:
     """Return the messages that one side (``device``, ``coordinator``) says in each transcript, as they are written."""
     found = []

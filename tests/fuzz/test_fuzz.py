@@ -21,7 +21,7 @@ from tests.fuzz import __main__ as command
 from tests.fuzz import seeds
 from tests.fuzz.mutation import MOST_BYTES, mutate
 from tests.fuzz.seeded import fuzz
-from tests.fuzz.targets import administration, sockets, streams
+from tests.fuzz.targets import administration, page, sockets, streams
 from tests.fuzz.targets.table import TARGETS, Target
 
 EXAMPLES = 60
@@ -34,6 +34,7 @@ def ended() -> Iterator[None]:
     sockets.stop()
     streams.stop()
     administration.stop()
+    page.stop()
 
 
 def known(name: str) -> list[bytes]:

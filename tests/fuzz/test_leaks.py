@@ -13,7 +13,7 @@ import pytest
 
 from tests.fuzz import seeds
 from tests.fuzz.mutation import mutate
-from tests.fuzz.targets import administration, sockets, streams
+from tests.fuzz.targets import administration, page, sockets, streams
 from tests.fuzz.targets.table import TARGETS
 
 ALLOWED = 200 * 1024
@@ -28,6 +28,7 @@ def ended() -> Iterator[None]:
     sockets.stop()
     streams.stop()
     administration.stop()
+    page.stop()
 
 
 def growth(name: str, inputs: int) -> int:

@@ -67,7 +67,7 @@ class Host:
         self._certificates = None if service.tls is None else Certificates(service.tls)
         self._listener = Listener(
             lambda connection: Driver(connection, self.shared),
-            origins=service.origins,
+            origins=service.own_origins,
             newcomers=places.newcomers if service.tls is None else min(places.newcomers, TLS_NEWCOMERS),
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
@@ -111,6 +111,10 @@ class Host:
         """Begin to accept connections. Raises OSError."""
         scheme = "ws" if self._certificates is None else "wss"
         self.address = f"{scheme}://{await self._listener.listen(*self._listens_on)}"
+
+    def allow_page(self, port: int) -> None:
+        """The coordinator's own page is served on this port of the same host: it may connect."""
+        self._listener.page_port = port
 
     async def __aenter__(self) -> Self:
         return self

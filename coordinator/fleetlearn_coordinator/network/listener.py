@@ -70,6 +70,8 @@ class Listener:
         they connect for."""
         self._certificates, self._gate = certificates, gate
         self._handler_of, self._origins = handler_of, frozenset(origins)
+        self.page_port: int | None = None
+        """Where the coordinator's own page is served, if it is."""
         self._newcomers, self._speaking = newcomers, speaking
         self._message_rate = max(MESSAGE_RATE, 8 / heartbeat)
         self._loop = asyncio.get_running_loop()
@@ -89,14 +91,7 @@ class Listener:
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to listen. Returns the address as host:port. Raises OSError."""
-        # asyncio looks up the name, makes the sockets, and has the better errors.
-        server = await self._loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        self._listening = [one.dup() for one in server.sockets]
-        server.close()
-        for one in self._listening:
-            process_settings.tune_listener(one)
-            one.listen(process_settings.BACKLOG)
-            one.setblocking(False)
+        self._listening = await process_settings.listening_sockets(host, port)
         self._open = True
         self.check()
         host, port = self._listening[0].getsockname()[:2]
@@ -292,14 +287,31 @@ class Listener:
             )
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse web pages that ``origins`` does not name: browsers send the page's Origin, devices send none."""
+        """Refuse web pages that are not the coordinator's own and that ``origins`` does not name: browsers send the
+        page's Origin, devices send none."""
         for origin in request.headers.get_all("Origin"):
-            if origin not in self._origins:
+            if origin not in self._origins and not self._is_own_page(origin, request):
                 raise RefusalError(
                     HTTPStatus.FORBIDDEN,
                     f"the origin {origin[:200]} may not connect: web pages must be named in origins, in the "
                     "coordinator's service file",
                 )
+
+    def _is_own_page(self, origin: str, request: Request) -> bool:
+        """Return whether a page's origin is the page's port of the host that the request is for.
+
+        Without TLS the host must be an address: a name may have been pointed here by somebody else, for a page of
+        their own (DNS rebinding). With TLS no such name has a certificate here."""
+        hosts = request.headers.get_all("Host")
+        if self.page_port is None or len(hosts) != 1:
+            return False
+        named = hosts[0].lower()
+        host = named if named.endswith("]") else named.rpartition(":")[0] or named
+        tls = self._certificates is not None
+        if not tls and host != "localhost" and read_address(host.strip("[]")) is None:
+            return False
+        port = "" if self.page_port == (443 if tls else 80) else f":{self.page_port}"
+        return origin == f"{'https' if tls else 'http'}://{host}{port}"
 
     def _check_credential(self, connection: Connection, gate: Gate, request: Request) -> None:
         """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""

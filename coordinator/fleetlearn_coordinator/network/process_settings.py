@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import asyncio.sslproto
 import ctypes
 import gc
@@ -79,6 +80,20 @@ def places(devices: int, *, files: int) -> Places:
         return Places(2**31, devices, NEWCOMERS)
     newcomers = max(1, min(NEWCOMERS, limit // 8))
     return Places(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
+
+
+async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Return sockets that listen on an address, without blocking. ``backlog``: connections that the kernel holds before
+    they are accepted. Raises OSError."""
+    # asyncio looks up the name, makes the sockets, and has the better errors.
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    listening = [one.dup() for one in server.sockets]
+    server.close()
+    for one in listening:
+        tune_listener(one)
+        one.listen(backlog)
+        one.setblocking(False)
+    return listening
 
 
 def tune_listener(listener: socket.socket) -> None:

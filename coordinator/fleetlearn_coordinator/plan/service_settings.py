@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section, paths_from, read_tables, refuse_unknown
@@ -76,6 +77,29 @@ class Admin(Section, frozen=True, kw_only=True):
     """TCP port; 0: any that is free."""
 
 
+class Page(Section, frozen=True, kw_only=True):
+    """[page]: the port of a page for people, by which their browsers become devices. With [tls] it has TLS, too."""
+
+    folder: Path
+    """The built page: any folder of files with an index.html. Whoever can connect may read all of it."""
+    host: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    """Address to listen on. Default: the service's."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8767
+    """TCP port; 0: any that is free."""
+    address: Annotated[str, Meta(pattern=rf"^{ORIGIN}\Z")] | None = None
+    """Where people find the page, "https://example.org": for links to it, and as an origin. Default: host and port."""
+    coordinator: Annotated[str, Meta(pattern=r"^(wss?://[^\s]+|:[0-9]{1,5})\Z")] | None = None
+    """Where the page's devices connect: a URL, or ":8765" for the page's own host. Default: the service's port."""
+    run: Identifier | None = None
+    """Which of the service's ``runs`` the page is about. One plan's own run needs no name."""
+    title: Annotated[str, Meta(max_length=200)] = "Federated training"
+    """What the page is headed."""
+    about: Annotated[str, Meta(max_length=5000)] = ""
+    """What is trained, in plain words, for the people who are asked to take part."""
+    task: Annotated[str, Meta(max_length=64)] = ""
+    """What the page's people do, if the page knows several things: for the built page "digits"."""
+
+
 class ServiceSettings(Section, frozen=True, kw_only=True):
     """Checked settings of a coordinator's process. ``ServiceSettings.load`` reads a file; each key has a default."""
 
@@ -117,6 +141,14 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: no TLS, for this machine alone."""
     admin: Admin | None = None
     """Default: no port for administrators. Needs ``identities``, where administrators and the audit log are kept."""
+    page: Page | None = None
+    """Default: no page for people."""
+
+    @property
+    def own_origins(self) -> list[str]:
+        """The web pages that may connect: those of ``origins``, and the page's ``address``."""
+        own = self.page.address if self.page is not None else None
+        return [*self.origins, *([own] if own is not None else [])]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
@@ -139,7 +171,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            refuse_unknown(raw, "service file", cls, {"tls": Tls, "limits": Limits, "admin": Admin}, hidden=())
+            tables: dict[str, type[Section]] = {"tls": Tls, "limits": Limits, "admin": Admin, "page": Page}
+            refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
@@ -156,6 +189,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 )
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)
+            if settings.page is not None:
+                _check_page(settings, settings.page)
             if settings.identities is not None and settings.open:
                 raise ValueError("identities and open = true contradict each other: leave one of them out")
             if settings.tls is not None and settings.tls.clients is not None and settings.identities is None:
@@ -197,3 +232,20 @@ def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
             f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is on the way reads '
             "administrators' tokens. Give [tls] a certificate and a key, or listen on 127.0.0.1"
         )
+
+
+def _check_page(settings: ServiceSettings, page: Page) -> None:
+    if settings.tls is None and not settings.insecure and not is_loopback(page.host or settings.host):
+        raise ValueError(
+            f'page.host = "{page.host}" lets other machines connect, and without TLS whoever is on the way changes the '
+            "page, and browsers do not let it train. Give [tls] a certificate and a key, or listen on 127.0.0.1"
+        )
+    if (page.run is None) != (settings.runs is None):
+        raise ValueError(
+            'page.run = "NAME" says which of several runs the page is about: it is needed with runs, and goes with '
+            "nothing else"
+        )
+    tls = () if settings.tls is None else (settings.tls.key,)
+    for secret in (settings.identities, settings.runs, *settings.signing_keys, *tls):
+        if secret is not None and secret.resolve().is_relative_to(page.folder.resolve()):
+            raise ValueError(f"page.folder = {page.folder} holds {secret}: whoever can connect could read that")

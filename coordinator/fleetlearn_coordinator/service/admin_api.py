@@ -21,8 +21,9 @@ import msgspec
 from fleetlearn_protocol.errors import Code, FleetError
 from msgspec import Meta
 
-from fleetlearn_coordinator.network.admin_listener import AdminListener, RefusedError, Request
+from fleetlearn_coordinator.network.admin_listener import AdminListener, Request
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
+from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating

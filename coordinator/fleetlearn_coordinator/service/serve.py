@@ -21,6 +21,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
+from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
@@ -84,7 +85,8 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     """Serve a plan, with its data directory open and its host listening, until the block is left."""
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    places = process_settings.places(service.max_connections, files=descriptors(service.uploads, updates_kept(plan)))
+    files = descriptors(service.uploads, updates_kept(plan)) + page_descriptors(service)
+    places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)
     identities = None if service.identities is None else open_identities(service.identities)
     try:
@@ -102,7 +104,8 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                 logger.info("listening on %s, data in %s", host.address, plan.data_dir)
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run))
                 try:
-                    yield run.server
+                    async with page_port(service, host, plan):
+                        yield run.server
                 finally:
                     sweeper.cancel()
                     await run.end()

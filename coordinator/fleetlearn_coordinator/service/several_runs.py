@@ -22,6 +22,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
+from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import log_operations
@@ -68,7 +69,7 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
         descriptor = lock(service.runs / LOCK)
         identities = None if service.identities is None else open_identities(service.identities)
         try:
-            files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
+            files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME) + page_descriptors(service)
             places = process_settings.places(service.max_connections, files=files)
             host = Host(service, places, None if identities is None else Gate(identities), several=True)
             runs = HostedRuns(service, host, places, wanted, identities)
@@ -77,7 +78,8 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
                 logger.info("listening on %s, runs in %s", host.address, service.runs)
                 try:
                     runs.begin()
-                    yield runs
+                    async with page_port(service, host):
+                        yield runs
                 finally:
                     await runs.end()
         finally:

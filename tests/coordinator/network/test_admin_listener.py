@@ -17,11 +17,10 @@ from fleetlearn_coordinator.network import admin_listener
 from fleetlearn_coordinator.network.admin_listener import (
     MOST_BODY,
     MOST_CONNECTIONS,
-    MOST_HEADERS,
     AdminListener,
-    RefusedError,
     Request,
 )
+from fleetlearn_coordinator.network.http_port import MOST_HEADERS, RefusedError
 from fleetlearn_coordinator.plan.service_settings import Tls
 from fleetlearn_coordinator.service.private_ca import CA, CERTIFICATE, KEY, make_certificate
 

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.plan.service_settings import Admin, ServiceError, ServiceSettings, Tls, is_service_file
+from fleetlearn_coordinator.plan.service_settings import (
+    Admin,
+    Page,
+    ServiceError,
+    ServiceSettings,
+    Tls,
+    is_service_file,
+)
 from fleetlearn_protocol.errors import Code
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "service.toml"
@@ -29,9 +36,10 @@ def test_the_example_has_every_key_with_its_default() -> None:
     values |= msgspec.structs.asdict(values.pop("limits"))
     assert values.pop("exempt") == ("127.0.0.0/8", "::1/128")
     assert values.pop("tls") is values.pop("identities") is values.pop("admin") is values.pop("runs") is None
+    assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
-    keys = (*Tls.__struct_fields__, *Admin.__struct_fields__)
+    keys = (*Tls.__struct_fields__, *Admin.__struct_fields__, *Page.__struct_fields__)
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
@@ -87,6 +95,15 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[limits]\nconection = 5", ["limits.conection is not a key", "did you mean limits.connections?"]),
         ("[admin]", ["[admin] needs identities"]),
         ('identities = "a"\n[admin]\nhost = "0.0.0.0"', ['admin.host = "0.0.0.0"', "administrators' tokens"]),
+        ("[page]", ["page.folder is missing"]),
+        ('[page]\nfolder = "p"\nhost = "0.0.0.0"', ['page.host = "0.0.0.0"', "browsers do not let it train"]),
+        ('[page]\nfolder = "p"\naddress = "fleet.example"', ["page.address = 'fleet.example'"]),
+        ('[page]\nfolder = "p"\ncoordinator = "https://a.example"', ["page.coordinator = 'https://a.example'"]),
+        ('[page]\nfolder = "p"\nrun = "a"', ["page.run", "goes with nothing else"]),
+        ('runs = "r"\n[page]\nfolder = "p"', ["page.run", "is needed with runs"]),
+        ('identities = "p/ids"\n[page]\nfolder = "p"', ["page.folder = ", "p holds ", "p/ids: whoever can connect"]),
+        ('tls.certificate = "a"\ntls.key = "key"\n[page]\nfolder = "."', ["page.folder = ", "key: whoever"]),
+        ('signing_keys = ["link/key"]\n[page]\nfolder = "p/../p"\nport = -1', ["page.port = -1"]),
         ('identities = "a"\n[admin]\nprot = 1', ["admin.prot is not a key", "did you mean admin.port?"]),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),

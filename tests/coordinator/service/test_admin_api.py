@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from answering import Fleet, leases
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.network.admin_listener import RefusedError, Request
+from fleetlearn_coordinator.network.admin_listener import Request
 from fleetlearn_coordinator.network.gate import public_keys
+from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.network.signing import make_signing_key
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import AdminApi

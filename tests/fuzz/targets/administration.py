@@ -7,7 +7,8 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from fleetlearn_coordinator.network.admin_listener import MOST_BODY, AdminListener, RefusedError, Request
+from fleetlearn_coordinator.network.admin_listener import MOST_BODY, AdminListener, Request
+from fleetlearn_coordinator.network.http_port import RefusedError
 
 
 class _Writer:
@@ -59,6 +60,8 @@ async def _talk(data: bytes) -> None:
 
 def stop() -> None:
     """End the threads, and close the event loop."""
+    if not _listener.cache_info().currsize:  # no input was played
+        return
     _loop().run_until_complete(_listener().close())
     _loop().close()
     _loop.cache_clear()

@@ -13,6 +13,7 @@ from tests.fuzz import seeds
 from tests.fuzz.targets import decoders
 from tests.fuzz.targets.administration import administration
 from tests.fuzz.targets.conversations import conversations
+from tests.fuzz.targets.page import page
 from tests.fuzz.targets.sessions import sessions
 from tests.fuzz.targets.sockets import sockets
 from tests.fuzz.targets.streams import streams
@@ -45,4 +46,5 @@ TARGETS: dict[str, Target] = {
     "services": Target(decoders.services, seeds.services, 2),
     "headers": Target(decoders.headers, seeds.headers),
     "administration": Target(administration, seeds.administration, 4),
+    "page": Target(page, seeds.page, 7),
 }

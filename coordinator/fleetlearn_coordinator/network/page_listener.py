@@ -1,0 +1,177 @@
+"""The port of the page for people: the files of one folder, and a few documents that are made when they are asked for.
+
+Whoever can reach the port may read all of it. So it is bounded in every way, and what it costs the event loop is a part
+of one core at most, whoever asks: requests and bytes have a rate for all peers together. Files are read in other
+threads and sent in chunks, each of which the peer must take before the next is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http import HTTPStatus
+
+import h11
+from fleetlearn_protocol.errors import FleetError
+
+from fleetlearn_coordinator.conversation.limits import Bucket
+from fleetlearn_coordinator.network.http_port import (
+    MOST_HEADERS,
+    HttpPort,
+    RefusedError,
+    Target,
+    read_request,
+    read_target,
+)
+from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.static_files import CHUNK, Answer, StaticFolder, document
+from fleetlearn_coordinator.plan.service_settings import Limits, Tls
+
+MOST_CONNECTIONS = 128
+"""Connections at a time; an address that has limits gets at most half of those that are free."""
+DESCRIPTORS = 2 * MOST_CONNECTIONS
+"""Of a connection's socket, and of the file that it is sent."""
+THREADS = 4
+"""Files that are opened or read, and documents that are made, at a time."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds until a connection's next request is there."""
+CHUNK_TIMEOUT = 10.0
+"""Seconds in which a peer takes a chunk: 6.4 KiB/s at least."""
+KEEP_FOR = 60.0
+"""Seconds of a connection's life after which its next answer is its last."""
+LIFE = 900.0
+"""Seconds that a connection lives at most: those of a large file for a slow peer."""
+REQUEST_RATE, REQUEST_BURST = 300.0, 300.0
+"""Requests per second of all peers together, and at once."""
+BYTE_RATE, BYTE_BURST = 32.0 * 2**20, 8.0 * 2**20
+"""Bytes per second to all peers together, and at once."""
+POLICY = (
+    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self' wss: ws:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the page may load, and run: its own files alone. It may speak to any coordinator."""
+HEADERS = (
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Embedder-Policy", "require-corp"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Content-Security-Policy", POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+)
+"""Of every answer. The first two make threads possible: the page is "cross-origin isolated" (HTML, 7.1.3)."""
+
+Document = Callable[[], bytes]
+"""Returns a document's JSON. Called in other threads. Raises FleetError, OSError where it cannot be had now."""
+
+
+class PageListener:
+    """The port, within a running event loop."""
+
+    def __init__(
+        self,
+        folder: StaticFolder,
+        documents: Mapping[str, Document],
+        *,
+        tls: Tls | None,
+        limits: Limits,
+        proxies: Collection[str] = (),
+    ) -> None:
+        """``documents``: JSON by its name in the folder, in place of a file of that name. ``limits``: of each address.
+        ``proxies``: networks without such limits. Raises FleetError where the files of TLS cannot be used."""
+        self._folder, self._documents = folder, documents
+        self._port = HttpPort(
+            self._talk, "the page", most=MOST_CONNECTIONS, timeout=LIFE, tls=tls, limits=limits, proxies=proxies
+        )
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self._requests, self._bytes = Bucket(REQUEST_RATE, REQUEST_BURST, now), Bucket(BYTE_RATE, BYTE_BURST, now)
+        self._pool = ThreadPoolExecutor(THREADS, "page")
+
+    async def listen(self, host: str, port: int) -> str:
+        """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
+        return await self._port.listen(host, port)
+
+    async def close(self) -> None:
+        """Accept nothing more, and end what is open."""
+        await self._port.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer requests, one after the other. Returns whether one of them was for something that is there."""
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
+        writer.transport.set_write_buffer_limits(high=CHUNK)
+        began, useful, silent, last = self._loop.time(), False, False, False
+        while not last:
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT):
+                    request, _ = await read_request(connection, reader, _check)
+            except (TimeoutError, EOFError):
+                break
+            except RefusedError as refused:
+                answer, silent, last = _refusal(refused), refused.silent, True
+            else:
+                silent = request.method == b"HEAD"
+                await asyncio.sleep(self._requests.book(self._loop.time(), 1))
+                answer = await self._answer(request)
+                useful = useful or answer.status in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
+                age = self._loop.time() - began
+                last = age > KEEP_FOR or self._port.connections > MOST_CONNECTIONS // 2
+            with closing(answer.content):
+                await self._send(connection, writer, answer, silent=silent, last=last)
+            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                break
+            connection.start_next_cycle()
+        return useful
+
+    async def _answer(self, request: h11.Request) -> Answer:
+        try:
+            target = read_target(request)
+            return await self._loop.run_in_executor(self._pool, self._find, target, dict(request.headers))
+        except RefusedError as refused:
+            return _refusal(refused)
+
+    def _find(self, target: Target, headers: Mapping[bytes, bytes]) -> Answer:
+        """Return what is asked for. Raises RefusedError."""
+        make = self._documents.get("/".join(target.path))
+        try:
+            if make is not None:
+                return document(make())
+            return self._folder.find(target.path, headers)
+        except (FleetError, OSError) as error:  # which names paths, and is not for everybody
+            logger.warning("the page cannot be told %s: %s", "/".join(target.path)[:200], error)
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "this cannot be read now; try again later") from None
+
+    async def _send(
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, *, silent: bool, last: bool
+    ) -> None:
+        """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the peer is gone."""
+        headers = [*answer.headers, *HEADERS, *([("Connection", "close")] if last else [])]
+        head = h11.Response(status_code=answer.status, headers=headers, reason=answer.status.phrase)
+        writer.write(connection.send(head) or b"")
+        left = 0 if silent else answer.size
+        while left:
+            chunk = await self._loop.run_in_executor(self._pool, answer.content.read, min(left, CHUNK))
+            if not chunk:  # the file became shorter: the connection ends, which tells the peer so
+                raise EOFError
+            left -= len(chunk)
+            await asyncio.sleep(self._bytes.book(self._loop.time(), len(chunk)))
+            writer.write(connection.send(h11.Data(data=chunk)) or b"")
+            async with asyncio.timeout(CHUNK_TIMEOUT):
+                await writer.drain()
+        writer.write(connection.send(h11.EndOfMessage()) or b"")
+
+
+def _check(head: h11.Request) -> None:
+    """Refuse a request before its body is read. Raises RefusedError."""
+    headers, silent = dict(head.headers), head.method == b"HEAD"
+    if head.method not in (b"GET", b"HEAD"):
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this port takes GET and HEAD")
+    if b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)):
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent)
+
+
+def _refusal(refused: RefusedError) -> Answer:
+    return document(f"{refused.text}\n".encode(), refused.status, "text/plain; charset=utf-8")
