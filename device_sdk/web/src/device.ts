@@ -1,19 +1,20 @@
 /** The class that a page uses to serve a coordinator with its own data. */
 
 import { Driver, type Log } from "./driver/driver.ts";
+import { findVerifier } from "./driver/signatures.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
-import { Enrolment, readOrMakeName } from "./storage/identity.ts";
+import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
 import { Outbox } from "./storage/outbox.ts";
 import type { Store } from "./storage/store.ts";
+import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
 import { Runtime } from "./training/runtime.ts";
 import { Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.1.0";
-const TOKEN = /^[A-Za-z0-9_-]{43,128}$/;
 
 export interface DeviceOptions {
   /** `ws://` or `wss://` address of the coordinator. */
@@ -24,8 +25,11 @@ export interface DeviceOptions {
   readonly store: Store;
   /** The device's name at its first start. Left out: a random name. */
   readonly name?: string;
-  /** Enrols the device with a coordinator that asks for credentials. Needed once. */
+  /** Enrols the device with a coordinator that asks for credentials, and may bring keys to trust. Needed once. */
   readonly token?: string;
+  /** The coordinator's public keys: the device then does only tasks that one of them signed, at later starts too. Left
+   * out: the keys that the token brings, or that are in the store. */
+  readonly keys?: readonly string[];
   /** What the device states at each check-in, such as `charging`. What is left out is not known. */
   readonly state?: () => Pick<Statement, "tags" | "tier" | "charging" | "network" | "memory">;
   /** End when the coordinator says that the training is finished. */
@@ -37,21 +41,21 @@ export interface DeviceOptions {
 /** A device that serves a coordinator with its own data. */
 export class Device {
   readonly #options: DeviceOptions;
+  readonly #token: string | undefined;
+  readonly #keys: readonly string[];
   #driver: Driver | null = null;
   #session: Session | null = null;
   #stopped = false;
 
-  /** Throws DataError where the arrays have no examples, and RangeError on a url or a token that cannot be one. */
+  /** Throws DataError where the arrays have no examples, and RangeError on a url, a token or a key that cannot be one. */
   constructor(options: DeviceOptions) {
     const { protocol } = new URL(options.url);
     if (protocol !== "ws:" && protocol !== "wss:") {
       throw new RangeError(`${options.url} was given; expected ws://HOST:PORT or wss://HOST:PORT`);
     }
-    if (options.token !== undefined && !TOKEN.test(options.token)) {
-      throw new RangeError(
-        `the token has ${options.token.length} characters; expected 43 to 128 letters, digits, - and _`,
-      );
-    }
+    const token = options.token === undefined ? undefined : readToken(options.token);
+    this.#token = token?.secret;
+    this.#keys = checkedKeys(options.keys?.length ? options.keys : (token?.keys ?? []));
     examplesOf(options.data);
     this.#options = options;
   }
@@ -60,17 +64,21 @@ export class Device {
    * Serve until `stop`, or until the training is finished (`untilFinished`).
    *
    * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle), ProtocolError (the
-   * coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device).
+   * coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device; `bad-version` too:
+   * the device has keys, and signatures cannot be checked here).
    */
   async serve(): Promise<void> {
-    const { url, data, store, name, token, timing, untilFinished = false, state, log = () => {} } = this.#options;
+    const { url, data, store, name, timing, untilFinished = false, state, log = () => {} } = this.#options;
     const device = await readOrMakeName(store, name);
+    const trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
+    const verify = trusted.length > 0 ? await findVerifier() : async () => false;
     const contents = new Contents(store);
     const outbox = new Outbox(store);
     const session = new Session(device, examplesOf(data), {
       software: SOFTWARE,
       algorithms: Object.keys(ALGORITHMS).filter((algorithm) => algorithm !== "plain"),
       held: await outbox.load(),
+      trusted,
       untilFinished,
     });
     const trainer = new Trainer(contents, outbox, data);
@@ -78,10 +86,12 @@ export class Device {
       url,
       timing: { ...TIMING, ...timing },
       session,
-      enrolment: new Enrolment(store, device, token),
+      enrolment: new Enrolment(store, device, this.#token),
       contents,
       outbox,
       trainer,
+      verify,
+      saveTrusted: (keys) => writeTrustedKeys(store, keys),
       state: () => ({ ...state?.(), runtime: Runtime.name }),
       log,
     });

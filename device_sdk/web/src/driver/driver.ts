@@ -11,6 +11,7 @@ import { StoreError } from "../storage/store.ts";
 import { StoppedError, TrainingError } from "../training/errors.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
+import type { Verify } from "./signatures.ts";
 import { secondsToWait, type Timing } from "./timing.ts";
 
 /** Tells the session what happened. Returns its commands. */
@@ -25,6 +26,8 @@ export interface Parts {
   readonly contents: Contents;
   readonly outbox: Outbox;
   readonly trainer: Trainer;
+  readonly verify: Verify;
+  readonly saveTrusted: (keys: readonly string[]) => Promise<void>;
   /** What the device states at a check-in, beside the models that it has. */
   readonly state: () => Statement;
   readonly log: Log;
@@ -139,7 +142,8 @@ export class Driver {
     log(`connected to ${url}`, "info");
     await enrolment.accepted();
     const models = await contents.models();
-    return () => session.connected(now(), { ...state(), models });
+    const challenge = session.trusted.length > 0 ? randomHex(32) : null;
+    return () => session.connected(now(), { ...state(), models, challenge });
   }
 
   // Commands
@@ -157,12 +161,20 @@ export class Driver {
   }
 
   async #carryOutOne(command: Command): Promise<void> {
-    const { contents, outbox, trainer, log, session } = this.#parts;
+    const { contents, outbox, trainer, log, session, verify, saveTrusted } = this.#parts;
     switch (command.do) {
       case "note":
         return log(command.text, command.warning ? "warning" : "info");
       case "send":
         return this.#connection?.say(encode(command.message));
+      case "verify": {
+        const { signed, content } = command;
+        // Events wait meanwhile, so that what the coordinator said later is also heard later.
+        const good = await verify(signed.key, signed.signature, content);
+        return this.#carryOut(session.verified(signed, good, now()));
+      }
+      case "save-trusted":
+        return saveTrusted(command.keys);
       case "store-chunk":
         return contents.append(command.wanted, command.offset, command.payload);
       case "locate":
@@ -311,6 +323,11 @@ function failureOf(error: unknown): FailureCode {
   if (error instanceof TrainingError) return error.code;
   if (error instanceof StoreError) return error.full ? "disk-full" : "runtime-error";
   return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
+}
+
+function randomHex(bytes: number): string {
+  const random = crypto.getRandomValues(new Uint8Array(bytes));
+  return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** Seconds on a clock that never goes back. */
