@@ -1,5 +1,6 @@
 /** The class that a page uses to serve a coordinator with its own data. */
 
+import { collectExamples, type Examples, isExamples } from "./data/examples.ts";
 import { Driver, type Log } from "./driver/driver.ts";
 import { findVerifier } from "./driver/signatures.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
@@ -19,8 +20,9 @@ const SOFTWARE = "fleetlearn-web 0.1.0";
 export interface DeviceOptions {
   /** `ws://` or `wss://` address of the coordinator. */
   readonly url: string;
-  /** The device's data, by the names of the bundle's batch arrays. */
-  readonly data: Columns;
+  /** The device's data, by the names of the bundle's batch arrays; or an iterator of examples, which `serve` first
+   * collects in memory (at most 128 MiB). */
+  readonly data: Columns | Examples;
   /** What outlives the page: `await openIndexedDb()`. One device, one store. */
   readonly store: Store;
   /** The device's name at its first start. Left out: a random name. */
@@ -43,6 +45,8 @@ export class Device {
   readonly #options: DeviceOptions;
   readonly #token: string | undefined;
   readonly #keys: readonly string[];
+  /** The examples of an iterator, once `serve` has begun to collect them. */
+  #collected: Promise<Columns> | null = null;
   #driver: Driver | null = null;
   #session: Session | null = null;
   #stopped = false;
@@ -56,19 +60,20 @@ export class Device {
     const token = options.token === undefined ? undefined : readToken(options.token);
     this.#token = token?.secret;
     this.#keys = checkedKeys(options.keys?.length ? options.keys : (token?.keys ?? []));
-    examplesOf(options.data);
+    if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }
 
   /**
    * Serve until `stop`, or until the training is finished (`untilFinished`).
    *
-   * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle), ProtocolError (the
+   * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle, or are too many), ProtocolError (the
    * coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device; `bad-version` too:
    * the device has keys, and signatures cannot be checked here).
    */
   async serve(): Promise<void> {
-    const { url, data, store, name, timing, untilFinished = false, state, log = () => {} } = this.#options;
+    const { url, store, name, timing, untilFinished = false, state, log = () => {} } = this.#options;
+    const data = await this.#columns();
     const device = await readOrMakeName(store, name);
     const trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
     const verify = trusted.length > 0 ? await findVerifier() : async () => false;
@@ -103,6 +108,13 @@ export class Device {
       this.#driver = null;
       this.#stopped = false;
     }
+  }
+
+  async #columns(): Promise<Columns> {
+    const { data } = this.#options;
+    if (!isExamples(data)) return data;
+    this.#collected ??= collectExamples(data);
+    return this.#collected;
   }
 
   /** End `serve` soon. A task under way is given back; a finished update stays in the store for the next start. */
