@@ -9,10 +9,12 @@ export { allowMotion, type MotionOptions, motionWindows, type Signal } from "./d
 export type { ImageShape } from "./data/pixels.ts";
 export { type Text, type TextOptions, textTokens } from "./data/text.ts";
 export { type WindowShape, Windows } from "./data/windows.ts";
-export { Device, type DeviceOptions } from "./device.ts";
+export { Device, type DeviceOptions, type Stated } from "./device.ts";
 export type { Log } from "./driver/driver.ts";
 export type { Timing } from "./driver/timing.ts";
+export type { DeviceState, Phase } from "./life/state.ts";
 export { BundleError, type Code, ProtocolError } from "./protocol/errors.ts";
+export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts";
 export { openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";

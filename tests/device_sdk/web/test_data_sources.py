@@ -32,7 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 def answer(route: Route) -> None:
     if route.request.url == f"{ORIGIN}sdk.js":
-        route.fulfill(body=built("browser_sdk.js").read_bytes(), content_type="text/javascript")
+        route.fulfill(body=built("browser/sdk.js").read_bytes(), content_type="text/javascript")
     else:
         route.fulfill(body='<!doctype html><input type="file" multiple>', content_type="text/html")
 

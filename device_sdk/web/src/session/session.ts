@@ -78,6 +78,8 @@ export class Session {
   runningTask: string | null = null;
   /** Failed tasks and broken protocol since the last accepted update. */
   faults = 0;
+  /** Updates that were accepted. */
+  accepted = 0;
   stopping = false;
   /** The coordinator said that the training is finished, and `untilFinished` is set. */
   finished = false;
@@ -368,6 +370,7 @@ export class Session {
         if (message.task !== this.task) return ignored(message, message.task);
         this.faults = 0;
         const what = this.work.is === "measured" ? "measurement" : "update";
+        if (what === "update") this.accepted += 1;
         return [note(`task ${message.task}: ${what} accepted`), ...this.#dropTask()];
       }
       case "cancel":
