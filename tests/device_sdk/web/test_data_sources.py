@@ -31,8 +31,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def answer(route: Route) -> None:
-    if route.request.url == f"{ORIGIN}sdk.js":
-        route.fulfill(body=built("browser/sdk.js").read_bytes(), content_type="text/javascript")
+    name = route.request.url.removeprefix(ORIGIN)
+    if name in ("sdk.js", "worker.js"):
+        route.fulfill(body=built(f"browser/{name}").read_bytes(), content_type="text/javascript")
     else:
         route.fulfill(body='<!doctype html><input type="file" multiple>', content_type="text/html")
 
@@ -235,6 +236,31 @@ def test_ios_is_asked_for_motion(page: Page, ask: str, words: str | None) -> Non
       try {{ await sdk.allowMotion(); return null; }} finally {{ delete DeviceMotionEvent.requestPermission; }}"""
     said = run(page, script)
     assert said == words if words is None else said.startswith(words)
+
+
+def test_examples_are_collected_in_the_page_for_a_device_in_a_worker(page: Page) -> None:
+    """There is no coordinator: the device tries to connect, with the examples, until it is stopped."""
+    found = run(
+        page,
+        """const start = async (data, store) => {
+          const worker = new Worker("/worker.js", { type: "module" });
+          const lines = [];
+          let tries;
+          const tried = new Promise((resolve) => { tries = resolve; });
+          const log = (text) => { lines.push(text); tries(); };
+          const device = sdk.startDevice(worker, { url: "ws://127.0.0.1:1", data, store, log });
+          const served = device.serve();
+          await Promise.race([served, tried]);
+          await device.stop();
+          await served;
+          return lines;
+        };
+        async function* source(count) { for (let y = 0; y < count; y++) yield { x: Float32Array.of(y), y }; }
+        const none = await start(source(0), "none").catch((error) => `${error.name}: ${error.message}`);
+        return { none, lines: await start(source(3), "some") };""",
+    )
+    assert found["none"] == "DataError: there are no examples; expected at least one"
+    assert found["lines"][0].startswith("the connection to ws://127.0.0.1:1 ended")
 
 
 def test_signatures_are_checked_as_everywhere(page: Page) -> None:
