@@ -34,13 +34,14 @@ def chromium() -> str:
 
 
 @contextmanager
-def browsing(profile: Path, **options: Any) -> Iterator[BrowserContext]:
+def browsing(profile: Path, *more_flags: str, **options: Any) -> Iterator[BrowserContext]:
     """A browser with a profile of its own, driven by Playwright; it reaches this machine alone.
 
     Args:
+        more_flags: Of Chromium, for example ``"--use-fake-device-for-media-stream"``.
         options: Of Playwright's ``launch_persistent_context``, for example ``color_scheme="dark"``.
     """
-    flags = [*FLAGS[1:-1], "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
+    flags = [*FLAGS[1:-1], *more_flags, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium(), args=flags, **options

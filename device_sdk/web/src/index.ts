@@ -1,9 +1,20 @@
 /** Federated learning in a browser tab: the fleetlearn device on stock ONNX Runtime. */
 
-export { Device, type DeviceOptions } from "./device.ts";
+export { Camera, type CameraOptions, type FrameOptions, openCamera } from "./data/camera.ts";
+export { SourceError } from "./data/errors.ts";
+export { type Bounds, collectExamples, type Example, type Examples, type Tensor } from "./data/examples.ts";
+export { type ImageOptions, imagesFromFiles } from "./data/images.ts";
+export type { Label, Names } from "./data/labels.ts";
+export { allowMotion, type MotionOptions, motionWindows, type Signal } from "./data/motion.ts";
+export type { ImageShape } from "./data/pixels.ts";
+export { type Text, type TextOptions, textTokens } from "./data/text.ts";
+export { type WindowShape, Windows } from "./data/windows.ts";
+export { Device, type DeviceOptions, type Stated } from "./device.ts";
 export type { Log } from "./driver/driver.ts";
 export type { Timing } from "./driver/timing.ts";
+export type { DeviceState, Phase } from "./life/state.ts";
 export { BundleError, type Code, ProtocolError } from "./protocol/errors.ts";
+export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts";
 export { openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";

@@ -61,16 +61,17 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.slow
 def test_a_tab_trains_and_goes_on_after_the_browser_was_killed(site: Site, tmp_path: Path) -> None:
-    worker, folder, port = built("browser_worker.js"), tmp_path / "site", free_port()
+    folder, port = tmp_path / "site", free_port()
     browser = [chromium(), *FLAGS[:-1], "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
     bundle = write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
     x, y = line_data(20)
     settings = {"url": f"ws://127.0.0.1:{port}", "x": x.tolist(), "y": y.tolist()}
     (folder / "settings.json").write_text(json.dumps(settings))
-    (folder / "worker.js").write_bytes(worker.read_bytes())
+    for name in ("page.js", "worker.js"):
+        (folder / name).write_bytes(built(f"browser/{name}").read_bytes())
     wasm = "ort-wasm-simd-threaded.wasm"
     (folder / wasm).symlink_to(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / wasm)
-    (folder / "index.html").write_text('<script>new Worker("worker.js", { type: "module" })</script>')
+    (folder / "index.html").write_text('<script type="module" src="page.js"></script>')
     plan = tmp_path / "plan.toml"
     plan.write_text(
         plan_text(

@@ -1,5 +1,6 @@
 /** Carries a session's commands out, one after the other, and tells the session what came of them. */
 
+import { activityOf, type DeviceState } from "../life/state.ts";
 import { ProtocolError } from "../protocol/errors.ts";
 import { type Evaluate, encode, type FailureCode, type Task } from "../protocol/messages.ts";
 import type { Command, Wanted } from "../session/commands.ts";
@@ -11,6 +12,7 @@ import { StoreError } from "../storage/store.ts";
 import { StoppedError, TrainingError } from "../training/errors.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
+import type { Verify } from "./signatures.ts";
 import { secondsToWait, type Timing } from "./timing.ts";
 
 /** Tells the session what happened. Returns its commands. */
@@ -25,8 +27,12 @@ export interface Parts {
   readonly contents: Contents;
   readonly outbox: Outbox;
   readonly trainer: Trainer;
+  readonly verify: Verify;
+  readonly saveTrusted: (keys: readonly string[]) => Promise<void>;
+  /** Called after whatever may have changed what the device does. */
+  readonly changed: () => void;
   /** What the device states at a check-in, beside the models that it has. */
-  readonly state: () => Statement;
+  readonly state: () => Statement | Promise<Statement>;
   readonly log: Log;
 }
 
@@ -48,9 +54,18 @@ export class Driver {
   #comeBackAfter: number | null = null;
   #connectAt: number | null = 0;
   #error: unknown = null;
+  /** Why the device is not connected. */
+  #offlineFor = "";
 
   constructor(parts: Parts) {
     this.#parts = parts;
+  }
+
+  /** What the device does now. */
+  get activity(): Pick<DeviceState, "phase" | "round" | "why"> {
+    const { session } = this.#parts;
+    const why = session.link.is === "online" || this.#offlineFor === "" ? {} : { why: this.#offlineFor };
+    return { ...activityOf(session, this.#comeBackAfter !== null), ...why };
   }
 
   /** Let the session know. */
@@ -64,6 +79,7 @@ export class Driver {
     const { session, trainer } = this.#parts;
     try {
       while (!session.over && this.#error === null) {
+        this.#parts.changed();
         const event = this.#events.shift();
         if (event !== undefined) await this.#carryOut((await event())());
         else if ((session.due() ?? Number.POSITIVE_INFINITY) <= now()) {
@@ -121,6 +137,7 @@ export class Driver {
           if (this.#connection !== connection) return [];
           this.#connection = null;
           this.#upload += 1;
+          if (session.link.is !== "closing") this.#offlineFor = `the connection ended: ${reason}`;
           if (session.link.is !== "closing") log(`the connection to ${url} ended: ${reason}`, "warning");
           const commands = session.disconnected();
           this.#failures = this.#welcomed ? 0 : this.#failures + 1;
@@ -139,7 +156,9 @@ export class Driver {
     log(`connected to ${url}`, "info");
     await enrolment.accepted();
     const models = await contents.models();
-    return () => session.connected(now(), { ...state(), models });
+    const challenge = session.trusted.length > 0 ? randomHex(32) : null;
+    const stated = await state();
+    return () => session.connected(now(), { ...stated, models, challenge });
   }
 
   // Commands
@@ -157,12 +176,20 @@ export class Driver {
   }
 
   async #carryOutOne(command: Command): Promise<void> {
-    const { contents, outbox, trainer, log, session } = this.#parts;
+    const { contents, outbox, trainer, log, session, verify, saveTrusted } = this.#parts;
     switch (command.do) {
       case "note":
         return log(command.text, command.warning ? "warning" : "info");
       case "send":
         return this.#connection?.say(encode(command.message));
+      case "verify": {
+        const { signed, content } = command;
+        // Events wait meanwhile, so that what the coordinator said later is also heard later.
+        const good = await verify(signed.key, signed.signature, content);
+        return this.#carryOut(session.verified(signed, good, now()));
+      }
+      case "save-trusted":
+        return saveTrusted(command.keys);
       case "store-chunk":
         return contents.append(command.wanted, command.offset, command.payload);
       case "locate":
@@ -193,6 +220,7 @@ export class Driver {
           command.after !== null || session.stopping ? "info" : "warning",
         );
         this.#comeBackAfter = command.after;
+        this.#offlineFor = command.reason;
         this.#upload += 1;
         return this.#connection?.close(command.code);
     }
@@ -311,6 +339,11 @@ function failureOf(error: unknown): FailureCode {
   if (error instanceof TrainingError) return error.code;
   if (error instanceof StoreError) return error.full ? "disk-full" : "runtime-error";
   return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
+}
+
+function randomHex(bytes: number): string {
+  const random = crypto.getRandomValues(new Uint8Array(bytes));
+  return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** Seconds on a clock that never goes back. */

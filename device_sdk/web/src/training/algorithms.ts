@@ -167,7 +167,7 @@ async function gradientOf(work: Work): Promise<Float32Array> {
     for (let place = 0; place < total.length; place++) {
       total[place]! += Math.fround(weight * Math.fround(anchor[place]! - parameters[place]!));
     }
-    await settings.onBatch(0);
+    await settings.onBatch();
   }
   return total.map((value) => value / data.examples);
 }

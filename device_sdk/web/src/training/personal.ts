@@ -27,7 +27,6 @@ export async function ditto(work: Work): Promise<Outcome> {
   const own = await trainPersonal(work, {
     evaluate: settings.evaluate && !first,
     timeBudget: timeLeft(work, shared),
-    onBatch: (steps) => settings.onBatch(shared.steps + steps),
   });
   const result = together(shared, own);
   // The first personal model is the round's, and has been measured as such.
@@ -42,17 +41,13 @@ export async function ditto(work: Work): Promise<Outcome> {
  * algorithm 1. After each step the frozen rows, statistics included, are overwritten with what they were.
  */
 export async function fedrep(work: Work): Promise<Outcome> {
-  const { settings, bundle } = work;
+  const { bundle } = work;
   const { size } = bundle.manifest;
   load(work);
   const body = { afterStep: putBack(work, 0, size) };
   const own = await trainPersonal(work, { timeBudget: shareOfTime(work, work.personalEpochs) }, body);
   bundle.runtime.load(bundle.runtime.local);
-  const changes = {
-    evaluate: false,
-    timeBudget: timeLeft(work, own),
-    onBatch: (steps: number) => settings.onBatch(own.steps + steps),
-  };
+  const changes = { evaluate: false, timeBudget: timeLeft(work, own) };
   const shared = await trainLoaded(work, changes, { afterStep: putBack(work, size, bundle.manifest.localSize) });
   const result = { ...together(shared, own), evaluation: own.evaluation };
   return { result, parts: { update: result.update } };

@@ -26,8 +26,8 @@ export interface Settings {
   readonly timeBudget: number;
   /** Measure the loaded model on all data first. */
   readonly evaluate: boolean;
-  /** Called after each batch that was evaluated, and each step, with the steps that were done. Throws StoppedError. */
-  readonly onBatch: (steps: number) => void | Promise<void>;
+  /** Called after each batch that was evaluated, and after each step with its loss. Throws StoppedError. */
+  readonly onBatch: (loss?: number) => void | Promise<void>;
 }
 
 /** What training did. Where the time was over before the last epoch's end, `complete` is false. */
@@ -95,7 +95,7 @@ export async function train(
         metricSums[name] = (metricSums[name] ?? 0) + value * batch.examples;
       }
       hooks.afterStep?.();
-      await settings.onBatch(steps);
+      await settings.onBatch(loss);
     }
   }
   const update = runtime.parameters.map((value, place) => value - runtime.anchor[place]!);
@@ -137,7 +137,7 @@ export async function evaluateData(
     examples += part.examples;
     lossSum += part.loss_sum;
     for (const [name, value] of Object.entries(part.metric_sums)) metricSums[name]! += value;
-    await onBatch(0);
+    await onBatch();
   }
   if (!(Math.abs(lossSum) <= LARGEST)) {
     throw diverged(data, `before training, the model's summed loss on these data is ${lossSum}`);

@@ -1,5 +1,6 @@
 /** Carries out a task's training or evaluation, from the contents in the store to a report. */
 
+import type { Progress } from "../life/state.ts";
 import { crc32 } from "../protocol/crc32.ts";
 import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
@@ -23,6 +24,10 @@ export class Trainer {
   batches = 0;
   /** While it is true, training ends before its next batch. */
   halt = false;
+  /** Of the task in training. null before its first step. */
+  progress: Progress | null = null;
+  /** Called now and then while a task is in training. */
+  onProgress: () => void = () => {};
   readonly #contents: Contents;
   readonly #outbox: Outbox;
   readonly #columns: Columns;
@@ -64,6 +69,7 @@ export class Trainer {
   async #counted<T>(task: string, act: () => Promise<T>): Promise<T> {
     this.batches = 0;
     this.halt = false;
+    this.progress = null;
     this.#turnBegan = performance.now();
     const starts = await this.#outbox.starts(task);
     if (starts >= MAX_STARTS) {
@@ -97,6 +103,8 @@ export class Trainer {
     const residual = leavesResidual(task.parts.update!);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
+    const passes = task.epochs + (algorithm.personal === undefined ? 0 : (task.personal_epochs ?? task.epochs));
+    const steps = passes * Math.ceil(data.examples / (task.batch_size || data.examples));
     const personal = await this.#outbox.vector("personal", task.bundle, algorithm.personal === "model" ? size : 0);
     const outcome = await runAlgorithm(task.algorithm, {
       bundle,
@@ -113,7 +121,10 @@ export class Trainer {
         seed: task.seed,
         timeBudget: end - performance.now(),
         evaluate: task.evaluate,
-        onBatch: () => this.#countBatch(),
+        onBatch: (loss) => {
+          if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + 1, steps, loss };
+          return this.#countBatch();
+        },
       },
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
@@ -183,6 +194,7 @@ export class Trainer {
   async #countBatch(): Promise<void> {
     this.batches += 1;
     if (performance.now() - this.#turnBegan > TURN) {
+      this.onProgress();
       await turn();
       this.#turnBegan = performance.now();
     }
