@@ -5,6 +5,8 @@ import { Driver, type Log } from "./driver/driver.ts";
 import { findVerifier } from "./driver/signatures.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
 import type { DeviceState } from "./life/state.ts";
+import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
+import { isEngineName } from "./runtimes/engine.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
@@ -13,7 +15,6 @@ import type { Store } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
-import { Runtime } from "./training/runtime.ts";
 import { Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.1.0";
@@ -23,7 +24,7 @@ const PROGRESS = 100;
 /** What a device may state at a check-in. What is left out is not known. */
 export type Stated = Pick<Statement, "tags" | "tier" | "charging" | "network" | "memory">;
 
-export interface DeviceOptions {
+export interface DeviceOptions extends RuntimeOptions {
   /** `ws://` or `wss://` address of the coordinator. */
   readonly url: string;
   /** The device's data, by the names of the bundle's batch arrays; or an iterator of examples, which `serve` first
@@ -77,13 +78,19 @@ export class Device {
     const token = options.token === undefined ? undefined : readToken(options.token);
     this.#token = token?.secret;
     this.#keys = checkedKeys(options.keys?.length ? options.keys : (token?.keys ?? []));
+    if (options.runtime !== undefined && !isEngineName(options.runtime)) {
+      throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
+    }
     if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }
 
   /** What the device does now. */
   get state(): DeviceState {
-    const known = { accepted: this.#accepted + (this.#session?.accepted ?? 0), runtime: Runtime.name };
+    const known = {
+      accepted: this.#accepted + (this.#session?.accepted ?? 0),
+      runtime: runtimeName(this.#trainer?.engine ?? "wasm"),
+    };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
     if (this.#paused && this.#driver === null) return { phase: "paused", ...known, why: "the device is paused" };
     const activity = this.#driver?.activity ?? { phase: "connecting" };
@@ -159,7 +166,8 @@ export class Device {
     const contents = new Contents(store);
     const outbox = new Outbox(store);
     const enrolment = new Enrolment(store, device, this.#token);
-    const trainer = new Trainer(contents, outbox, data);
+    const trainer = new Trainer(contents, outbox, data, { ...this.#options, log });
+    trainer.engine = this.#options.runtime ?? (await lastChosen(store));
     const changed = (): void => this.#show();
     trainer.onProgress = changed;
     this.#trainer = trainer;
@@ -185,7 +193,7 @@ export class Device {
           await writeTrustedKeys(store, keys);
           trusted = keys; // for the run after a pause: a store that was evicted must not make the device trust everybody
         },
-        state: async () => ({ ...(await state?.()), runtime: Runtime.name }),
+        state: async () => ({ ...(await state?.()), runtime: runtimeName(trainer.engine) }),
         changed,
         log,
       });
