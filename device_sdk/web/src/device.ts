@@ -53,6 +53,7 @@ export class Device {
   #paused = false;
   #wake: () => void = () => {};
   #accepted = 0;
+  #acceptedBytes = 0;
   /** Why `serve` ended. */
   #ended = "";
   #shown: DeviceState | null = null;
@@ -75,7 +76,11 @@ export class Device {
 
   /** What the device does now. */
   get state(): DeviceState {
-    const known = { accepted: this.#accepted + (this.#session?.accepted ?? 0), runtime: Runtime.name };
+    const known = {
+      accepted: this.#accepted + (this.#session?.accepted ?? 0),
+      acceptedBytes: this.#acceptedBytes + (this.#session?.acceptedBytes ?? 0),
+      runtime: Runtime.name,
+    };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
     if (this.#paused && this.#driver === null) return { phase: "paused", ...known, why: "the device is paused" };
     const activity = this.#driver?.activity ?? { phase: "connecting" };
@@ -188,6 +193,7 @@ export class Device {
   #settle(): void {
     this.#driver = null;
     this.#accepted += this.#session?.accepted ?? 0;
+    this.#acceptedBytes += this.#session?.acceptedBytes ?? 0;
     this.#session = null;
   }
 

@@ -53,6 +53,7 @@ export class Trainer {
     return this.#counted(task.task, async () => {
       const model = await this.#vector(task.vectors.find((vector) => vector.name === "model")!);
       const { bundle, data } = await this.#open(task.bundle, model.length);
+      await this.#contents.setNewest(task);
       loadModel(bundle, model, await this.#keptState(bundle));
       const onBatch = async (): Promise<void> => {
         await this.#countBatch();
@@ -97,6 +98,7 @@ export class Trainer {
     const { model: given, ...others } = vectors;
     const model = given!;
     const { bundle, data } = await this.#open(task.bundle, model.length);
+    await this.#contents.setNewest(task);
     checkStep(task.algorithm, bundle.manifest); // before tied vectors are deleted
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
