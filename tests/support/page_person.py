@@ -62,11 +62,17 @@ def draw(page: Page, digit: int, keep: bool = True) -> None:
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Press Tab until what has the focus has this name, or this id."""
+    """Press Tab until what has the focus has this name or this id, or is in what has this id."""
     for _ in range(60):
         page.keyboard.press("Tab")
-        found = page.evaluate("[document.activeElement.id, (document.activeElement.textContent || '').trim()]")
-        if name in found:
+        if page.evaluate(
+            """name => {
+              const { activeElement } = document;
+              const place = document.getElementById(name);
+              return activeElement.textContent.trim() === name || (place !== null && place.contains(activeElement));
+            }""",
+            name,
+        ):
             return
     raise AssertionError(f"Tab does not come to {name}")
 

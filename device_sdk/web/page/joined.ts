@@ -11,7 +11,7 @@ import type { PageSettings } from "./shell/invitation.ts";
 import { notice } from "./shell/notices.ts";
 import { forgetOffline } from "./shell/offline.ts";
 import { type Choices, type Drawing, NOTHING_CHOSEN, type Records } from "./shell/records.ts";
-import { connectionWords, endedWords, isQuota, storageWords } from "./shell/words.ts";
+import { connectionWords, endedWords, FEWEST, isQuota, storageWords } from "./shell/words.ts";
 import { ask, likeliest, probabilities, showGuesses } from "./train/guess.ts";
 import { showDevice } from "./train/panel.ts";
 import { Phone, STORE } from "./train/phone.ts";
@@ -59,7 +59,7 @@ export class Joined {
     this.#padChanged();
     this.#showDrawings();
     this.#follow();
-    if (this.#choices.training && this.#drawings.length > 0) this.#train();
+    if (this.#choices.training && this.#drawings.length >= FEWEST) this.#train();
     this.#show();
   }
 
@@ -135,18 +135,18 @@ export class Joined {
   async #remove(drawing: Drawing): Promise<void> {
     const place = this.#drawings.length - 1 - this.#drawings.indexOf(drawing);
     await this.#records.remove(drawing.id);
-    await this.#drawingsChanged();
+    await this.#drawingsChanged(true);
     focusAfter(place);
     announce(`Deleted. ${this.#drawings.length} drawings.`);
   }
 
-  async #drawingsChanged(): Promise<void> {
+  async #drawingsChanged(deleted = false): Promise<void> {
     this.#drawings = await this.#records.drawings();
     this.#showDrawings();
-    if (this.#drawings.length === 0) {
-      await this.#choose({ training: false });
+    if (this.#drawings.length < FEWEST) {
+      if (this.#phone.started) await this.#choose({ training: false });
       await this.#phone.stop();
-    } else this.#phone.use(this.#drawings);
+    } else this.#phone.use(this.#drawings, deleted);
     this.#show();
   }
 
@@ -203,10 +203,11 @@ export class Joined {
     const more = state.accepted - (state.accepted < before.accepted ? 0 : before.accepted);
     if (more > 0) {
       const bytes = state.acceptedBytes - (state.accepted < before.accepted ? 0 : before.acceptedBytes);
-      const { accepted, acceptedBytes } = this.#choices;
-      await this.#choose({ accepted: accepted + more, acceptedBytes: acceptedBytes + bytes });
+      await this.#choose(({ accepted, acceptedBytes }) => ({
+        accepted: accepted + more,
+        acceptedBytes: acceptedBytes + bytes,
+      }));
     }
-    // Whoever waits for a task or has one has been let in: the token did what it is for.
     const letIn = state.phase === "waiting" || state.phase === "downloading";
     if (letIn && this.#choices.token !== null) await this.#choose({ token: null });
     this.#show();
@@ -245,11 +246,12 @@ export class Joined {
 
   // All of it
 
-  async #choose(changes: Partial<Choices>): Promise<void> {
-    this.#choices = { ...this.#choices, ...changes };
+  async #choose(change: Partial<Choices> | ((now: Choices) => Partial<Choices>)): Promise<void> {
+    const changed = (now: Choices): Choices => ({ ...now, ...(typeof change === "function" ? change(now) : change) });
     try {
-      await this.#records.choose(this.#choices);
+      this.#choices = await this.#records.choose(changed);
     } catch (error) {
+      this.#choices = changed(this.#choices);
       notice("storage", storageWords(isQuota(error)));
     }
   }

@@ -59,7 +59,7 @@ async function main(): Promise<void> {
     the("consent").hidden = false;
     askConsent(settings, token, async (given) => {
       token = null;
-      await records.choose({ ...NOTHING_CHOSEN, joined: settings.coordinator, token: given });
+      await records.choose(() => ({ ...NOTHING_CHOSEN, joined: settings.coordinator, token: given }));
       await showJoined();
       the("draw-title").focus();
     });
@@ -67,9 +67,9 @@ async function main(): Promise<void> {
   const showJoined = async (): Promise<void> => {
     the("consent").hidden = true;
     the("joined").hidden = false;
-    const choices = await records.choices();
     // A new link for somebody who joined before: perhaps the first invitation was withdrawn.
-    if (token !== null) await records.choose({ ...choices, token });
+    const given = token;
+    if (given !== null) await records.choose((now) => ({ ...now, token: given }));
     token = null;
     await joined.open();
     void workOffline();

@@ -31,7 +31,8 @@ for (const name of RUNTIME_FILES) {
   hash.update(readFileSync(`${RUNTIME}/${name}`));
   cpSync(`${RUNTIME}/${name}`, `${OUT}/${name}`);
 }
-const define = { VERSION: JSON.stringify(hash.digest("hex").slice(0, 16)), SHELL: JSON.stringify(shell) };
+const values = { VERSION: hash.digest("hex").slice(0, 16), SHELL: shell, LATER: RUNTIME_FILES };
+const define = Object.fromEntries(Object.entries(values).map(([name, value]) => [name, JSON.stringify(value)]));
 await build({ ...options, entryPoints: { sw: "page/shell/service_worker.ts" }, format: "iife", define });
 
 const sizes = shell.map((name) => gzipSync(readFileSync(`${OUT}/${name === "./" ? "index.html" : name}`)).length);

@@ -57,7 +57,7 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
     port, plan, run_dir = free_port(), tmp_path / "plan.toml", tmp_path / "run"
     plan.write_text(
         plan_text(
-            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=3, round__goal=1, round__grace=60.0,
+            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=30, local__batch_size=1, round__goal=1, round__grace=60.0,
             round__deadline=600.0, round__gather=0.5,
         )
     )  # fmt: skip
@@ -113,6 +113,20 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         tab_to(page, "Resume")
         page.keyboard.press("Enter")
         wait_for(lambda: int(page.locator("#accepted").inner_text()) > paused, "an update after the pause")
+        steps = page.locator("#steps-text")
+        expect(steps).to_have_text(re.compile(" of 150$"))  # 30 epochs of five drawings
+        tab_to(page, "pad")
+        draw_with_keys(page, 1)
+        expect(steps).to_have_text(re.compile(" of 180$"))
+        for _ in range(2):
+            tab_to(page, "gallery")
+            page.keyboard.press("Enter")
+        expect(page.locator("#phase")).to_have_text("Draw 1 more digit to begin")  # four are too few
+        tab_to(page, "pad")
+        draw_with_keys(page, 1)
+        tab_to(page, "Start training")
+        page.keyboard.press("Enter")
+        expect(steps).to_have_text(re.compile(" of 150$"))
         tab_to(page, "Leave")
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Before you join")).to_be_focused()

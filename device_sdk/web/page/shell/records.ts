@@ -41,7 +41,8 @@ export interface Records {
   add(drawing: Omit<Drawing, "id">): Promise<void>;
   remove(id: number): Promise<void>;
   choices(): Promise<Choices>;
-  choose(choices: Choices): Promise<void>;
+  /** Change the choices as they are now, whatever tab made them, and return them. */
+  choose(change: (now: Choices) => Choices): Promise<Choices>;
   /** Delete all of it. The records are of no use afterwards. */
   erase(): Promise<void>;
 }
@@ -73,7 +74,17 @@ function lastingRecords(database: IDBDatabase): Records {
     add: (drawing) => written(store("drawings", "readwrite"), (drawings) => drawings.add(drawing)),
     remove: (id) => written(store("drawings", "readwrite"), (drawings) => drawings.delete(id)),
     choices: async () => ({ ...NOTHING_CHOSEN, ...(await done(store("choices", "readonly").get("now"))) }),
-    choose: (choices) => written(store("choices", "readwrite"), (now) => now.put(choices, "now")),
+    choose: async (change) => {
+      let chosen = NOTHING_CHOSEN;
+      await written(store("choices", "readwrite"), (all) => {
+        const request = all.get("now");
+        request.onsuccess = () => {
+          chosen = change({ ...NOTHING_CHOSEN, ...request.result });
+          all.put(chosen, "now");
+        };
+      });
+      return chosen;
+    },
     erase: async () => {
       database.close();
       await deleteDatabase(DATABASE);
@@ -96,8 +107,9 @@ function recordsInMemory(): Records {
       drawings.delete(id);
     },
     choices: async () => choices,
-    choose: async (chosen) => {
-      choices = chosen;
+    choose: async (change) => {
+      choices = change(choices);
+      return choices;
     },
     erase: async () => {
       drawings.clear();

@@ -9,6 +9,8 @@
 /** Put in by the build. */
 declare const VERSION: string;
 declare const SHELL: readonly string[];
+/** Files that are copied when they are first used. */
+declare const LATER: readonly string[];
 
 interface WaitingEvent extends Event {
   waitUntil(done: Promise<unknown>): void;
@@ -59,7 +61,7 @@ worker.addEventListener("fetch", (event) => {
   const path = request.url.slice(scope.length).replace(/[?#].*$/, "");
   if (path === "page.json") event.respondWith(newest(request));
   else if (path === "" || path === "index.html") event.respondWith(copy("./", request));
-  else if (SHELL.includes(path) || path.endsWith(".wasm")) event.respondWith(copy(path, request));
+  else if (SHELL.includes(path) || LATER.includes(path)) event.respondWith(copy(path, request));
 });
 
 /** Return the copy; what has none, such as the runtime at its first use, is fetched and copied. */

@@ -31,7 +31,7 @@ export function showDevice({ state, started, paused, drawings, accepted, accepte
   pill.hidden = false;
   pill.dataset.mood = words.mood;
   write("pill", words.short);
-  showSteps(state);
+  showSteps(state, started);
   showButtons({ started, paused, enough: drawings >= FEWEST });
   // A round has many phases: what is said is where it begins and ends.
   if (words.title !== said && (!busy || state.phase === "waiting" || state.phase === "paused")) announce(words.title);
@@ -39,14 +39,13 @@ export function showDevice({ state, started, paused, drawings, accepted, accepte
   busy = state.phase === "downloading" || state.phase === "training" || state.phase === "uploading";
 }
 
-function showSteps({ phase, step, steps }: DeviceState): void {
-  const known = phase === "training" && step !== undefined && steps !== undefined;
-  the("steps-box").hidden = !known;
-  if (!known) return;
+/** The bar stays while the device works: what is below it would jump under a finger. */
+function showSteps({ phase, step = 0, steps = 0 }: DeviceState, started: boolean): void {
+  the("steps-box").hidden = !started;
   const bar = the<HTMLProgressElement>("steps");
   bar.max = Math.max(1, steps);
-  bar.value = step;
-  write("steps-text", `step ${step} of ${steps}`);
+  bar.value = phase === "training" ? step : 0;
+  write("steps-text", phase === "training" && steps > 0 ? `step ${step} of ${steps}` : "–");
 }
 
 /** Of Start, Pause and Resume one is there; the focus moves with it. */
