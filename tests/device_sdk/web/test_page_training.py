@@ -57,8 +57,8 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
     port, plan, run_dir = free_port(), tmp_path / "plan.toml", tmp_path / "run"
     plan.write_text(
         plan_text(
-            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=30, local__batch_size=1, round__goal=1, round__grace=60.0,
-            round__deadline=600.0, round__gather=0.5,
+            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=30, local__batch_size=1, round__goal=1,
+            round__grace=60.0, round__deadline=600.0, round__gather=0.5,
         )
     )  # fmt: skip
     with (
