@@ -4,11 +4,14 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } f
 import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
 import { iconPng, iconSvg } from "./page_icons.mjs";
+import { RUNTIME_FILES, WEBGPU_FILES } from "./runtime_files.mjs";
 
 const OUT = "build/page";
 const RUNTIME = "node_modules/onnxruntime-web/dist";
 /** The runtime's files that the workers fetch: too large for the copy that is made before anybody trains. */
-const RUNTIME_FILES = ["ort-wasm-simd-threaded.wasm"];
+const LATER = [...RUNTIME_FILES, ...WEBGPU_FILES];
+/** Files from so many bytes on have a compressed one beside them, for hosts that send it. */
+const WORTHWHILE = 1024;
 
 rmSync(OUT, { recursive: true, force: true });
 mkdirSync(OUT, { recursive: true });
@@ -27,14 +30,21 @@ const shell = readdirSync(OUT)
   .map((name) => (name === "index.html" ? "./" : name));
 const hash = createHash("sha256");
 for (const name of readdirSync(OUT).sort()) hash.update(name).update(readFileSync(`${OUT}/${name}`));
-for (const name of RUNTIME_FILES) {
+for (const name of LATER) {
   hash.update(readFileSync(`${RUNTIME}/${name}`));
   cpSync(`${RUNTIME}/${name}`, `${OUT}/${name}`);
 }
-const values = { VERSION: hash.digest("hex").slice(0, 16), SHELL: shell, LATER: RUNTIME_FILES };
+const values = { VERSION: hash.digest("hex").slice(0, 16), SHELL: shell, LATER };
 const define = Object.fromEntries(Object.entries(values).map(([name, value]) => [name, JSON.stringify(value)]));
 await build({ ...options, entryPoints: { sw: "page/shell/service_worker.ts" }, format: "iife", define });
 
-const sizes = shell.map((name) => gzipSync(readFileSync(`${OUT}/${name === "./" ? "index.html" : name}`)).length);
-const kib = (sizes.reduce((sum, size) => sum + size, 0) / 1024).toFixed(0);
-console.log(`${OUT}: the page is ${kib} KiB gzipped, without the runtime (${RUNTIME_FILES.join(", ")})`);
+const sizes = new Map();
+for (const name of readdirSync(OUT)) {
+  const content = readFileSync(`${OUT}/${name}`);
+  const small = name.endsWith(".png") || content.length < WORTHWHILE ? content : gzipSync(content);
+  sizes.set(name, small.length);
+  if (small !== content) writeFileSync(`${OUT}/${name}.gz`, small);
+}
+const kib = (names) => (names.reduce((sum, name) => sum + sizes.get(name), 0) / 1024).toFixed(0);
+const own = [...sizes.keys()].filter((name) => !LATER.includes(name));
+console.log(`${OUT}: the page is ${kib(own)} KiB gzipped, and what trains ${kib(RUNTIME_FILES)} KiB`);

@@ -3,6 +3,8 @@
 import { Driver, type Log } from "./driver/driver.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
 import type { DeviceState } from "./life/state.ts";
+import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
+import { isEngineName } from "./runtimes/engine.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import { Enrolment, readOrMakeName } from "./storage/identity.ts";
@@ -10,7 +12,6 @@ import { Outbox } from "./storage/outbox.ts";
 import type { Store } from "./storage/store.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
-import { Runtime } from "./training/runtime.ts";
 import { Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.1.0";
@@ -21,7 +22,7 @@ const PROGRESS = 100;
 /** What a device may state at a check-in. What is left out is not known. */
 export type Stated = Pick<Statement, "tags" | "tier" | "charging" | "network" | "memory">;
 
-export interface DeviceOptions {
+export interface DeviceOptions extends RuntimeOptions {
   /** `ws://` or `wss://` address of the coordinator. */
   readonly url: string;
   /** The device's data, by the names of the bundle's batch arrays. */
@@ -70,6 +71,9 @@ export class Device {
         `the token has ${options.token.length} characters; expected 43 to 128 letters, digits, - and _`,
       );
     }
+    if (options.runtime !== undefined && !isEngineName(options.runtime)) {
+      throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
+    }
     examplesOf(options.data);
     this.#options = options;
   }
@@ -79,7 +83,7 @@ export class Device {
     const known = {
       accepted: this.#accepted + (this.#session?.accepted ?? 0),
       acceptedBytes: this.#acceptedBytes + (this.#session?.acceptedBytes ?? 0),
-      runtime: Runtime.name,
+      runtime: runtimeName(this.#trainer?.engine ?? "wasm"),
     };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
     if (this.#paused && this.#driver === null) return { phase: "paused", ...known, why: "the device is paused" };
@@ -145,7 +149,8 @@ export class Device {
     const contents = new Contents(store);
     const outbox = new Outbox(store);
     const enrolment = new Enrolment(store, device, token);
-    const trainer = new Trainer(contents, outbox, data);
+    const trainer = new Trainer(contents, outbox, data, { ...this.#options, log });
+    trainer.engine = this.#options.runtime ?? (await lastChosen(store));
     const changed = (): void => this.#show();
     trainer.onProgress = changed;
     this.#trainer = trainer;
@@ -166,7 +171,7 @@ export class Device {
         contents,
         outbox,
         trainer,
-        state: async () => ({ ...(await state?.()), runtime: Runtime.name }),
+        state: async () => ({ ...(await state?.()), runtime: runtimeName(trainer.engine) }),
         changed,
         log,
       });

@@ -6,6 +6,7 @@ export type { Timing } from "./driver/timing.ts";
 export type { DeviceState, Phase } from "./life/state.ts";
 export { BundleError, type Code, ProtocolError } from "./protocol/errors.ts";
 export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts";
+export type { RuntimeOptions } from "./runtimes/choose.ts";
 export { openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";

@@ -19,7 +19,7 @@ from fleetlearn_protocol import open_bundle
 from line_bundle import line_data, write_line_bundle
 from peers import plan_text
 from processes import free_port, processes, status_of, wait_for
-from web_sdk import FOLDER, built
+from web_sdk import built, link_runtime
 
 ROUNDS, EPOCHS, LR = 3, 2, 0.05
 TOLERANCE = 1e-4
@@ -69,8 +69,7 @@ def test_a_tab_trains_and_goes_on_after_the_browser_was_killed(site: Site, tmp_p
     (folder / "settings.json").write_text(json.dumps(settings))
     for name in ("page.js", "worker.js"):
         (folder / name).write_bytes(built(f"browser/{name}").read_bytes())
-    wasm = "ort-wasm-simd-threaded.wasm"
-    (folder / wasm).symlink_to(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / wasm)
+    link_runtime(folder)
     (folder / "index.html").write_text('<script type="module" src="page.js"></script>')
     plan = tmp_path / "plan.toml"
     plan.write_text(

@@ -50,7 +50,7 @@ export interface TrainingResult {
 /** What may be done between the evaluation and the first step, and after each step. */
 export interface Hooks {
   readonly beforeSteps?: () => Promise<void>;
-  readonly afterStep?: () => void;
+  readonly afterStep?: () => Promise<void>;
 }
 
 /** Return (seed + more) modulo 2^53. The sum itself may be no number of JavaScript's. */
@@ -94,12 +94,14 @@ export async function train(
       for (const [name, value] of Object.entries(runtime.metrics)) {
         metricSums[name] = (metricSums[name] ?? 0) + value * batch.examples;
       }
-      hooks.afterStep?.();
+      await hooks.afterStep?.();
       await settings.onBatch(loss);
     }
   }
-  const update = runtime.parameters.map((value, place) => value - runtime.anchor[place]!);
-  const keptState = collectKeptState(runtime);
+  const local = await runtime.local();
+  const keptState = await collectKeptState(runtime, local);
+  const update = local.subarray(0, runtime.manifest.size);
+  for (let place = 0; place < update.length; place++) update[place]! -= runtime.anchor[place]!;
   for (const [what, vector] of [
     ["update", update],
     ["device's own part", keptState],
