@@ -64,6 +64,7 @@ export class Device {
   #paused = false;
   #wake: () => void = () => {};
   #accepted = 0;
+  #acceptedBytes = 0;
   /** Why `serve` ended. */
   #ended = "";
   #shown: DeviceState | null = null;
@@ -89,6 +90,7 @@ export class Device {
   get state(): DeviceState {
     const known = {
       accepted: this.#accepted + (this.#session?.accepted ?? 0),
+      acceptedBytes: this.#acceptedBytes + (this.#session?.acceptedBytes ?? 0),
       runtime: runtimeName(this.#trainer?.engine ?? "wasm"),
     };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
@@ -221,6 +223,7 @@ export class Device {
   #settle(): void {
     this.#driver = null;
     this.#accepted += this.#session?.accepted ?? 0;
+    this.#acceptedBytes += this.#session?.acceptedBytes ?? 0;
     this.#session = null;
   }
 

@@ -20,3 +20,4 @@ export { openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";
 export { DataError, TrainingError } from "./training/errors.ts";
+export { openSharedModel, type SharedModel } from "./training/shared_model.ts";

@@ -56,7 +56,7 @@ export class RemoteDevice {
   readonly #calls = new Map<number, { resolve: () => void; reject: (error: Error) => void }>();
   readonly #made: Promise<void>;
   #lastCall = 0;
-  #state: DeviceState = { phase: "stopped", accepted: 0 };
+  #state: DeviceState = { phase: "stopped", accepted: 0, acceptedBytes: 0 };
 
   constructor(worker: Worker, options: RemoteOptions) {
     this.#worker = worker;
@@ -146,7 +146,8 @@ export class RemoteDevice {
     const error = new Error(`the device's worker failed: ${text || "its script could not be loaded"}`);
     for (const { reject } of this.#calls.values()) reject(error);
     this.#calls.clear();
-    this.#state = { phase: "stopped", accepted: this.#state.accepted, why: error.message };
+    const { accepted, acceptedBytes } = this.#state;
+    this.#state = { phase: "stopped", accepted, acceptedBytes, why: error.message };
     this.#options.onChange?.(this.#state);
   }
 }

@@ -21,6 +21,8 @@ export interface DeviceState {
   readonly loss?: number;
   /** Updates that the coordinator has accepted since this `Device` was made. */
   readonly accepted: number;
+  /** Bytes of these updates. */
+  readonly acceptedBytes: number;
   /** Why the device is not connected, is paused or has stopped, in words for people. */
   readonly why?: string;
   /** What trains. */

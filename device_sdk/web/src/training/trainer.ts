@@ -72,6 +72,7 @@ export class Trainer {
     return this.#counted(task.task, async () => {
       const model = await this.#vector(task.vectors.find((vector) => vector.name === "model")!);
       const { bundle, data } = await this.#open(task.bundle, model.length, null);
+      await this.#contents.setNewest(task);
       await loadModel(bundle, model, await this.#keptState(bundle));
       const onBatch = async (): Promise<void> => {
         await this.#countBatch();
@@ -118,6 +119,7 @@ export class Trainer {
     const { model: given, ...others } = vectors;
     const model = given!;
     const { bundle, data } = await this.#open(task.bundle, model.length, { task, model, end });
+    await this.#contents.setNewest(task);
     checkStep(task.algorithm, bundle.manifest); // before tied vectors are deleted
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
