@@ -286,9 +286,9 @@ class Ledger(Protocol):
         """Return the summary of the last round that was committed, or None before the first. Raises StoreError
         (damaged)."""
 
-    def committed_summaries(self, most: int) -> list[dict[str, Any]]:
-        """Return the summaries of the last rounds that were committed, at most this many, the oldest first. Raises
-        StoreError (damaged)."""
+    def committed_rounds(self, most: int) -> list[tuple[int, dict[str, Any]]]:
+        """Return the last rounds that were committed, at most this many, the oldest first: the model version that each
+        made, and its summary. Raises StoreError (damaged)."""
 
     def remembered_devices(self) -> list[DeviceRemembered]:
         """Return what selection remembers, the device that was given its last task longest ago first."""

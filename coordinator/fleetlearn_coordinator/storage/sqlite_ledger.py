@@ -214,13 +214,18 @@ class SqliteLedger:
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
 
     def last_committed(self) -> dict[str, Any] | None:
-        return next(iter(self.committed_summaries(1)), None)
+        return next((summary for _, summary in self.committed_rounds(1)), None)
 
-    def committed_summaries(self, most: int) -> list[dict[str, Any]]:
+    def committed_rounds(self, most: int) -> list[tuple[int, dict[str, Any]]]:
         rows = self._db.execute(
-            "SELECT summary, number FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT ?", (most,)
+            "SELECT version, number, summary FROM models JOIN rounds ON number = round "
+            "WHERE outcome='committed' ORDER BY version DESC LIMIT ?",
+            (most,),
         )
-        found = [decode(row[0], dict[str, Any], f"{self.path}: the summary of round {row[1]}") for row in rows]
+        found = [
+            (version, decode(summary, dict[str, Any], f"{self.path}: the summary of round {number}"))
+            for version, number, summary in rows
+        ]
         return found[::-1]
 
     def remembered_devices(self) -> list[DeviceRemembered]:

@@ -17,8 +17,8 @@ from fleetlearn_coordinator.storage.ledger import DeviceRemembered, Ledger, Row
 class RememberedSelection:
     """The selection of a run whose plan has rules for it."""
 
-    def __init__(self, selection: RuledSelection, ledger: Ledger, version: int) -> None:
-        """Go on with what the ledger has. ``version``: of the newest model."""
+    def __init__(self, selection: RuledSelection, ledger: Ledger) -> None:
+        """Go on with what the ledger has."""
         self.selection = selection
         self._begun: dict[str, float] = {}
         """Running task -> when it was given, on the engine's clock. Tasks of an earlier process are not there."""
@@ -29,9 +29,8 @@ class RememberedSelection:
             (row.device, DeviceRecord._make(row._replace(labels=tuple(row.labels))[1:])) for row in rows
         )
         if selection.pacer is not None:
-            found = ledger.committed_summaries(2 * selection.pacer.rules.window)
-            for number, summary in enumerate(found, version - len(found) + 1):
-                selection.committed(number, summary.get("selection", {}))
+            for version, summary in ledger.committed_rounds(2 * selection.pacer.rules.window):
+                selection.committed(version, summary.get("selection", {}))
 
     def why_not(self, check_in: CheckIn) -> str:
         """Return why a device that states this gets no task, for its owner; empty if it may get one."""

@@ -122,9 +122,7 @@ class Run:
             plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
         )
         ruled = self.engine.selection
-        self.selection = (
-            RememberedSelection(ruled, store.ledger, version) if isinstance(ruled, RuledSelection) else None
-        )
+        self.selection = RememberedSelection(ruled, store.ledger) if isinstance(ruled, RuledSelection) else None
         """Where the plan has rules for it."""
         self._restore_pace(now)
         if self._rates is not None:
@@ -224,7 +222,8 @@ class Run:
             return self.hyper
         if version == self.engine.version:
             return self.hyper | {"mu": self._mu.mu}
-        made = self.store.ledger.committed_summaries(self.engine.version - version + 1)[0] if version else None
+        rounds = self.store.ledger.committed_rounds(self.engine.version - version + 1)
+        made = next((summary for made, summary in reversed(rounds) if made <= version), None)
         return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
 
     def save_update(

@@ -14,6 +14,7 @@ from fleetlearn_coordinator.plan.selection_section import Oort, Selection
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.service.training_run.run import Clocks
+from fleetlearn_coordinator.storage.requests import write_roll_back
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import PlanMaker, update_of
 
@@ -95,6 +96,30 @@ def test_oort_s_utility_is_in_the_summary_of_a_round(make_plan: PlanMaker) -> No
     (row,) = read_status(plan.data_dir).rounds
     found = sorted(2.0 * STATED[task.device].examples for task in tasks)
     assert row.summary["selection"] == {"utility": found[0] + 2 * found[1], "preferred_seconds": 2.0}
+
+
+def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMaker) -> None:
+    """The model that a roll back makes is the work of no round."""
+    oort = Selection(strategy="oort", oort=Oort(preferred_seconds=2.0, preferred_step=1.0, window=2, exploration=0.0))
+    plan: Plan = msgspec.structs.replace(make_plan(round__goal=1, round__minimum=1), selection=oort)
+    process, found = Process(plan), []
+    tasks = process.begin()
+    for loss in (8.0, 4.0, 2.0, 1.0):
+        tasks = process.answer(tasks[0], loss)
+    write_roll_back(plan.data_dir, 2, "command")
+    assert process.run.roll_backs.look(NOW)
+    process.run.do_steps(NOW)
+    for _ in range(2):
+        assert process.run.engine.version == 5
+        assert process.run.selection is not None
+        pacer = process.run.selection.selection.pacer
+        assert pacer is not None
+        found.append((pacer.preferred, [*pacer.history]))
+        process.store.close()
+        process = Process(plan)
+    process.store.close()
+    assert found[0] == found[1]
+    assert found[0][0] == 3.0, "the utility fell"
 
 
 def test_without_rules_that_need_it_nothing_is_remembered(make_plan: PlanMaker) -> None:
