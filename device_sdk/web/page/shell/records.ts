@@ -70,9 +70,9 @@ function lastingRecords(database: IDBDatabase): Records {
     database.transaction(name, mode).objectStore(name);
   return {
     lasting: true,
-    drawings: () => done(store("drawings", "readonly").getAll() as IDBRequest<Drawing[]>),
-    add: (drawing) => written(store("drawings", "readwrite"), (drawings) => drawings.add(drawing)),
-    remove: (id) => written(store("drawings", "readwrite"), (drawings) => drawings.delete(id)),
+    drawings: async () => done(store("drawings", "readonly").getAll() as IDBRequest<Drawing[]>),
+    add: async (drawing) => written(store("drawings", "readwrite"), (drawings) => drawings.add(drawing)),
+    remove: async (id) => written(store("drawings", "readwrite"), (drawings) => drawings.delete(id)),
     choices: async () => ({ ...NOTHING_CHOSEN, ...(await done(store("choices", "readonly").get("now"))) }),
     choose: async (change) => {
       let chosen = NOTHING_CHOSEN;
