@@ -3,11 +3,14 @@
 export { Device, type DeviceOptions, type Stated } from "./device.ts";
 export type { Log } from "./driver/driver.ts";
 export type { Timing } from "./driver/timing.ts";
+export { ScreenLock } from "./life/screen.ts";
 export type { DeviceState, Phase } from "./life/state.ts";
+export type { Conditions, Surroundings } from "./life/surroundings.ts";
 export { BundleError, type Code, ProtocolError } from "./protocol/errors.ts";
 export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts";
 export type { RuntimeOptions } from "./runtimes/choose.ts";
-export { openIndexedDb } from "./storage/indexed_db.ts";
+export type { Claim } from "./storage/claim.ts";
+export { keepStorage, openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";
 export { DataError, TrainingError } from "./training/errors.ts";

@@ -2,25 +2,28 @@
 
 import type { DeviceOptions, Stated } from "./device.ts";
 import type { DeviceState } from "./life/state.ts";
+import { type Surroundings, watchSurroundings } from "./life/surroundings.ts";
 import { type Code, ProtocolError } from "./protocol/errors.ts";
 import { StoreError } from "./storage/store.ts";
 import { DataError } from "./training/errors.ts";
 
 /** As for a `Device`. The data are copied to the worker. */
 export type RemoteOptions = Omit<DeviceOptions, "store"> & {
-  /** The name of the database (`openIndexedDb`) that the worker opens. */
-  readonly store?: string;
+  /** The name of the database (`openIndexedDb`) that the worker opens; null: a store in memory. */
+  readonly store?: string | null;
 };
 
 export type Method = "serve" | "stop" | "pause" | "resume" | "erase";
 
 /** What of the options crosses to the worker as it is. */
-export type SentOptions = Omit<RemoteOptions, "state" | "log" | "onChange">;
+export type SentOptions = Omit<RemoteOptions, "state" | "watch" | "log" | "onChange">;
 
 /** What the page says. `call` numbers the calls. */
 export type ToWorker =
   | { readonly do: "make"; readonly call: number; readonly options: SentOptions }
   | { readonly do: Method; readonly call: number }
+  /** What the page sees, and a worker does not: the battery. */
+  | { readonly do: "see"; readonly surroundings: Surroundings }
   /** The answer to `wants`. */
   | { readonly do: "state"; readonly state: Stated };
 
@@ -39,7 +42,7 @@ export interface SentError {
   readonly message: string;
   readonly text?: string;
   readonly code?: Code;
-  readonly full?: boolean;
+  readonly reason?: StoreError["reason"];
 }
 
 /** Start a device in a worker that runs this package's worker.ts. One worker, one device. */
@@ -61,9 +64,10 @@ export class RemoteDevice {
     this.#options = options;
     worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#hear(data));
     worker.addEventListener("error", ({ message }) => this.#fail(message));
-    const { state: _, log: __, onChange: ___, ...sent } = options;
+    const { state: _, watch = watchSurroundings, log: __, onChange: ___, ...sent } = options;
     this.#made = this.#call((call) => ({ do: "make", call, options: sent }));
     this.#made.catch(() => {}); // each method rejects with it
+    watch((surroundings) => this.#say({ do: "see", surroundings }));
   }
 
   /** What the device did when the worker last said so. */
@@ -102,8 +106,12 @@ export class RemoteDevice {
     const call = ++this.#lastCall;
     return new Promise((resolve, reject) => {
       this.#calls.set(call, { resolve, reject });
-      this.#worker.postMessage(message(call));
+      this.#say(message(call));
     });
+  }
+
+  #say(message: ToWorker): void {
+    this.#worker.postMessage(message);
   }
 
   #hear(message: FromWorker): void {
@@ -129,8 +137,7 @@ export class RemoteDevice {
   }
 
   async #answer(): Promise<void> {
-    const answer: ToWorker = { do: "state", state: (await this.#options.state?.()) ?? {} };
-    this.#worker.postMessage(answer);
+    this.#say({ do: "state", state: (await this.#options.state?.()) ?? {} });
   }
 
   /** The worker could not be loaded, or nobody caught an error in it. */
@@ -147,12 +154,12 @@ export class RemoteDevice {
 export function sentError(error: unknown): SentError {
   const { name = "Error", message = String(error) } = error as Partial<Error>;
   if (error instanceof ProtocolError) return { name, message, code: error.code, text: error.text };
-  return error instanceof StoreError ? { name, message, full: error.full } : { name, message };
+  return error instanceof StoreError ? { name, message, reason: error.reason } : { name, message };
 }
 
-function errorOf({ name, message, code, text, full }: SentError): Error {
+function errorOf({ name, message, code, text, reason }: SentError): Error {
   if (code !== undefined && text !== undefined) return new ProtocolError(code, text);
-  if (name === "StoreError") return new StoreError(message, full);
+  if (reason !== undefined) return new StoreError(message, reason);
   if (name === "DataError") return new DataError(message);
   return Object.assign(new Error(message), { name });
 }

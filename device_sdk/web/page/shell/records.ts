@@ -19,6 +19,9 @@ export interface Choices {
   readonly training: boolean;
   readonly paused: boolean;
   readonly awake: boolean;
+  /** Train only while the device charges, and only where the network costs nothing. */
+  readonly charging: boolean;
+  readonly unmetered: boolean;
   /** Updates of this device that were accepted since it joined, and their bytes. */
   readonly accepted: number;
   readonly acceptedBytes: number;
@@ -30,6 +33,8 @@ export const NOTHING_CHOSEN: Choices = {
   training: false,
   paused: false,
   awake: false,
+  charging: false,
+  unmetered: false,
   accepted: 0,
   acceptedBytes: 0,
 };
