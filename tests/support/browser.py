@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playwright.sync_api import BrowserContext, sync_playwright
 
@@ -42,7 +43,12 @@ def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: A
         webgpu: With WebGPU, which the processor computes (SwiftShader).
         options: Of Playwright's ``launch_persistent_context``, for example ``color_scheme="dark"``.
     """
-    flags = [*FLAGS[1:-1], *more_flags, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
+    flags = [
+        *FLAGS[1:-1],
+        *more_flags,
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+        "--disable-features=SpareRendererForSitePerProcess",  # kill_tabs would kill the process of a tab to come
+    ]
     if webgpu:
         flags.remove("--disable-gpu")
         flags += ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"]
@@ -54,6 +60,14 @@ def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: A
             yield started
         finally:
             started.close()
+
+
+def kill_tabs() -> None:
+    """Kill the processes of all tabs of the browsers that this process started, workers included."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "--type=renderer" in process.cmdline():
+                process.kill()
 
 
 def charts_of(page: Path) -> dict[str, Any]:

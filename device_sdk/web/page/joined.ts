@@ -1,6 +1,6 @@
 /** The view of those who joined: drawing, this device, the round, leaving. */
 
-import type { DeviceState } from "../src/index.ts";
+import { type DeviceState, keepStorage, ScreenLock } from "../src/index.ts";
 import { focusAfter, scarcest, showDrawings } from "./draw/drawings.ts";
 import { Pad, showSeen } from "./draw/pad.ts";
 import { pixelsOf } from "./draw/preprocess.ts";
@@ -11,12 +11,13 @@ import type { PageSettings } from "./shell/invitation.ts";
 import { notice } from "./shell/notices.ts";
 import { forgetOffline } from "./shell/offline.ts";
 import { type Choices, type Drawing, NOTHING_CHOSEN, type Records } from "./shell/records.ts";
-import { connectionWords, endedWords, FEWEST, isQuota, storageWords } from "./shell/words.ts";
+import { connectionWords, endedWords, FEWEST, recordsWords } from "./shell/words.ts";
 import { ask, likeliest, probabilities, showGuesses } from "./train/guess.ts";
 import { showDevice } from "./train/panel.ts";
 import { Phone, STORE } from "./train/phone.ts";
-import { CAN_STAY_AWAKE, stayAwake } from "./train/wake_lock.ts";
 
+/** The choices that are check boxes, by their ids. */
+const SWITCHES = ["awake", "charging", "unmetered"] as const;
 const STOPPED: DeviceState = { phase: "stopped", accepted: 0, acceptedBytes: 0 };
 
 export class Joined {
@@ -25,6 +26,7 @@ export class Joined {
   readonly #left: () => void;
   readonly #pad: Pad;
   readonly #phone: Phone;
+  readonly #screen = new ScreenLock();
   #choices: Choices = NOTHING_CHOSEN;
   #drawings: readonly Drawing[] = [];
   #state: DeviceState = STOPPED;
@@ -54,8 +56,8 @@ export class Joined {
   async open(): Promise<void> {
     this.#choices = await this.#records.choices();
     this.#drawings = await this.#records.drawings();
-    the("awake-box").hidden = !CAN_STAY_AWAKE;
-    the<HTMLInputElement>("awake").checked = this.#choices.awake;
+    the("awake-box").hidden = !ScreenLock.isSupported;
+    for (const name of SWITCHES) the<HTMLInputElement>(name).checked = this.#choices[name];
     this.#padChanged();
     this.#showDrawings();
     this.#follow();
@@ -84,10 +86,13 @@ export class Joined {
       sure.close();
       return this.#erase();
     });
-    the<HTMLInputElement>("awake").addEventListener("change", async (event) => {
-      await this.#choose({ awake: (event.target as HTMLInputElement).checked });
-      this.#show();
-    });
+    for (const name of SWITCHES) {
+      the<HTMLInputElement>(name).addEventListener("change", async ({ target }) => {
+        await this.#choose({ [name]: (target as HTMLInputElement).checked });
+        if (name !== "awake") this.#phone.require(this.#only);
+        this.#show();
+      });
+    }
     for (const name of ["online", "offline"]) addEventListener(name, () => this.#showConnection());
     setInterval(() => this.#showConnection(), 2000);
   }
@@ -125,7 +130,7 @@ export class Joined {
       notice("storage", null);
     } catch (error) {
       if (this.#pad.strokes.length === 0) this.#pad.show(strokes);
-      notice("storage", storageWords(isQuota(error)));
+      notice("storage", recordsWords(error));
       return;
     }
     await this.#drawingsChanged();
@@ -177,7 +182,15 @@ export class Joined {
 
   #train(): void {
     this.#connectingSince = Date.now();
-    this.#phone.start(this.#drawings, this.#choices.token, this.#choices.paused);
+    const { token, paused } = this.#choices;
+    const { lasting } = this.#records;
+    void keepStorage();
+    this.#phone.start(this.#drawings, { token, paused, only: this.#only, lasting });
+  }
+
+  get #only(): { charging: boolean; unmetered: boolean } {
+    const { charging, unmetered } = this.#choices;
+    return { charging, unmetered };
   }
 
   async #start(): Promise<void> {
@@ -240,7 +253,7 @@ export class Joined {
     await this.#phone.stop();
     this.#state = STOPPED;
     this.#connectingSince = null;
-    stayAwake(false);
+    this.#screen.want(false);
     for (const cause of ["connection", "device", "storage", "done"] as const) notice(cause, null);
   }
 
@@ -252,7 +265,7 @@ export class Joined {
       this.#choices = await this.#records.choose(changed);
     } catch (error) {
       this.#choices = changed(this.#choices);
-      notice("storage", storageWords(isQuota(error)));
+      notice("storage", recordsWords(error));
     }
   }
 
@@ -260,7 +273,7 @@ export class Joined {
     const { accepted, acceptedBytes, awake, paused } = this.#choices;
     const { started } = this.#phone;
     showDevice({ state: this.#state, started, paused, drawings: this.#drawings.length, accepted, acceptedBytes });
-    stayAwake(awake && started && !paused);
+    this.#screen.want(awake && started && !paused);
     this.#showConnection();
   }
 

@@ -5,13 +5,14 @@ import { Driver, type Log } from "./driver/driver.ts";
 import { findVerifier } from "./driver/signatures.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
 import type { DeviceState } from "./life/state.ts";
+import { type Conditions, checkConditions, UNKNOWN, watchSurroundings } from "./life/surroundings.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
 import { isEngineName } from "./runtimes/engine.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
 import { Outbox } from "./storage/outbox.ts";
-import type { Store } from "./storage/store.ts";
+import type { Store, StoreError } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
@@ -39,7 +40,11 @@ export interface DeviceOptions extends RuntimeOptions {
   /** The coordinator's public keys: the device then does only tasks that one of them signed, at later starts too. Left
    * out: the keys that the token brings, or that are in the store. */
   readonly keys?: readonly string[];
-  /** What the device states at each check-in, such as `charging`. */
+  /** Serve only while these hold, where the browser can tell; `DeviceState.cannotTell` says where it cannot. */
+  readonly only?: Conditions;
+  /** What says whether the device charges and what its network is. Left out: the browser. */
+  readonly watch?: typeof watchSurroundings;
+  /** What the device states at each check-in, beside that. */
   readonly state?: () => Stated | Promise<Stated>;
   /** End when the coordinator says that the training is finished. */
   readonly untilFinished?: boolean;
@@ -62,6 +67,12 @@ export class Device {
   #serving: Promise<void> | null = null;
   #stopped = false;
   #paused = false;
+  #surroundings = UNKNOWN;
+  /** Another tab has the store. */
+  #waitsForTab = false;
+  /** Ends the waiting for the store. */
+  #waiting = new AbortController();
+  #lost: StoreError | null = null;
   #wake: () => void = () => {};
   #accepted = 0;
   #acceptedBytes = 0;
@@ -94,17 +105,31 @@ export class Device {
       runtime: runtimeName(this.#trainer?.engine ?? "wasm"),
     };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
-    if (this.#paused && this.#driver === null) return { phase: "paused", ...known, why: "the device is paused" };
+    const { cannotTell } = this.#conditions;
+    const common = { ...known, ...(cannotTell.length > 0 && { cannotTell }) };
+    const why = this.#whyPaused;
+    if (why !== null && this.#driver === null) return { phase: "paused", ...common, why };
     const activity = this.#driver?.activity ?? { phase: "connecting" };
     const progress = activity.phase === "training" ? this.#trainer?.progress : null;
-    return { ...activity, ...progress, ...known };
+    return { ...activity, ...progress, ...common };
+  }
+
+  get #conditions(): ReturnType<typeof checkConditions> {
+    return checkConditions(this.#options.only ?? {}, this.#surroundings);
+  }
+
+  /** Why the device must not serve now. */
+  get #whyPaused(): string | null {
+    if (this.#paused) return "the device is paused";
+    return this.#waitsForTab ? "another tab or window serves as this device" : this.#conditions.why;
   }
 
   /**
    * Serve until `stop`, or until the training is finished (`untilFinished`).
    *
-   * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle, or are too many),
-   * ProtocolError (the coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device;
+   * While another tab serves from the same store, this one waits, and goes on where that one ends or dies. Rejects with
+   * StoreError (`reason`: the store is full, or lost), DataError (the data do not fit the bundle, or are too many),
+   * ProtocolError (the coordinator refuses the check-in; `replaced`: another process speaks for the same device;
    * `bad-version` too: the device has keys, and signatures cannot be checked here).
    */
   async serve(): Promise<void> {
@@ -135,6 +160,7 @@ export class Device {
   /** End `serve` soon. A task under way is given back; a finished update stays in the store for the next start. */
   stop(): void {
     this.#stopped = true;
+    this.#waiting.abort();
     this.#interrupt();
   }
 
@@ -149,18 +175,64 @@ export class Device {
     this.#wake();
   }
 
-  /** Stop, and delete all that the store has: name, credential, downloads, a finished update, what was kept. */
+  /** Stop, also in another tab, and delete all that the store has: name, credential, downloads, a finished update, what
+   * was kept. */
   async erase(): Promise<void> {
     this.stop();
     await this.#serving?.catch(() => {}); // `serve` rejects with it
     this.#stopped = false;
     const { store } = this.#options;
-    const keys = await store.keys("");
-    if (keys.length > 0) await store.write(Object.fromEntries(keys.map((key) => [key, null])));
+    const release = await store.claim?.({ steal: true });
+    try {
+      const keys = await store.keys("");
+      await store.write(Object.fromEntries(keys.map((key) => [key, null])));
+    } finally {
+      release?.();
+    }
   }
 
   async #serve(): Promise<void> {
-    const { url, store, name, timing, state, log = () => {} } = this.#options;
+    const { store, watch = watchSurroundings } = this.#options;
+    this.#lost = null;
+    const unwatch = watch((surroundings) => {
+      this.#surroundings = surroundings;
+      if (this.#whyPaused === null) this.#wake();
+      else this.#interrupt();
+      this.#show();
+    });
+    let release: (() => void) | undefined;
+    try {
+      release = await this.#claim();
+      if (!this.#stopped) await this.#serveFrom(store);
+    } finally {
+      unwatch();
+      release?.();
+    }
+  }
+
+  /** Wait until no other tab serves from the store. */
+  async #claim(): Promise<(() => void) | undefined> {
+    this.#waiting = new AbortController();
+    if (this.#stopped) return undefined;
+    try {
+      return await this.#options.store.claim?.({
+        signal: this.#waiting.signal,
+        waits: () => {
+          this.#waitsForTab = true;
+          this.#show();
+        },
+        lost: (error) => this.#lose(error),
+      });
+    } catch (error) {
+      if (this.#stopped) return undefined;
+      throw error;
+    } finally {
+      this.#waitsForTab = false;
+    }
+  }
+
+  async #serveFrom(store: Store): Promise<void> {
+    const { url, name, timing, state, log = () => {} } = this.#options;
     const data = await this.#columns();
     const device = await readOrMakeName(store, name);
     let trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
@@ -175,7 +247,8 @@ export class Device {
     this.#trainer = trainer;
     while (!this.#stopped) {
       this.#show();
-      if (this.#paused) {
+      if (this.#lost !== null) throw this.#lost;
+      if (this.#whyPaused !== null) {
         await new Promise<void>((resolve) => {
           this.#wake = resolve;
         });
@@ -195,11 +268,11 @@ export class Device {
           await writeTrustedKeys(store, keys);
           trusted = keys; // for the run after a pause: a store that was evicted must not make the device trust everybody
         },
-        state: async () => ({ ...(await state?.()), runtime: runtimeName(trainer.engine) }),
+        state: async () => ({ ...this.#surroundings, ...(await state?.()), runtime: runtimeName(trainer.engine) }),
         changed,
         log,
       });
-      if (this.#stopped || this.#paused) this.#interrupt();
+      if (this.#stopped || this.#whyPaused !== null) this.#interrupt();
       await this.#driver.run();
       if (session.finished) return;
       this.#settle();
@@ -225,6 +298,14 @@ export class Device {
     this.#accepted += this.#session?.accepted ?? 0;
     this.#acceptedBytes += this.#session?.acceptedBytes ?? 0;
     this.#session = null;
+  }
+
+  /** The store is gone under the device. */
+  #lose(error: StoreError): void {
+    this.#lost = error;
+    const session = this.#session;
+    if (session !== null) this.#driver?.post(() => session.abandon(error, "runtime-error"));
+    this.#wake();
   }
 
   /** End the run of the driver. */

@@ -3,6 +3,7 @@
 import { collectExamples, isExamples } from "./data/examples.ts";
 import type { DeviceOptions, Stated } from "./device.ts";
 import type { DeviceState } from "./life/state.ts";
+import { type Surroundings, watchSurroundings } from "./life/surroundings.ts";
 import { type Code, ProtocolError } from "./protocol/errors.ts";
 import { StoreError } from "./storage/store.ts";
 import type { Columns } from "./training/data.ts";
@@ -10,19 +11,23 @@ import { DataError } from "./training/errors.ts";
 
 /** As for a `Device`. The data are collected in the page, and copied to the worker. */
 export type RemoteOptions = Omit<DeviceOptions, "store"> & {
-  /** The name of the database (`openIndexedDb`) that the worker opens. */
-  readonly store?: string;
+  /** The name of the database (`openIndexedDb`) that the worker opens; null: a store in memory. */
+  readonly store?: string | null;
 };
 
 export type Method = "serve" | "stop" | "pause" | "resume" | "erase";
 
 /** What of the options crosses to the worker as it is. */
-export type SentOptions = Omit<RemoteOptions, "data" | "state" | "log" | "onChange"> & { readonly data: Columns };
+export type SentOptions = Omit<RemoteOptions, "data" | "state" | "watch" | "log" | "onChange"> & {
+  readonly data: Columns;
+};
 
 /** What the page says. `call` numbers the calls. */
 export type ToWorker =
   | { readonly do: "make"; readonly call: number; readonly options: SentOptions }
   | { readonly do: Method; readonly call: number }
+  /** What the page sees, and a worker does not: the battery. */
+  | { readonly do: "see"; readonly surroundings: Surroundings }
   /** The answer to `wants`. */
   | { readonly do: "state"; readonly state: Stated };
 
@@ -41,7 +46,7 @@ export interface SentError {
   readonly message: string;
   readonly text?: string;
   readonly code?: Code;
-  readonly full?: boolean;
+  readonly reason?: StoreError["reason"];
 }
 
 /** Start a device in a worker that runs this package's worker.ts. One worker, one device. */
@@ -65,10 +70,12 @@ export class RemoteDevice {
     worker.addEventListener("error", ({ message }) => this.#fail(message));
     this.#made = this.#make();
     this.#made.catch(() => {}); // each method rejects with it
+    const { watch = watchSurroundings } = options;
+    watch((surroundings) => this.#say({ do: "see", surroundings }));
   }
 
   async #make(): Promise<void> {
-    const { data, state: _, log: __, onChange: ___, ...sent } = this.#options;
+    const { data, state: _, watch: __, log: ___, onChange: ____, ...sent } = this.#options;
     const columns = isExamples(data) ? await collectExamples(data) : data;
     await this.#call((call) => ({ do: "make", call, options: { ...sent, data: columns } }));
   }
@@ -110,8 +117,12 @@ export class RemoteDevice {
     const call = ++this.#lastCall;
     return new Promise((resolve, reject) => {
       this.#calls.set(call, { resolve, reject });
-      this.#worker.postMessage(message(call));
+      this.#say(message(call));
     });
+  }
+
+  #say(message: ToWorker): void {
+    this.#worker.postMessage(message);
   }
 
   #hear(message: FromWorker): void {
@@ -137,8 +148,7 @@ export class RemoteDevice {
   }
 
   async #answer(): Promise<void> {
-    const answer: ToWorker = { do: "state", state: (await this.#options.state?.()) ?? {} };
-    this.#worker.postMessage(answer);
+    this.#say({ do: "state", state: (await this.#options.state?.()) ?? {} });
   }
 
   /** The worker could not be loaded, or nobody caught an error in it. */
@@ -155,12 +165,12 @@ export class RemoteDevice {
 export function sentError(error: unknown): SentError {
   const { name = "Error", message = String(error) } = error as Partial<Error>;
   if (error instanceof ProtocolError) return { name, message, code: error.code, text: error.text };
-  return error instanceof StoreError ? { name, message, full: error.full } : { name, message };
+  return error instanceof StoreError ? { name, message, reason: error.reason } : { name, message };
 }
 
-function errorOf({ name, message, code, text, full }: SentError): Error {
+function errorOf({ name, message, code, text, reason }: SentError): Error {
   if (code !== undefined && text !== undefined) return new ProtocolError(code, text);
-  if (name === "StoreError") return new StoreError(message, full);
+  if (reason !== undefined) return new StoreError(message, reason);
   if (name === "DataError") return new DataError(message);
   return Object.assign(new Error(message), { name });
 }

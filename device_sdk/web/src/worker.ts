@@ -1,11 +1,15 @@
 /** The script of a Web Worker that a page starts and gives to `startDevice` (remote.ts). One worker, one device. */
 
 import { Device, type Stated } from "./device.ts";
+import { type Surroundings, UNKNOWN } from "./life/surroundings.ts";
 import { type FromWorker, type SentOptions, sentError, type ToWorker } from "./remote.ts";
 import { openIndexedDb } from "./storage/indexed_db.ts";
+import { MemoryStore } from "./storage/store.ts";
 
 let device: Promise<Device> | null = null;
 let answered: (state: Stated) => void = () => {};
+let surroundings: Surroundings = UNKNOWN;
+let see: (now: Surroundings) => void = () => {};
 
 function say(message: FromWorker): void {
   postMessage(message);
@@ -14,7 +18,14 @@ function say(message: FromWorker): void {
 async function make({ store, ...options }: SentOptions): Promise<Device> {
   return new Device({
     ...options,
-    store: await openIndexedDb(store),
+    store: store === null ? new MemoryStore() : await openIndexedDb(store),
+    watch: (tell) => {
+      see = tell;
+      tell(surroundings);
+      return () => {
+        see = () => {};
+      };
+    },
     state: () =>
       new Promise((resolve) => {
         answered = resolve;
@@ -25,7 +36,7 @@ async function make({ store, ...options }: SentOptions): Promise<Device> {
   });
 }
 
-async function carryOut(message: Exclude<ToWorker, { do: "state" }>): Promise<void> {
+async function call(message: Extract<ToWorker, { call: number }>): Promise<void> {
   if (message.do === "make") {
     device = make(message.options);
     await device;
@@ -34,11 +45,13 @@ async function carryOut(message: Exclude<ToWorker, { do: "state" }>): Promise<vo
 
 addEventListener("message", ({ data }: MessageEvent<ToWorker>) => {
   if (data.do === "state") answered(data.state);
-  else {
-    const { call } = data;
-    carryOut(data).then(
-      () => say({ is: "done", call }),
-      (error: unknown) => say({ is: "failed", call, error: sentError(error) }),
+  else if (data.do === "see") {
+    surroundings = data.surroundings;
+    see(surroundings);
+  } else {
+    call(data).then(
+      () => say({ is: "done", call: data.call }),
+      (error: unknown) => say({ is: "failed", call: data.call, error: sentError(error) }),
     );
   }
 });

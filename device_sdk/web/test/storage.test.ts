@@ -9,7 +9,7 @@ import { Contents } from "../src/storage/contents.ts";
 import { Enrolment, readOrMakeName } from "../src/storage/identity.ts";
 import { openIndexedDb } from "../src/storage/indexed_db.ts";
 import { Outbox } from "../src/storage/outbox.ts";
-import { MemoryStore, type Store } from "../src/storage/store.ts";
+import { MemoryStore, type Store, StoreError } from "../src/storage/store.ts";
 import { hex, vectors } from "./support/vectors.ts";
 
 const STORES: [string, () => Promise<Store>][] = [
@@ -166,6 +166,26 @@ describe.each(STORES)("a store %s", (_, open) => {
       expect(await outbox.load()).toBeNull();
       expect(await store.keys("pending/")).toEqual([]);
     });
+    test("room is tried before training, and given back", async () => {
+      await new Outbox(store).tryRoom(200_000);
+      expect(await store.keys("pending/")).toEqual([]);
+      const { write } = store;
+      let most = 0;
+      store.write = (changes, durable) => {
+        most = Math.max(most, ...Object.values(changes).map((value) => value?.length ?? 0));
+        return most > 99_999 ? Promise.reject(new StoreError("full up", "full")) : write.call(store, changes, durable);
+      };
+      await expect(new Outbox(store).tryRoom(100_000)).rejects.toMatchObject({
+        reason: "full",
+        message: "there is no room for the update of this task, up to 100000 bytes: full up",
+      });
+      expect(most).toBe(100_000);
+    });
+    test("what a page that died left of trying for room is deleted", async () => {
+      await store.write({ "pending/room": hex("00") });
+      expect(await new Outbox(store).load()).toBeNull();
+      expect(await store.keys("pending/")).toEqual([]);
+    });
     test("starts of a task's training are counted", async () => {
       const outbox = new Outbox(store);
       await outbox.setStarts("t", 2);
@@ -173,6 +193,13 @@ describe.each(STORES)("a store %s", (_, open) => {
       await outbox.setStarts(null);
       expect(await outbox.starts("t")).toBe(0);
     });
+  });
+
+  test("the manifest that was used last is known", async () => {
+    const contents = new Contents(store);
+    expect(await contents.lastManifest()).toBeNull();
+    await store.write({ bundles: new TextEncoder().encode('["ab"]'), "file/ab": hex("010203") });
+    expect(await contents.lastManifest()).toEqual({ sha256: "ab", size: 3 });
   });
 
   describe("the identity", () => {
@@ -202,5 +229,40 @@ describe.each(STORES)("a store %s", (_, open) => {
       await later.accepted();
       expect(await later.subprotocols()).toEqual([next!.replace("next", "credential"), "fleetlearn.device.d"]);
     });
+  });
+});
+
+describe("a browser's database", () => {
+  beforeEach(() => {
+    globalThis.indexedDB = new IDBFactory();
+  });
+
+  test.each([
+    () => {
+      throw new DOMException("not here", "SecurityError"); // cookies are blocked
+    },
+    () => {
+      const request = {} as IDBOpenDBRequest & { error: DOMException };
+      Object.assign(request, { error: new DOMException("not now", "InvalidStateError") });
+      queueMicrotask(() => request.onerror?.(new Event("error"))); // as Firefox did in private windows
+      return request;
+    },
+  ])("that is refused says what to do", async (open) => {
+    globalThis.indexedDB = { open } as unknown as IDBFactory;
+    await expect(openIndexedDb()).rejects.toMatchObject({
+      reason: "refused",
+      message: expect.stringContaining("in memory"),
+    });
+  });
+  test("that another page deletes is lost, and whoever has claimed it is told", async () => {
+    const store = await openIndexedDb();
+    const told: StoreError[] = [];
+    const release = await store.claim!({ lost: (error) => told.push(error) });
+    await new Promise((resolve) => {
+      indexedDB.deleteDatabase("fleetlearn").onsuccess = resolve;
+    });
+    expect(told).toMatchObject([{ reason: "lost" }]);
+    await expect(store.read("a")).rejects.toMatchObject({ reason: "lost" });
+    release();
   });
 });

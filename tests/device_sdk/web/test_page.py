@@ -58,6 +58,8 @@ def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "
         look("drawings, and all that can be opened")
         page.get_by_role("button", name="Start training").click()
         expect(page.locator("#phase")).to_have_text("Connecting")
+        page.get_by_label("on Wi-Fi or another unmetered network").check()
+        expect(page.get_by_text("This browser does not say what the network costs")).to_be_visible()
         browser.set_offline(True)
         expect(page.get_by_text("You are offline.")).to_be_visible()
         look("offline")

@@ -19,6 +19,9 @@ export interface Choices {
   readonly training: boolean;
   readonly paused: boolean;
   readonly awake: boolean;
+  /** Train only while the device charges, and only where the network costs nothing. */
+  readonly charging: boolean;
+  readonly unmetered: boolean;
   /** Updates of this device that were accepted since it joined, and their bytes. */
   readonly accepted: number;
   readonly acceptedBytes: number;
@@ -30,6 +33,8 @@ export const NOTHING_CHOSEN: Choices = {
   training: false,
   paused: false,
   awake: false,
+  charging: false,
+  unmetered: false,
   accepted: 0,
   acceptedBytes: 0,
 };
@@ -70,9 +75,9 @@ function lastingRecords(database: IDBDatabase): Records {
     database.transaction(name, mode).objectStore(name);
   return {
     lasting: true,
-    drawings: () => done(store("drawings", "readonly").getAll() as IDBRequest<Drawing[]>),
-    add: (drawing) => written(store("drawings", "readwrite"), (drawings) => drawings.add(drawing)),
-    remove: (id) => written(store("drawings", "readwrite"), (drawings) => drawings.delete(id)),
+    drawings: async () => done(store("drawings", "readonly").getAll() as IDBRequest<Drawing[]>),
+    add: async (drawing) => written(store("drawings", "readwrite"), (drawings) => drawings.add(drawing)),
+    remove: async (id) => written(store("drawings", "readwrite"), (drawings) => drawings.delete(id)),
     choices: async () => ({ ...NOTHING_CHOSEN, ...(await done(store("choices", "readonly").get("now"))) }),
     choose: async (change) => {
       let chosen = NOTHING_CHOSEN;

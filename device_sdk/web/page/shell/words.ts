@@ -54,7 +54,7 @@ export function phaseWords(state: DeviceState, drawings: number): PhaseWords {
         mood: "busy",
       };
     case "paused":
-      return { title: "Paused", detail: pausedFor(state.why), short: "Paused", mood: "idle" };
+      return pausedWords(state.why);
     case "stopped":
       return drawings < FEWEST
         ? {
@@ -72,9 +72,25 @@ export function phaseWords(state: DeviceState, drawings: number): PhaseWords {
   }
 }
 
-function pausedFor(why: string | undefined): string {
-  const own = why === undefined || why === "the device is paused";
-  return own ? "Nothing is sent and nothing is trained until you resume." : `${why[0]!.toUpperCase()}${why.slice(1)}.`;
+/** Whatever is not the person's own pause says for what the device waits. */
+function pausedWords(why: string | undefined): PhaseWords {
+  if (why === undefined || why === "the device is paused") {
+    const detail = "Nothing is sent and nothing is trained until you resume.";
+    return { title: "Paused", detail, short: "Paused", mood: "idle" };
+  }
+  return {
+    title: "Not training now",
+    detail: `${why[0]!.toUpperCase()}${why.slice(1)}.`,
+    short: "Waiting",
+    mood: "idle",
+  };
+}
+
+/** Return what the browser cannot tell of the person's conditions, in words; empty where it tells all of it. */
+export function cannotTellWords(cannotTell: DeviceState["cannotTell"] = []): string {
+  const what = { charging: "whether this device charges", network: "what the network costs" };
+  const unknown = cannotTell.map((one) => what[one]).join(" and ");
+  return unknown === "" ? "" : `This browser does not say ${unknown}: the device trains all the same.`;
 }
 
 /** Return the words for an error that ended the device. */
@@ -91,27 +107,36 @@ export function endedWords(error: unknown): Problem {
       advice: `Reload the page. (${error.text})`,
     };
   }
-  if (error instanceof StoreError) return storageWords(error.full);
-  if (isQuota(error)) return storageWords(true);
+  if (error instanceof StoreError) return storageWords(error.reason);
   const message = error instanceof Error ? error.message : String(error);
   return { what: "The training stopped unexpectedly.", advice: `Press Start to try again. (${message})` };
 }
 
 /** Return the words for storage that failed. */
-export function storageWords(full: boolean): Problem {
-  return full
-    ? {
+export function storageWords(reason: StoreError["reason"]): Problem {
+  switch (reason) {
+    case "full":
+      return {
         what: "This device has no room left for the page.",
         advice: "Free some storage, or delete a few drawings, then try again.",
-      }
-    : {
+      };
+    case "lost":
+      return {
+        what: "This device was erased, in another tab or by the browser.",
+        advice: "Reload the page. To train again you may need a new invitation.",
+      };
+    case "refused":
+    case "failed":
+      return {
         what: "The browser’s storage does not work.",
         advice: "Reload the page. In a private window, open it in a normal one.",
       };
+  }
 }
 
-export function isQuota(error: unknown): boolean {
-  return (error as Partial<DOMException> | null)?.name === "QuotaExceededError";
+/** Return the words for what the page's own database rejected with. */
+export function recordsWords(error: unknown): Problem {
+  return storageWords((error as Partial<DOMException> | null)?.name === "QuotaExceededError" ? "full" : "failed");
 }
 
 /** Return the words for a device that cannot connect; null while it may still be early. */

@@ -1,6 +1,16 @@
 import { expect, test } from "vitest";
 import { type DeviceState, ProtocolError, StoreError } from "../../src/index.ts";
-import { connectionWords, endedWords, phaseWords, runtimeWords, sizeWords, storageWords } from "../shell/words.ts";
+import {
+  cannotTellWords,
+  connectionWords,
+  endedWords,
+  type PhaseWords,
+  phaseWords,
+  recordsWords,
+  runtimeWords,
+  sizeWords,
+  storageWords,
+} from "../shell/words.ts";
 import { likeliest, probabilities } from "../train/guess.ts";
 
 const state = (changes: Partial<DeviceState>): DeviceState => ({
@@ -28,19 +38,32 @@ test("each phase has words, and a round has its number", () => {
   ]);
 });
 
-test("a pause by the person is told apart from one that the device makes", () => {
-  const words = (why?: string): string =>
-    phaseWords(state({ phase: "paused", ...(why !== undefined && { why }) }), 5).detail;
-  expect(words("the device is paused")).toBe(words());
-  expect(words("another tab of this device works")).toBe("Another tab of this device works.");
+test("a pause by the person is told apart from what the device waits for", () => {
+  const words = (why?: string): PhaseWords =>
+    phaseWords(state({ phase: "paused", ...(why !== undefined && { why }) }), 5);
+  expect(words("the device is paused")).toEqual(words());
+  expect(words().title).toBe("Paused");
+  expect(words("the device waits until it charges")).toMatchObject({
+    title: "Not training now",
+    detail: "The device waits until it charges.",
+  });
+});
+
+test("what the browser cannot tell is said", () => {
+  expect(cannotTellWords()).toBe("");
+  expect(cannotTellWords(["charging", "network"])).toBe(
+    "This browser does not say whether this device charges and what the network costs: the device trains all the same.",
+  );
 });
 
 test("errors that end the device say what to do", () => {
   expect(endedWords(new ProtocolError("replaced", "x")).what).toBe("Another tab trains for this device.");
   expect(endedWords(new ProtocolError("bad-version", "version 9")).advice).toContain("version 9");
-  expect(endedWords(new StoreError("x", true))).toEqual(storageWords(true));
-  expect(endedWords(new StoreError("x"))).toEqual(storageWords(false));
-  expect(endedWords(new DOMException("x", "QuotaExceededError"))).toEqual(storageWords(true));
+  for (const reason of ["full", "lost", "refused", "failed"] as const) {
+    expect(endedWords(new StoreError("x", reason))).toEqual(storageWords(reason));
+  }
+  expect(recordsWords(new DOMException("x", "QuotaExceededError"))).toEqual(storageWords("full"));
+  expect(recordsWords(new DOMException("x", "InvalidStateError"))).toEqual(storageWords("failed"));
   expect(endedWords(new TypeError("no such thing")).advice).toBe("Press Start to try again. (no such thing)");
 });
 

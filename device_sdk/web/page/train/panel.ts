@@ -2,7 +2,7 @@
 
 import type { DeviceState } from "../../src/index.ts";
 import { announce, the, write } from "../shell/elements.ts";
-import { FEWEST, phaseWords, runtimeWords, sizeWords } from "../shell/words.ts";
+import { cannotTellWords, FEWEST, phaseWords, runtimeWords, sizeWords } from "../shell/words.ts";
 
 export interface Shown {
   readonly state: DeviceState;
@@ -27,6 +27,9 @@ export function showDevice({ state, started, paused, drawings, accepted, accepte
   write("sent", sizeWords(acceptedBytes));
   write("count", `${drawings}`);
   write("runtime", runtimeWords(state.runtime));
+  const cannotTell = cannotTellWords(state.cannotTell);
+  the("cannot-tell").hidden = cannotTell === "";
+  write("cannot-tell", cannotTell);
   const pill = the("pill");
   pill.hidden = false;
   pill.dataset.mood = words.mood;

@@ -1,6 +1,6 @@
 /** The device of this page: the SDK's, in a worker, with the drawings as its data. */
 
-import { type DeviceState, type RemoteDevice, startDevice } from "../../src/index.ts";
+import { type Conditions, type DeviceState, type RemoteDevice, startDevice } from "../../src/index.ts";
 import { columnsOf } from "../draw/drawings.ts";
 import { type Drawing, deleteDatabase } from "../shell/records.ts";
 
@@ -13,6 +13,16 @@ const SETTLED = 5000;
 const SETTLED_FEWER = 1000;
 
 const STOPPED: DeviceState = { phase: "stopped", accepted: 0, acceptedBytes: 0 };
+
+/** How the device begins. */
+export interface Beginning {
+  /** Until the coordinator has taken it. */
+  readonly token: string | null;
+  readonly paused: boolean;
+  readonly only: Conditions;
+  /** Whether the browser keeps what the device stores. */
+  readonly lasting: boolean;
+}
 
 export interface PhoneEvents {
   readonly changed: (state: DeviceState) => void;
@@ -33,8 +43,7 @@ export class Phone {
   #running: Running | null = null;
   /** The end of the device before, which gives its task back. */
   #ending: Promise<void> = Promise.resolve();
-  #token: string | null = null;
-  #paused = false;
+  #beginning: Beginning = { token: null, paused: false, only: {}, lasting: true };
   #drawings: readonly Drawing[] = [];
   /** The drawings that the device trains on are not these any more. */
   #stale = false;
@@ -53,22 +62,27 @@ export class Phone {
   }
 
   /** Begin to serve the coordinator with these drawings. */
-  start(drawings: readonly Drawing[], token: string | null, paused = false): void {
+  start(drawings: readonly Drawing[], beginning: Beginning): void {
     this.#drawings = drawings;
-    this.#token = token;
-    this.#paused = paused;
+    this.#beginning = beginning;
     this.#wanted = true;
     void this.#begin();
   }
 
   pause(): void {
-    this.#paused = true;
+    this.#beginning = { ...this.#beginning, paused: true };
     void this.#running?.device.pause();
   }
 
   resume(): void {
-    this.#paused = false;
+    this.#beginning = { ...this.#beginning, paused: false };
     void this.#running?.device.resume();
+  }
+
+  /** Serve only while these hold, from now on. */
+  require(only: Conditions): void {
+    this.#beginning = { ...this.#beginning, only };
+    this.#beginAgain();
   }
 
   /**
@@ -113,17 +127,19 @@ export class Phone {
     this.#stale = false;
     this.#deleted = false;
     const worker = new Worker("worker.js", { type: "module" });
+    const { token, paused, only, lasting } = this.#beginning;
     const device = startDevice(worker, {
       url: this.#url,
       data: columnsOf(this.#drawings),
-      store: STORE,
+      store: lasting ? STORE : null,
       untilFinished: true,
-      ...(this.#token !== null && { token: this.#token }),
+      only,
+      ...(token !== null && { token }),
       onChange: (state) => {
         if (this.#running?.device === device) this.#changed(state);
       },
     });
-    if (this.#paused) void device.pause().catch(() => {});
+    if (paused) void device.pause().catch(() => {});
     const running = { worker, device, served: device.serve() };
     this.#running = running;
     const ended = (error: unknown): void => {
@@ -139,7 +155,8 @@ export class Phone {
 
   #changed(state: DeviceState): void {
     // Whoever waits for a task or has one has been let in: the token did what it is for.
-    if (state.phase === "waiting" || state.phase === "downloading") this.#token = null;
+    const letIn = state.phase === "waiting" || state.phase === "downloading";
+    if (letIn) this.#beginning = { ...this.#beginning, token: null };
     this.#events.changed(state);
     if (this.#settling === undefined) this.#refresh();
   }
@@ -149,6 +166,11 @@ export class Phone {
     const phase = this.#running?.device.state.phase;
     const free = phase === "waiting" || phase === "connecting" || phase === "paused";
     if (!this.#stale || !(free || (this.#deleted && phase !== "uploading"))) return;
+    this.#beginAgain();
+  }
+
+  #beginAgain(): void {
+    if (!this.#wanted) return;
     void this.#end();
     void this.#begin();
   }

@@ -70,8 +70,8 @@ export class Connection {
   }
 
   /** Leave the connection at once; the browser ends it when it can. */
-  leave(): void {
-    this.#end("left");
+  leave(reason: string): void {
+    this.#end(reason);
   }
 
   async #hasRoom(wanted: () => boolean): Promise<boolean> {

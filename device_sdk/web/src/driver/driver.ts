@@ -1,5 +1,6 @@
 /** Carries a session's commands out, one after the other, and tells the session what came of them. */
 
+import { isOffline, onNetwork } from "../life/network.ts";
 import { activityOf, type DeviceState } from "../life/state.ts";
 import { ProtocolError } from "../protocol/errors.ts";
 import { type Evaluate, encode, type FailureCode, type Task } from "../protocol/messages.ts";
@@ -14,6 +15,9 @@ import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
 import type { Verify } from "./signatures.ts";
 import { secondsToWait, type Timing } from "./timing.ts";
+
+/** Seconds: a thread that stood still for less was busy, not suspended. */
+const SUSPENDED = 5;
 
 /** Tells the session what happened. Returns its commands. */
 type Event = () => Command[];
@@ -77,6 +81,7 @@ export class Driver {
   /** Run until the session is over. Rejects with its error, and with one that nobody expected. */
   async run(): Promise<void> {
     const { session, trainer } = this.#parts;
+    const unlisten = onNetwork(() => this.#networkIsBack());
     try {
       while (!session.over && this.#error === null) {
         this.#parts.changed();
@@ -85,33 +90,61 @@ export class Driver {
         else if ((session.due() ?? Number.POSITIVE_INFINITY) <= now()) {
           await this.#carryOut(session.tick(now(), trainer.batches));
         } else if (this.#connectAt !== null && this.#connectAt <= now() && !session.stopping) await this.#connect();
-        else await this.#sleep();
+        else this.#notice(await this.#sleep());
       }
     } finally {
+      unlisten();
       trainer.halt = true;
       this.#upload += 1;
-      this.#connection?.leave();
+      this.#connection?.leave("the device ends");
     }
     const error = this.#error ?? session.error;
     if (error !== null) throw error;
   }
 
-  /** Wait for an event, or until something is due. */
-  #sleep(): Promise<void> {
+  /** Wait for an event, or until something is due. Returns for how many seconds the thread stood still beyond that: the
+   * page was frozen, or the device slept, in which some browsers' monotonic clock stands still too. */
+  async #sleep(): Promise<number> {
     const { session } = this.#parts;
     const times = [session.due(), session.stopping ? null : this.#connectAt].filter((time) => time !== null);
-    return new Promise((resolve) => {
+    const [began, ahead] = [now(), clockAhead()];
+    const wait = Math.max(0, Math.min(...times) - began);
+    await new Promise<void>((resolve) => {
       // A longer time than this wakes at once.
-      const wait = Math.min(1000 * Math.max(0, Math.min(...times) - now()), 2 ** 31 - 1);
-      const timer = times.length > 0 ? setTimeout(resolve, Math.ceil(wait)) : undefined;
+      const timer = times.length > 0 ? setTimeout(resolve, Math.min(Math.ceil(1000 * wait), 2 ** 31 - 1)) : undefined;
       this.#wake = () => {
         clearTimeout(timer);
         resolve();
       };
     });
+    return Math.max(0, now() - began - wait) + Math.max(0, clockAhead() - ahead);
   }
 
   // The connection
+
+  /** The thread stood still for so long: after some time, the coordinator has ended the connection. A clock that somebody
+   * sets looks the same, and costs a connection. */
+  #notice(stoodStill: number): void {
+    const silence = this.#parts.session.silence;
+    if (silence === null || stoodStill < Math.max(silence, SUSPENDED)) return;
+    this.#leave(`the page was suspended for ${stoodStill.toFixed(0)} s`);
+  }
+
+  #networkIsBack(): void {
+    this.#leave("the network has changed");
+    // A time that the coordinator named is kept.
+    if (this.#connectAt !== null && this.#comeBackAfter === null) {
+      const { timing } = this.#parts;
+      this.#connectAt = now() + secondsToWait(timing, 0, null, Math.random());
+      this.#wake();
+    }
+  }
+
+  #leave(reason: string): void {
+    if (this.#connection === null) return;
+    this.#failures = 0;
+    this.#connection.leave(reason);
+  }
 
   async #connect(): Promise<void> {
     const { url, timing, session, enrolment, log } = this.#parts;
@@ -119,8 +152,10 @@ export class Driver {
     this.#comeBackAfter = null;
     this.#welcomed = false;
     const subprotocols = await enrolment.subprotocols();
+    let opened = false;
     const connection = new Connection(url, subprotocols, timing, {
       opened: () => {
+        opened = true;
         this.#events.push(() => this.#opened());
         this.#wake();
       },
@@ -137,11 +172,14 @@ export class Driver {
           if (this.#connection !== connection) return [];
           this.#connection = null;
           this.#upload += 1;
-          if (session.link.is !== "closing") this.#offlineFor = `the connection ended: ${reason}`;
-          if (session.link.is !== "closing") log(`the connection to ${url} ended: ${reason}`, "warning");
+          if (session.link.is !== "closing") {
+            this.#offlineFor = whyOffline(opened, reason);
+            log(`${this.#offlineFor} (${url})`, "warning");
+          }
           const commands = session.disconnected();
           this.#failures = this.#welcomed ? 0 : this.#failures + 1;
-          const wait = secondsToWait(timing, this.#failures + session.faults, this.#comeBackAfter, Math.random());
+          const failures = isOffline() ? Number.POSITIVE_INFINITY : this.#failures + session.faults;
+          const wait = secondsToWait(timing, failures, this.#comeBackAfter, Math.random());
           this.#connectAt = now() + wait;
           if (!session.stopping) log(`connecting again in ${wait.toFixed(1)} s`, "info");
           return commands;
@@ -157,6 +195,7 @@ export class Driver {
     await enrolment.accepted();
     const models = await contents.models();
     const challenge = session.trusted.length > 0 ? randomHex(32) : null;
+    session.known = await contents.lastManifest();
     const stated = await state();
     return () => session.connected(now(), { ...stated, models, challenge });
   }
@@ -247,6 +286,7 @@ export class Driver {
     const { contents, session } = this.#parts;
     try {
       const lacking = await this.#inTurn(() => contents.lacking(task));
+      session.known = await contents.lastManifest();
       this.post(() => session.located(task.task, lacking, now()));
     } catch (error) {
       // A file may also have been evicted since it was found.
@@ -337,13 +377,27 @@ export class Driver {
 /** Return what the coordinator is told of this error. */
 function failureOf(error: unknown): FailureCode {
   if (error instanceof TrainingError) return error.code;
-  if (error instanceof StoreError) return error.full ? "disk-full" : "runtime-error";
+  if (error instanceof StoreError) return error.reason === "full" ? "disk-full" : "runtime-error";
   return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
 }
 
 function randomHex(bytes: number): string {
   const random = crypto.getRandomValues(new Uint8Array(bytes));
   return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function whyOffline(opened: boolean, reason: string): string {
+  if (isOffline()) return "there is no network";
+  if (opened) return `the connection ended: ${reason}`;
+  return (
+    `no connection: the coordinator cannot be reached, or does not take this device; a device that it does not know ` +
+    `needs a token (${reason})`
+  );
+}
+
+/** Seconds that the wall clock is ahead of the monotonic one. */
+function clockAhead(): number {
+  return Date.now() / 1000 - now();
 }
 
 /** Seconds on a clock that never goes back. */

@@ -41,10 +41,13 @@ import type { Command, Wanted } from "./commands.ts";
 import { isFinished, isUnfinished, type Link, taskOf, type Unfinished, type Work } from "./states.ts";
 import { messageIn, strange, WRONG_SIGNATURE } from "./trust.ts";
 
-/** Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed. */
+/** Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed. And seconds
+ * in which nothing is heard, after which the device asks whether the coordinator is still there. */
 export const PATIENCE = 60;
 /** Heartbeats are sent at this part of the interval that the coordinator allows. */
 const BEAT = 0.8;
+/** After this many of the intervals that the coordinator allows, it has ended a silent connection (PROTOCOL.md, 9). */
+const SILENT_HEARTBEATS = 3;
 /** Part of the deadline that is kept for the upload, and the most seconds it can be. */
 const UPLOAD_MARGIN = { part: 0.1, most: 60 };
 /** How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time. */
@@ -54,6 +57,12 @@ const MAX_ARRIVALS = 2;
 export type Statement = Partial<
   Pick<CheckIn, "runtime" | "memory" | "tags" | "tier" | "charging" | "network" | "models" | "challenge">
 >;
+
+/** A content, and its bytes. */
+export interface Known {
+  readonly sha256: string;
+  readonly size: number;
+}
 
 export interface SessionOptions {
   readonly software?: string;
@@ -86,6 +95,9 @@ export class Session {
   finished = false;
   /** Why the device cannot go on at all. */
   error: Error | null = null;
+  /** A content that the coordinator should have: its owner sets it. A fetch of none of its bytes is answered with little,
+   * which tells a quiet coordinator from a connection that died unseen: a browser cannot ping. */
+  known: Known | null = null;
   #options: SessionOptions;
   /** How far training was at the last `tick`. */
   #steps = 0;
@@ -99,6 +111,8 @@ export class Session {
   #challenge = "";
   /** The message whose signature is being checked. */
   #unverified: Signed | null = null;
+  /** `known` was asked for, and nothing was heard since. */
+  #asking = false;
 
   constructor(device: string, examples: number, options: SessionOptions = {}) {
     this.device = device;
@@ -111,6 +125,11 @@ export class Session {
   /** The task that the device works on or whose result it holds. */
   get task(): string | null {
     return taskOf(this.work);
+  }
+
+  /** Seconds of the owner's silence after which the coordinator has ended the connection. null: it is not online. */
+  get silence(): number | null {
+    return this.link.is === "online" ? (SILENT_HEARTBEATS / BEAT) * this.link.heartbeatInterval : null;
   }
 
   /** The session was to stop, and nothing is left to be done. */
@@ -157,6 +176,7 @@ export class Session {
     this.#interruptTransfer();
     this.link = { is: "offline" };
     this.#unverified = null;
+    this.#asking = false;
     this.#endedTask = this.#unsentFailure?.task ?? null;
     return [];
   }
@@ -194,6 +214,7 @@ export class Session {
   #guarded(now: number, handle: () => Command[]): Command[] {
     if (this.link.is === "offline" || this.link.is === "closing") return [];
     this.#lastProgress = now;
+    this.#asking = false;
     try {
       return handle();
     } catch (error) {
@@ -300,7 +321,7 @@ export class Session {
   due(): number | null {
     const times: number[] = [];
     if (this.link.is === "online") times.push(this.link.nextHeartbeat);
-    if (this.#awaitsAnswer()) times.push(this.#lastProgress + PATIENCE);
+    if (this.#awaitsAnswer() || this.#canAsk()) times.push(this.#lastProgress + PATIENCE);
     if (this.work.is === "locating" || this.work.is === "fetching") times.push(this.work.assignment.deadline);
     return times.length > 0 ? Math.min(...times) : null;
   }
@@ -316,6 +337,11 @@ export class Session {
     if (this.link.is === "online" && now >= this.link.nextHeartbeat) {
       this.link = { ...this.link, nextHeartbeat: now + this.link.heartbeatInterval };
       return [this.#heartbeat()];
+    }
+    if (this.known !== null && this.#canAsk() && now >= this.#lastProgress + PATIENCE) {
+      this.#asking = true;
+      this.#lastProgress = now;
+      return [send({ type: "fetch", sha256: this.known.sha256, offset: this.known.size })];
     }
     return [];
   }
@@ -457,6 +483,7 @@ export class Session {
     const work = this.work;
     // The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
     if (work.is !== "fetching" || content.sha256 !== work.wanted[0].sha256) {
+      if (content.sha256 === this.known?.sha256) return []; // the coordinator is there
       return [note(`content ${content.sha256} is not awaited; ignored`)];
     }
     const wanted = work.wanted[0];
@@ -525,7 +552,10 @@ export class Session {
 
   #contentRefused(refused: Refused, sha256: string, said: string, now: number): Command[] {
     const work = this.work;
-    if (work.is !== "fetching" || sha256 !== work.wanted[0].sha256) return ignored(refused, sha256);
+    if (work.is !== "fetching" || sha256 !== work.wanted[0].sha256) {
+      if (sha256 === this.known?.sha256) this.known = null;
+      return ignored(refused, sha256);
+    }
     const [wanted, ...others] = work.wanted;
     if (refused.code === "wrong-offset" && wanted.have > 0) {
       const text = `${wanted.name} is fetched from its beginning: ${said}`;
@@ -664,7 +694,11 @@ export class Session {
   }
 
   #awaitsAnswer(): boolean {
-    return this.link.is === "checking-in" || this.work.is === "fetching" || this.work.is === "sent";
+    return this.#asking || this.link.is === "checking-in" || this.work.is === "fetching" || this.work.is === "sent";
+  }
+
+  #canAsk(): boolean {
+    return this.known !== null && this.link.is === "online" && this.work.is !== "uploading" && !this.#awaitsAnswer();
   }
 }
 

@@ -61,6 +61,13 @@ export class Contents {
     return (await this.#store.keys("model/")).map((key) => key.slice("model/".length)).slice(0, MAX_MODELS);
   }
 
+  /** Return the manifest of the bundle that was used last, if it is here. */
+  async lastManifest(): Promise<{ sha256: string; size: number } | null> {
+    const [sha256] = ((await readJson(this.#store, "bundles")) ?? []) as string[];
+    const found = sha256 === undefined ? undefined : await this.#store.read(`file/${sha256}`);
+    return sha256 === undefined || found === undefined ? null : { sha256, size: found.length };
+  }
+
   /**
    * Return what the task needs and the device lacks, the manifest first: only the manifest names the other files.
    *

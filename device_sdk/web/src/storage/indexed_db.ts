@@ -1,24 +1,46 @@
 /** A store in the browser's IndexedDB. */
 
+import { type Claim, claimLock } from "./claim.ts";
 import { type Store, StoreError } from "./store.ts";
 
 const VALUES = "values";
+const LOST =
+  "the browser deleted this page's data, and with them the device: load the page again to make a new one, which needs a " +
+  "token where devices are enrolled";
 
-/** Open, or make, the database of this name. Rejects with StoreError. */
+/** Open, or make, the database of this name. Rejects with StoreError; `refused`: the browser gives the page none. */
 export async function openIndexedDb(name = "fleetlearn"): Promise<Store> {
-  const request = indexedDB.open(name, 1);
+  let request: IDBOpenDBRequest;
+  try {
+    request = indexedDB.open(name, 1);
+  } catch (error) {
+    throw refused(error);
+  }
   request.onupgradeneeded = () => request.result.createObjectStore(VALUES);
-  const database = await result(request);
-  // Another tab that erases the database, or opens a later version of it, waits for this one to close.
-  database.onversionchange = () => database.close();
+  const database = await result(request).catch((error: StoreError) => {
+    throw error.reason === "full" ? error : refused(error);
+  });
   return new IndexedDbStore(database);
+}
+
+/** Ask the browser not to delete this page's data by itself when room is short. Some ask the person. Returns whether it
+ * agrees. For a page: a worker cannot ask. */
+export async function keepStorage(): Promise<boolean> {
+  return (await globalThis.navigator.storage?.persist?.().catch(() => false)) ?? false;
 }
 
 class IndexedDbStore implements Store {
   readonly #database: IDBDatabase;
+  #lost: ((error: StoreError) => void) | undefined;
 
   constructor(database: IDBDatabase) {
     this.#database = database;
+    database.onclose = () => this.#gone();
+    // Another page that deletes the database waits for this one to close.
+    database.onversionchange = () => {
+      database.close();
+      this.#gone();
+    };
   }
 
   async read(key: string): Promise<Uint8Array | undefined> {
@@ -45,16 +67,29 @@ class IndexedDbStore implements Store {
     return (await result(this.#begin("readonly", true).getAllKeys(range))) as string[];
   }
 
+  async claim(how: Claim): Promise<() => void> {
+    const release = await claimLock(`${this.#database.name} of fleetlearn`, how);
+    this.#lost = how.lost;
+    return () => {
+      this.#lost = undefined;
+      release();
+    };
+  }
+
   close(): void {
     this.#database.close();
+  }
+
+  #gone(): void {
+    this.#lost?.(new StoreError(LOST, "lost"));
   }
 
   #begin(mode: IDBTransactionMode, durable: boolean): IDBObjectStore {
     try {
       const transaction = this.#database.transaction(VALUES, mode, { durability: durable ? "strict" : "relaxed" });
       return transaction.objectStore(VALUES);
-    } catch (error) {
-      throw storeError(error); // the database is closed: the browser, or the user, deletes it
+    } catch {
+      throw new StoreError(LOST, "lost"); // the database is closed
     }
   }
 }
@@ -66,9 +101,16 @@ function result<T>(request: IDBRequest<T>): Promise<T> {
   });
 }
 
+function refused(error: unknown): StoreError {
+  const text =
+    `the browser gives this page no database (${(error as Error).message}), as some do in private windows or where all ` +
+    "cookies are blocked: allow this page to keep data, or serve with a store in memory, which lasts as long as the page";
+  return new StoreError(text, "refused");
+}
+
 function storeError(error: unknown): StoreError {
   const { name = "Error", message = "" } = (error ?? {}) as Partial<DOMException>;
   const full = name === "QuotaExceededError";
   const advice = full ? ": the browser gives this page no more room; free some on the device" : "";
-  return new StoreError(`the browser's database failed (${name} ${message})${advice}`, full);
+  return new StoreError(`the browser's database failed (${name} ${message})${advice}`, full ? "full" : "failed");
 }

@@ -2,6 +2,7 @@
  * The finished update that the coordinator has not acknowledged, and what the device keeps from task to task.
  *
  *     pending/report, pending/parts      the update: its report, and the parts' bytes one after the other
+ *     pending/room                       what tries whether there is room; gone before training
  *     kept/BUNDLE                        the kept state (kept_state.ts) after the last task of a bundle
  *     personal/BUNDLE                    the personal model after the last task, where an algorithm has one
  *     tied/BUNDLE/TASK/NAME              the tied vectors that a task made
@@ -16,6 +17,9 @@ import { findEncoding } from "../protocol/encodings.ts";
 import { packChunk } from "../protocol/frames.ts";
 import { type Report, readFromDevice } from "../protocol/messages.ts";
 import { json, readJson, type Store, StoreError } from "./store.ts";
+
+/** Most bytes that `crypto.getRandomValues` gives at a time. */
+const NOISE = 65536;
 
 /** What a task's training leaves, to be saved together. */
 export interface FinishedUpdate {
@@ -49,10 +53,33 @@ export class Outbox {
     await this.#store.write(changes);
   }
 
+  /**
+   * Reject with StoreError (full) where there is no room for so many bytes, before they cost hours of training. They are
+   * written, and deleted again: what a browser says of its room (`navigator.storage.estimate`) may be any figure.
+   */
+  async tryRoom(bytes: number): Promise<void> {
+    const noise = crypto.getRandomValues(new Uint8Array(NOISE)); // which a database cannot compress
+    const room = new Uint8Array(bytes);
+    for (let place = 0; place < bytes; place += NOISE) room.set(noise.subarray(0, bytes - place), place);
+    try {
+      await this.#store.write({ "pending/room": room }, false);
+    } catch (error) {
+      if (!(error instanceof StoreError) || error.reason !== "full") throw error;
+      throw new StoreError(
+        `there is no room for the update of this task, up to ${bytes} bytes: ${error.message}`,
+        "full",
+      );
+    }
+    await this.#store.write({ "pending/room": null }, false);
+  }
+
   /** Return the report of the update that an earlier process left. Deletes the update where it is damaged. */
   async load(): Promise<Report | null> {
     const content = await this.#store.read("pending/report");
-    if (content === undefined) return null;
+    if (content === undefined) {
+      if ((await this.#store.keys("pending/room")).length > 0) await this.#store.write({ "pending/room": null }, false);
+      return null;
+    }
     try {
       const report = readFromDevice(new TextDecoder().decode(content));
       if (report.type === "report" && (await this.#isIntact(report))) return report;

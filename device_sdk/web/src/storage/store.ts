@@ -1,5 +1,7 @@
 /** Where a device keeps what outlives its page or process: values by key. */
 
+import type { Claim } from "./claim.ts";
+
 export interface Store {
   /** Return the value, or undefined where there is none. */
   read(key: string): Promise<Uint8Array | undefined>;
@@ -10,17 +12,20 @@ export interface Store {
   write(changes: Readonly<Record<string, Uint8Array | null>>, durable?: boolean): Promise<void>;
   /** Return the keys that begin so, in order. */
   keys(prefix: string): Promise<string[]>;
+  /** Wait until no other tab or worker uses the store. Returns a function that gives it back. Left out: nobody else can. */
+  claim?(how: Claim): Promise<() => void>;
   close(): void;
 }
 
-/** The store cannot keep what it was given. `full`: there is no room. */
+/** The store cannot keep what it was given. `full`: there is no room. `refused`: the browser gives the page no store.
+ * `lost`: the store was deleted, or taken over by another tab. */
 export class StoreError extends Error {
   override name = "StoreError";
-  readonly full: boolean;
+  readonly reason: "full" | "refused" | "lost" | "failed";
 
-  constructor(text: string, full = false) {
+  constructor(text: string, reason: StoreError["reason"] = "failed") {
     super(text);
-    this.full = full;
+    this.reason = reason;
   }
 }
 

@@ -19,6 +19,8 @@ import { checkHyper, evaluateData } from "./train.ts";
 
 /** The device gives a task back after this many processes died during its training. */
 const MAX_STARTS = 3;
+/** More than a report has, and than Chromium writes without a look at the quota (64 KiB). */
+const REPORT_BYTES = 128 * 1024;
 /** Milliseconds of training after which what else waits in this thread has a turn: messages, heartbeats. */
 const TURN = 10;
 
@@ -124,6 +126,9 @@ export class Trainer {
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
     const residual = leavesResidual(task.parts.update!);
+    const kept = keptStateSize(bundle.manifest);
+    const tiedVectors = (algorithm.tied ?? []).length + (residual ? 1 : 0) + (algorithm.personal === "model" ? 1 : 0);
+    await this.#outbox.tryRoom(4 * (size * (Object.keys(task.parts).length + tiedVectors) + kept) + REPORT_BYTES);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
     const passes = task.epochs + (algorithm.personal === undefined ? 0 : (task.personal_epochs ?? task.epochs));

@@ -364,6 +364,53 @@ describe("reporting", () => {
   });
 });
 
+describe("a quiet coordinator", () => {
+  const KNOWN = { sha256: SHA, size: 99 };
+  /** Let this much time pass, a second at a time. Returns what is commanded beside heartbeats. */
+  const pass = (from: number, to: number): string[] => {
+    const found: string[] = [];
+    for (let now = from; now <= to; now++) found.push(...kinds(session.tick(now)));
+    return found.filter((kind) => kind !== "heartbeat");
+  };
+
+  test("is asked for nothing of what it has, and any answer will do", () => {
+    welcome();
+    session.known = KNOWN;
+    expect(pass(1, PATIENCE - 1)).toEqual([]);
+    expect(session.tick(PATIENCE)).toMatchObject([{ message: { type: "fetch", sha256: SHA, offset: 99 } }]);
+    const answer = { type: "content", transfer: 3, sha256: SHA, size: 99, offset: 99 };
+    expect(session.received(JSON.stringify(answer), PATIENCE + 1)).toEqual([]);
+    expect(pass(PATIENCE + 1, 2 * PATIENCE)).toEqual([]);
+    expect(pass(2 * PATIENCE + 1, 2 * PATIENCE + 1)).toEqual(["fetch"]);
+  });
+  test("that does not answer is left, and asked again on the next connection", () => {
+    report(); // the grant may take as long as the round
+    session.known = KNOWN;
+    expect(pass(1, 2 * PATIENCE)).toEqual(["fetch", "close"]);
+    session.disconnected();
+    expect(welcome()).toEqual(["report"]);
+    expect(pass(1, PATIENCE)).toEqual(["fetch"]);
+  });
+  test("that no longer has it is not asked again", () => {
+    welcome();
+    session.known = KNOWN;
+    expect(pass(1, PATIENCE)).toEqual(["fetch"]);
+    expect(hear({ type: "refused", code: "unknown-content", text: "no", sha256: SHA }, PATIENCE)).toEqual([]);
+    expect(pass(PATIENCE, 3 * PATIENCE)).toEqual([]);
+  });
+  test("is not asked during an upload, whose end has a patience of its own", () => {
+    report();
+    session.known = KNOWN;
+    grant();
+    expect(pass(1, 2 * PATIENCE)).toEqual([]);
+  });
+  test("has ended the connection after three heartbeats of the device's silence", () => {
+    expect(session.silence).toBeNull();
+    welcome();
+    expect(session.silence).toBe(30);
+  });
+});
+
 describe("evaluating", () => {
   const measured = {
     type: "evaluated",
