@@ -54,5 +54,7 @@ async function trainAll(spec: Spec): Promise<void> {
   }
 }
 
+// A loop with nothing but WebAssembly's compilation to wait for may stand still for ever (Node's issue 54918).
+setInterval(() => {}, 1000);
 for (const spec of JSON.parse(readFileSync(process.argv[2]!, "utf8")) as Spec[]) await trainAll(spec);
 process.exit(0);
