@@ -246,7 +246,7 @@ class HostedRuns:
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
-        logger.error("run %s is stopped: %s", wanted.name, error, exc_info=None if expected else error)
+        logger.error("run %s is stopped: %s", wanted.name, str(error), exc_info=None if expected else error)
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
         self._log("failed", wanted.name, why=str(error))
@@ -262,6 +262,7 @@ class HostedRuns:
         except Exception as error:  # its disk is full, for example
             logger.error("run %s: its last state cannot be recorded: %s", name, error)
         run.close()
+        run.server.free()
         if what != "failed":
             logger.info("run %s is %s; its newest model is version %d", name, what, run.server.engine.version)
             self._log("stopped", name, why=what)
