@@ -459,6 +459,20 @@ async def test_an_update_of_a_run_that_is_not_served_is_refused(folder: Path) ->
 
 
 @run_async
+async def test_nobody_is_heard_at_the_start_before_all_runs_have_begun(folder: Path) -> None:
+    """A device that comes back with a task of an earlier process finds the run that gave it."""
+    async with several(folder) as host:
+        for name in ("a", "b"):
+            await host.add(name)
+    async with several(folder) as host:
+        served = list[int]()
+        asyncio.get_running_loop().call_soon(lambda: served.append(len([*host.hosted.servers()])))
+        await host.hosted.look()
+        await asyncio.sleep(0)
+        assert served == [2]
+
+
+@run_async
 async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> None:
     """A large model takes seconds to read. Here that waits until another run's rounds are done."""
     async with several(folder) as host:
