@@ -389,6 +389,13 @@ class RunServer:
             self._say_to_all(10.0, "stopping")
         await self.host.empty()
 
+    def free(self) -> None:
+        """The process goes on without this run: let what is large be freed now, as ``Run.free`` does."""
+        self.run.free()
+        self._served.contents.clear()
+        self.done = self.loop.create_future()  # the one before may keep an error, whose frames have vectors
+        self.done.set_result("freed")
+
     def _say_to_all(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
         for device in self.host.devices_of(self._served):
             self.host.tell(device, ComeBack(spread(longest), reason))

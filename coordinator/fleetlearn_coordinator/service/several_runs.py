@@ -109,6 +109,8 @@ class HostedRuns:
         for once more."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._starting = True
+        """The runs that are there at the start have not all begun."""
 
     # The process
 
@@ -181,6 +183,7 @@ class HostedRuns:
                 await self._look_at(run, self._open[run.number])
             elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
                 await self._begin(run)
+        self._starting = False
 
     async def _begin(self, wanted: WantedRun) -> None:
         """Open a run and serve it, in the state that is wanted. If that cannot be, it has failed."""
@@ -189,8 +192,9 @@ class HostedRuns:
             plan = Plan.load(wanted.plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
-            clock = asyncio.get_running_loop().time
-            found, heard = await asyncio.to_thread(self._open_and_resume, plan, wanted.wanted, clock)
+            begin = partial(self._open_and_resume, plan, wanted.wanted, asyncio.get_running_loop().time)
+            # At the start devices wait: each must find the run whose task it has from an earlier process.
+            found, heard = begin() if self._starting else await asyncio.to_thread(begin)
             run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
         except Exception as error:
             self._fail(wanted, error)
@@ -208,9 +212,9 @@ class HostedRuns:
         await self._look_at(wanted, run)
 
     def _open_and_resume(self, plan: Plan, state: State, clock: Callable[[], float]) -> tuple[Run, list[Command]]:
-        """Open a run's data directory and take up what an earlier process left there, in this state. Called in another
-        thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the event loop's.
-        Returns what ``Run.resume`` does beside the run."""
+        """Open a run's data directory and take up what an earlier process left there, in this state. After the start it
+        is called in another thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the
+        event loop's. Returns what ``Run.resume`` does beside the run."""
         run = open_run(plan, self._service, Clocks(clock(), time.time()), any_thread=True)
         try:
             _refuse_twins(run, [each.server.run for each in self._open.values()])
@@ -248,7 +252,7 @@ class HostedRuns:
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
-        logger.error("run %s is stopped: %s", wanted.name, error, exc_info=None if expected else error)
+        logger.error("run %s is stopped: %s", wanted.name, str(error), exc_info=None if expected else error)
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
         self._log("failed", wanted.name, why=str(error))
@@ -264,6 +268,7 @@ class HostedRuns:
         except Exception as error:  # its disk is full, for example
             logger.error("run %s: its last state cannot be recorded: %s", name, error)
         run.close()
+        run.server.free()
         if what != "failed":
             logger.info("run %s is %s; its newest model is version %d", name, what, run.server.engine.version)
             self._log("stopped", name, why=what)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import shutil
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +24,11 @@ from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
+from fleetlearn_coordinator.service.training_run import written_model
 from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, WantedRun
-from fleetlearn_protocol import Code
+from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
     Accepted,
@@ -456,6 +459,20 @@ async def test_an_update_of_a_run_that_is_not_served_is_refused(folder: Path) ->
 
 
 @run_async
+async def test_nobody_is_heard_at_the_start_before_all_runs_have_begun(folder: Path) -> None:
+    """A device that comes back with a task of an earlier process finds the run that gave it."""
+    async with several(folder) as host:
+        for name in ("a", "b"):
+            await host.add(name)
+    async with several(folder) as host:
+        served = list[int]()
+        asyncio.get_running_loop().call_soon(lambda: served.append(len([*host.hosted.servers()])))
+        await host.hosted.look()
+        await asyncio.sleep(0)
+        assert served == [2]
+
+
+@run_async
 async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> None:
     """A large model takes seconds to read. Here that waits until another run's rounds are done."""
     async with several(folder) as host:
@@ -487,6 +504,45 @@ async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> No
         await host.want("small", "paused")
         assert isinstance(await back.upload(small, UPDATE), Accepted)
         assert (await back.task()).task == task.task, "it is free for the run whose task it had"
+
+
+@run_async
+async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Path) -> None:
+    """The garbage collector runs rarely: a run that is stopped and resumed would have two models in memory, or more."""
+    async with several(folder) as host:
+        server = await host.add("a", server__optimizer="adam", server__lr=0.1)
+        gc.collect()
+        gc.disable()
+        try:
+            peer = await host.join("d")
+            task = await peer.task()
+            await peer.fetch(task.vector("model").sha256)
+            assert isinstance(await peer.upload(task, UPDATE), Accepted)
+            await peer.task()
+            sums = server.run.open_round.sums["update"]
+            arrays = [server.run.model, *server.run.state.values(), sums.hi, sums.lo]
+            assert len(arrays) == 5, "Adam's two moments, and two numbers for each element's sum"
+            there = [weakref.ref(each) for each in arrays]
+            del sums, arrays, task
+            await host.want("a", "stopped")
+            assert [each for each in there if each() is not None] == []
+
+            def diverge(*arguments: Any) -> Any:
+                there.extend(weakref.ref(each) for each in arguments if isinstance(each, np.ndarray))
+                raise ProtocolError(Code.NOT_FINITE, "training has diverged")
+
+            await host.add("b")
+            await peer.expect(Cancel)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(written_model, "next_model", lambda *given: diverge(given[4]))  # the model from before
+                await peer.do_round(UPDATE)
+                await settled(peer)
+                await host.hosted.look()
+            assert "training has diverged" in host.row("b").failed
+            assert len(there) == 6
+            assert [each for each in there if each() is not None] == []
+        finally:
+            gc.enable()
 
 
 # What fails

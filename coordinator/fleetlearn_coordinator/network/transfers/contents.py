@@ -141,6 +141,11 @@ class Contents:
             self._contents[sha256] = content
             self._older.add(sha256)
 
+    def clear(self) -> None:
+        """Serve nothing any more."""
+        self._contents.clear()
+        self._newest, self._older = set(), set()
+
     def find(self, sha256: str, offset: int) -> Content | FileContent:
         """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:

@@ -25,7 +25,7 @@ from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import Began, weight_of
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, possible
-from fleetlearn_coordinator.aggregation.sent_models import make_forms
+from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -418,6 +418,16 @@ class Run:
         self.vector_digests = {name: digest(vector) for name, vector in new.vectors.items()}
         self.digests.begin_version(new.made.version, None)
         return heard
+
+    def free(self) -> None:
+        """Let the model, and all that is as large, be freed now. Nothing may be asked of the run any more.
+
+        The run and its parts refer to each other. Without this they would wait for the garbage collector, which a
+        coordinator runs rarely (``process_settings.collect_garbage_rarely``)."""
+        self._to_commit = None
+        self.model = np.empty(0, np.float32)
+        self.state, self.vectors, self.forms = {}, {}, Forms()
+        self.open_round.abandon()
 
     def write_model(self, made: ModelMade, model: Vector, state: State, dropped: Iterable[int] = ()) -> list[Row]:
         """Write the model's file, with the optimizer's state and the vectors beside the model. Returns the rows that
