@@ -19,7 +19,11 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from processes import wait_for
+from browser import browsing
+from bundle_cache import cached_export
+from page_person import draw, join, watched
+from page_site import built_page
+from processes import DIGITS, wait_for
 
 from examples.demo_web import lan
 from examples.demo_web.__main__ import main
@@ -51,6 +55,15 @@ class Demo(NamedTuple):
             return json.load(answer)
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the demo exports, exported once."""
+    options: dict[str, Any] = DIGITS["export"]()
+    path = tmp_path_factory.mktemp("digits") / "digits.bundle"
+    cached_export(options.pop("model"), options.pop("loss"), options.pop("example"), path, **options)
+    return path
+
+
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     folder = tmp_path / "page"
@@ -60,9 +73,10 @@ def page(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def demo(output: Path, page: Path, *arguments: str) -> Iterator[Demo]:
+def demo(output: Path, page: Path, bundle: Path, *arguments: str) -> Iterator[Demo]:
     """A demo, until the block is left: then Ctrl-C ends it, and everything that it started."""
-    whole = [sys.executable, "-u", "-m", "examples.demo_web", "--output", str(output), "--page", str(page), *arguments]
+    whole = [sys.executable, "-u", "-m", "examples.demo_web", "--output", output, "--page", page, *arguments]
+    whole += ["--bundle", bundle]
     process = subprocess.Popen(whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     alarm = threading.Timer(300, process.kill)  # its children die with it
     alarm.start()
@@ -101,9 +115,9 @@ def assert_nothing_runs(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rounds_go_on_without_people(tmp_path: Path, page: Path) -> None:
+def test_rounds_go_on_without_people(tmp_path: Path, page: Path, bundle: Path) -> None:
     arguments = ("--devices", "3", "--rounds", "12", "--gather", "0.2")
-    with demo(tmp_path / "out", page, *arguments) as running:
+    with demo(tmp_path / "out", page, bundle, *arguments) as running:
         assert running.link.startswith("http://127.0.0.1:")
         assert "/#token=" in running.link
         assert "in this machine's browser" in running.words
@@ -117,15 +131,15 @@ def test_rounds_go_on_without_people(tmp_path: Path, page: Path) -> None:
         losses = [row["loss"] for row in status["history"]]
         assert losses[-1] < losses[0]
     arguments = ("--devices", "3", "--gather", "0.2")
-    with demo(tmp_path / "out", page, *arguments) as running:  # begins again, in the same folder
+    with demo(tmp_path / "out", page, bundle, *arguments) as running:  # begins again, in the same folder
         running.line("round 1 committed by 3 devices")
 
 
 @pytest.mark.slow
-def test_with_tls_for_phones(tmp_path: Path, page: Path) -> None:
+def test_with_tls_for_phones(tmp_path: Path, page: Path, bundle: Path) -> None:
     arguments = ("--lan", "127.0.0.1", "--devices", "2", "--gather", "0.2")
     tls = tmp_path / "out" / "tls" / "127.0.0.1"
-    with demo(tmp_path / "out", page, *arguments) as running:
+    with demo(tmp_path / "out", page, bundle, *arguments) as running:
         assert running.link.startswith("https://127.0.0.1:")
         for words in (str(tls / "ca.pem"), "iPhone", "Android", "on the phone"):
             assert words in running.words
@@ -133,6 +147,28 @@ def test_with_tls_for_phones(tmp_path: Path, page: Path) -> None:
         context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
         assert running.fetch("page.json", context)["task"] == "digits"
         running.line("round 1 committed by 2 devices")
+
+
+@pytest.mark.slow
+def test_a_person_draws_and_trains_with_the_devices(tmp_path: Path, bundle: Path) -> None:
+    """In Chromium, by the link: with the page that is built, under the headers that the coordinator sends."""
+    browser_page = built_page()
+    with (
+        browsing(tmp_path / "profile") as browser,
+        demo(tmp_path / "out", browser_page, bundle, "--devices", "3", "--gather", "2") as running,
+    ):
+        person = browser.pages[0]
+        problems = watched(person)
+        join(person, running.link)
+        assert person.evaluate("crossOriginIsolated && isSecureContext")
+        assert "token" not in person.url
+        for digit in (1, 4, 7, 1, 7):
+            draw(person, digit)
+        person.locator("#start").click()
+        wait_for(lambda: int(person.locator("#accepted").inner_text()) >= 2, "two updates of the person's device")
+        rounds = [row["devices"] for row in running.fetch("status.json")["history"]]
+        assert 4 in rounds, "a round of the three devices in Python and the browser"
+        assert problems == []
 
 
 def test_a_certificate_is_used_again_while_it_is_valid(tmp_path: Path) -> None:

@@ -13,6 +13,10 @@ import pytest
 from filelock import FileLock
 
 FOLDER = Path(__file__).parents[2] / "device_sdk" / "web"
+RUNTIME_FILES = ("ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+"""What a page serves of onnxruntime-web beside its script."""
+WEBGPU_FILES = ("ort.jspi.bundle.min.mjs", "ort-wasm-simd-threaded.jspi.wasm")
+"""What it serves for browsers with WebGPU and stack switching."""
 UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH")
 
 
@@ -53,3 +57,9 @@ def built(name: str) -> Path:
 def script(name: str) -> tuple[str, ...]:
     """The command that runs one of the SDK's scripts for tests in Node."""
     return *node(), str(built(f"{name}.mjs"))
+
+
+def link_runtime(folder: Path, names: tuple[str, ...] = RUNTIME_FILES) -> None:
+    """Put these files of onnxruntime-web into a folder that a page is served from."""
+    for name in names:
+        (folder / name).symlink_to(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / name)

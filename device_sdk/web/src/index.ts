@@ -1,10 +1,14 @@
 /** Federated learning in a browser tab: the fleetlearn device on stock ONNX Runtime. */
 
-export { Device, type DeviceOptions } from "./device.ts";
+export { Device, type DeviceOptions, type Stated } from "./device.ts";
 export type { Log } from "./driver/driver.ts";
 export type { Timing } from "./driver/timing.ts";
+export type { DeviceState, Phase } from "./life/state.ts";
 export { BundleError, type Code, ProtocolError } from "./protocol/errors.ts";
+export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts";
+export type { RuntimeOptions } from "./runtimes/choose.ts";
 export { openIndexedDb } from "./storage/indexed_db.ts";
 export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";
 export { DataError, TrainingError } from "./training/errors.ts";
+export { openSharedModel, type SharedModel } from "./training/shared_model.ts";

@@ -19,7 +19,7 @@ from fleetlearn_protocol import open_bundle
 from line_bundle import line_data, write_line_bundle
 from peers import plan_text
 from processes import free_port, processes, status_of, wait_for
-from web_sdk import FOLDER, built
+from web_sdk import built, link_runtime
 
 ROUNDS, EPOCHS, LR = 3, 2, 0.05
 TOLERANCE = 1e-4
@@ -61,16 +61,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.slow
 def test_a_tab_trains_and_goes_on_after_the_browser_was_killed(site: Site, tmp_path: Path) -> None:
-    worker, folder, port = built("browser_worker.js"), tmp_path / "site", free_port()
+    folder, port = tmp_path / "site", free_port()
     browser = [chromium(), *FLAGS[:-1], "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
     bundle = write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
     x, y = line_data(20)
     settings = {"url": f"ws://127.0.0.1:{port}", "x": x.tolist(), "y": y.tolist()}
     (folder / "settings.json").write_text(json.dumps(settings))
-    (folder / "worker.js").write_bytes(worker.read_bytes())
-    wasm = "ort-wasm-simd-threaded.wasm"
-    (folder / wasm).symlink_to(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / wasm)
-    (folder / "index.html").write_text('<script>new Worker("worker.js", { type: "module" })</script>')
+    for name in ("page.js", "worker.js"):
+        (folder / name).write_bytes(built(f"browser/{name}").read_bytes())
+    link_runtime(folder)
+    (folder / "index.html").write_text('<script type="module" src="page.js"></script>')
     plan = tmp_path / "plan.toml"
     plan.write_text(
         plan_text(

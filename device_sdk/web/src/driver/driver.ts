@@ -1,5 +1,6 @@
 /** Carries a session's commands out, one after the other, and tells the session what came of them. */
 
+import { activityOf, type DeviceState } from "../life/state.ts";
 import { ProtocolError } from "../protocol/errors.ts";
 import { type Evaluate, encode, type FailureCode, type Task } from "../protocol/messages.ts";
 import type { Command, Wanted } from "../session/commands.ts";
@@ -25,8 +26,10 @@ export interface Parts {
   readonly contents: Contents;
   readonly outbox: Outbox;
   readonly trainer: Trainer;
+  /** Called after whatever may have changed what the device does. */
+  readonly changed: () => void;
   /** What the device states at a check-in, beside the models that it has. */
-  readonly state: () => Statement;
+  readonly state: () => Statement | Promise<Statement>;
   readonly log: Log;
 }
 
@@ -48,9 +51,18 @@ export class Driver {
   #comeBackAfter: number | null = null;
   #connectAt: number | null = 0;
   #error: unknown = null;
+  /** Why the device is not connected. */
+  #offlineFor = "";
 
   constructor(parts: Parts) {
     this.#parts = parts;
+  }
+
+  /** What the device does now. */
+  get activity(): Pick<DeviceState, "phase" | "round" | "why"> {
+    const { session } = this.#parts;
+    const why = session.link.is === "online" || this.#offlineFor === "" ? {} : { why: this.#offlineFor };
+    return { ...activityOf(session, this.#comeBackAfter !== null), ...why };
   }
 
   /** Let the session know. */
@@ -64,6 +76,7 @@ export class Driver {
     const { session, trainer } = this.#parts;
     try {
       while (!session.over && this.#error === null) {
+        this.#parts.changed();
         const event = this.#events.shift();
         if (event !== undefined) await this.#carryOut((await event())());
         else if ((session.due() ?? Number.POSITIVE_INFINITY) <= now()) {
@@ -121,6 +134,7 @@ export class Driver {
           if (this.#connection !== connection) return [];
           this.#connection = null;
           this.#upload += 1;
+          if (session.link.is !== "closing") this.#offlineFor = `the connection ended: ${reason}`;
           if (session.link.is !== "closing") log(`the connection to ${url} ended: ${reason}`, "warning");
           const commands = session.disconnected();
           this.#failures = this.#welcomed ? 0 : this.#failures + 1;
@@ -139,7 +153,8 @@ export class Driver {
     log(`connected to ${url}`, "info");
     await enrolment.accepted();
     const models = await contents.models();
-    return () => session.connected(now(), { ...state(), models });
+    const stated = await state();
+    return () => session.connected(now(), { ...stated, models });
   }
 
   // Commands
@@ -193,6 +208,7 @@ export class Driver {
           command.after !== null || session.stopping ? "info" : "warning",
         );
         this.#comeBackAfter = command.after;
+        this.#offlineFor = command.reason;
         this.#upload += 1;
         return this.#connection?.close(command.code);
     }

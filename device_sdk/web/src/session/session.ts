@@ -70,6 +70,9 @@ export class Session {
   runningTask: string | null = null;
   /** Failed tasks and broken protocol since the last accepted update. */
   faults = 0;
+  /** Updates that were accepted, and their bytes. */
+  accepted = 0;
+  acceptedBytes = 0;
   stopping = false;
   /** The coordinator said that the training is finished, and `untilFinished` is set. */
   finished = false;
@@ -344,6 +347,10 @@ export class Session {
         if (message.task !== this.task) return ignored(message, message.task);
         this.faults = 0;
         const what = this.work.is === "measured" ? "measurement" : "update";
+        if (isFinished(this.work)) {
+          this.accepted += 1;
+          this.acceptedBytes += this.work.report.parts.reduce((bytes, part) => bytes + part.size, 0);
+        }
         return [note(`task ${message.task}: ${what} accepted`), ...this.#dropTask()];
       }
       case "cancel":

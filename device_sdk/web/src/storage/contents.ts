@@ -5,6 +5,7 @@
  *     model/SHA             the last task's vectors, such as the round's model
  *     partial/SHA/OFFSET    the chunks of a content that is still arriving, OFFSET with leading zeros
  *     bundles               the manifests' SHA-256, the last used first, as JSON
+ *     newest                the bundle and the model of the last task that was begun, as JSON
  *
  * A content is checked against its SHA-256 when it has arrived, and again when a process first uses it.
  */
@@ -103,6 +104,17 @@ export class Contents {
     await this.#store.write({ ...deleted(keys), ...(whole && { [wanted.place]: whole }) }, false);
     if (whole !== undefined) this.#intact.add(wanted.place);
     return whole !== undefined;
+  }
+
+  /** Remember the bundle and the model of a task: the model is one of several vectors. Rejects with StoreError. */
+  async setNewest({ bundle, vectors }: Task | Evaluate): Promise<void> {
+    const { sha256: hash, encoding } = vectors.find(({ name }) => name === "model")!;
+    await this.#store.write({ newest: json({ bundle, sha256: hash, encoding }) }, false);
+  }
+
+  /** Return what `setNewest` was last called with; undefined before the first task. */
+  async newest(): Promise<{ bundle: string; sha256: string; encoding: string } | undefined> {
+    return (await readJson(this.#store, "newest")) as { bundle: string; sha256: string; encoding: string } | undefined;
   }
 
   /** Check all contents again when they are needed next: a bundle could not be used. */

@@ -72,7 +72,7 @@ export function checkStep(name: string, manifest: Manifest): void {
 
 /** Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate). */
 async function plain(work: Work): Promise<Outcome> {
-  load(work);
+  await load(work);
   const result = await trainLoaded(work);
   return { result, parts: { update: result.update } };
 }
@@ -85,7 +85,7 @@ async function plain(work: Work): Promise<Outcome> {
 async function scaffold(work: Work): Promise<Outcome> {
   const { lr = 0 } = work.settings.hyper;
   if (!(lr > 0)) throw new TrainingError("runtime-error", `the hyper-parameter lr is ${lr}; scaffold divides by it`);
-  load(work, correctionOf(work));
+  await load(work, correctionOf(work));
   const result = await trainLoaded(work);
   const server = work.vectors.control!;
   const steps = Math.fround(result.steps * lr);
@@ -103,9 +103,9 @@ async function scaffoldGradient(work: Work): Promise<Outcome> {
   let gradient = own;
   const beforeSteps = async (): Promise<void> => {
     gradient = await gradientOf(work);
-    load(work, correction);
+    await load(work, correction);
   };
-  load(work, correction);
+  await load(work, correction);
   const result = await trainLoaded(work, {}, { beforeSteps });
   return withControl(
     work,
@@ -121,7 +121,7 @@ async function scaffoldGradient(work: Work): Promise<Outcome> {
  */
 async function feddyn(work: Work): Promise<Outcome> {
   const own = tiedVector(work, "dual");
-  load(
+  await load(
     work,
     withoutBuffers(
       own.map((value) => -value),
@@ -160,14 +160,15 @@ async function gradientOf(work: Work): Promise<Float32Array> {
   const size = Math.min(settings.batchSize || EVALUATION_BATCH, EVALUATION_BATCH);
   let number = 0;
   for (const batch of data.batches(size, null)) {
-    load(work);
+    await load(work);
     await bundle.runtime.step(batch, seedPlus(settings.seed, number++), { ...settings.hyper, lr: GRADIENT_LR });
-    const { anchor, parameters } = bundle.runtime;
+    const { anchor } = bundle.runtime;
+    const parameters = await bundle.runtime.parameters();
     const weight = Math.fround(batch.examples / GRADIENT_LR);
     for (let place = 0; place < total.length; place++) {
       total[place]! += Math.fround(weight * Math.fround(anchor[place]! - parameters[place]!));
     }
-    await settings.onBatch(0);
+    await settings.onBatch();
   }
   return total.map((value) => value / data.examples);
 }

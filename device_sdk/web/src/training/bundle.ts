@@ -3,12 +3,14 @@
 import { integer, list, object, oneOf, record } from "../protocol/checks.ts";
 import { BundleError } from "../protocol/errors.ts";
 import { elementsOf, type Manifest, PARAMETERS, readManifest, STATE } from "../protocol/manifest.ts";
+import type { Engine } from "../runtimes/engine.ts";
 import type { Contents } from "../storage/contents.ts";
 import { Runtime } from "./runtime.ts";
 
 export interface Bundle {
   readonly sha256: string;
   readonly manifest: Manifest;
+  readonly engine: Engine;
   readonly runtime: Runtime;
   /** The initial values of the personal parameters: shape (localSize - P,). */
   readonly personal: Float32Array;
@@ -16,16 +18,16 @@ export interface Bundle {
   readonly state: Float32Array;
 }
 
-/** Rejects with BundleError. */
-export async function openBundle(sha256: string, contents: Contents): Promise<Bundle> {
+/** Open a bundle on an engine. Rejects with BundleError, TrainingError (out-of-memory). */
+export async function openBundle(sha256: string, contents: Contents, engine: Engine): Promise<Bundle> {
   const manifest = readManifest(await contents.file(sha256));
   const read = (path: string): Promise<Uint8Array> => contents.file(manifest.files[path]!.sha256);
   const state = new Float32Array(manifest.stateSize);
   if (STATE in manifest.files) readSafetensors(await read(STATE), manifest.state, state, STATE);
   const local = new Float32Array(manifest.localSize > manifest.size ? manifest.localSize : 0);
   if (local.length > 0) readSafetensors(await read(PARAMETERS), manifest.parameters, local, PARAMETERS);
-  const runtime = await Runtime.open(manifest, read, state);
-  return { sha256, manifest, runtime, personal: local.slice(manifest.size), state };
+  const runtime = await Runtime.open(manifest, read, state, engine);
+  return { sha256, manifest, engine, runtime, personal: local.slice(manifest.size), state };
 }
 
 const entry = object({ dtype: oneOf(["F32"]), shape: list(integer(), 32), data_offsets: list(integer(), 2, 2) });

@@ -15,10 +15,10 @@ export function keptStateSize(manifest: Manifest): number {
   return manifest.localSize - manifest.size + rows + previousSize(manifest);
 }
 
-/** Return the kept state as the runtime has it now. */
-export function collectKeptState(runtime: Runtime): Float32Array {
+/** Return the kept state as the runtime has it now. local: the runtime's parameters. */
+export async function collectKeptState(runtime: Runtime, local: Float32Array): Promise<Float32Array> {
   const { manifest } = runtime;
-  const { local, state } = runtime;
+  const state = await runtime.state();
   const parts = [
     local.subarray(manifest.size),
     ...keptRows(manifest).map(([begin, end]) => state.subarray(begin, end)),
@@ -33,7 +33,7 @@ export function loadModel(
   model: Float32Array,
   keptState: Float32Array | null,
   correction?: Float32Array,
-): void {
+): Promise<void> {
   const state = bundle.state.slice();
   let { personal } = bundle;
   let previous: Float32Array | undefined;
@@ -46,7 +46,8 @@ export function loadModel(
     }
     if (previousSize(manifest) > 0) previous = keptState.subarray(place);
   }
-  runtime.load(concatenated([model, personal]), { state, previous, correction });
+  const local = personal.length > 0 ? concatenated([model, personal]) : model;
+  return runtime.load(local, { state, previous, correction });
 }
 
 function keptRows(manifest: Manifest): [number, number][] {

@@ -19,20 +19,20 @@ const PERSONAL_SEED = 2 ** 52;
  */
 export async function ditto(work: Work): Promise<Outcome> {
   const { settings, model, bundle } = work;
-  load(work);
+  await load(work);
   const hyper = { ...settings.hyper, mu: 0 };
   const shared = await trainLoaded(work, { hyper, timeBudget: shareOfTime(work, settings.epochs) });
   const first = work.personal === null;
-  bundle.runtime.load(work.personal ?? model, { anchor: model });
+  await bundle.runtime.load(work.personal ?? model, { anchor: model });
   const own = await trainPersonal(work, {
     evaluate: settings.evaluate && !first,
     timeBudget: timeLeft(work, shared),
-    onBatch: (steps) => settings.onBatch(shared.steps + steps),
   });
   const result = together(shared, own);
   // The first personal model is the round's, and has been measured as such.
   const personalEvaluation = first ? shared.evaluation : own.evaluation;
-  return { result, parts: { update: result.update }, personal: bundle.runtime.parameters, personalEvaluation };
+  const personal = await bundle.runtime.parameters();
+  return { result, parts: { update: result.update }, personal, personalEvaluation };
 }
 
 /**
@@ -42,18 +42,14 @@ export async function ditto(work: Work): Promise<Outcome> {
  * algorithm 1. After each step the frozen rows, statistics included, are overwritten with what they were.
  */
 export async function fedrep(work: Work): Promise<Outcome> {
-  const { settings, bundle } = work;
+  const { bundle } = work;
   const { size } = bundle.manifest;
-  load(work);
-  const body = { afterStep: putBack(work, 0, size) };
+  await load(work);
+  const body = { afterStep: await putBack(work, 0, size) };
   const own = await trainPersonal(work, { timeBudget: shareOfTime(work, work.personalEpochs) }, body);
-  bundle.runtime.load(bundle.runtime.local);
-  const changes = {
-    evaluate: false,
-    timeBudget: timeLeft(work, own),
-    onBatch: (steps: number) => settings.onBatch(own.steps + steps),
-  };
-  const shared = await trainLoaded(work, changes, { afterStep: putBack(work, size, bundle.manifest.localSize) });
+  await bundle.runtime.load(await bundle.runtime.local());
+  const changes = { evaluate: false, timeBudget: timeLeft(work, own) };
+  const shared = await trainLoaded(work, changes, { afterStep: await putBack(work, size, bundle.manifest.localSize) });
   const result = { ...together(shared, own), evaluation: own.evaluation };
   return { result, parts: { update: result.update } };
 }
@@ -80,12 +76,12 @@ function timeLeft({ settings }: Work, first: TrainingResult): number {
 }
 
 /** Return a function that gives these elements of the local model the values that they have now. */
-function putBack({ bundle, model }: Work, begin: number, end: number): () => void {
+async function putBack({ bundle, model }: Work, begin: number, end: number): Promise<() => Promise<void>> {
   const { runtime } = bundle;
-  const values = runtime.local.subarray(begin, end);
-  return () => {
-    const whole = runtime.local;
+  const values = (await runtime.local()).subarray(begin, end);
+  return async () => {
+    const whole = await runtime.local();
     whole.set(values, begin);
-    runtime.load(whole, { anchor: model, state: runtime.state });
+    await runtime.load(whole, { anchor: model, state: await runtime.state() });
   };
 }

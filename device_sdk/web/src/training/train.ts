@@ -26,8 +26,8 @@ export interface Settings {
   readonly timeBudget: number;
   /** Measure the loaded model on all data first. */
   readonly evaluate: boolean;
-  /** Called after each batch that was evaluated, and each step, with the steps that were done. Throws StoppedError. */
-  readonly onBatch: (steps: number) => void | Promise<void>;
+  /** Called after each batch that was evaluated, and after each step with its loss. Throws StoppedError. */
+  readonly onBatch: (loss?: number) => void | Promise<void>;
 }
 
 /** What training did. Where the time was over before the last epoch's end, `complete` is false. */
@@ -50,7 +50,7 @@ export interface TrainingResult {
 /** What may be done between the evaluation and the first step, and after each step. */
 export interface Hooks {
   readonly beforeSteps?: () => Promise<void>;
-  readonly afterStep?: () => void;
+  readonly afterStep?: () => Promise<void>;
 }
 
 /** Return (seed + more) modulo 2^53. The sum itself may be no number of JavaScript's. */
@@ -94,12 +94,14 @@ export async function train(
       for (const [name, value] of Object.entries(runtime.metrics)) {
         metricSums[name] = (metricSums[name] ?? 0) + value * batch.examples;
       }
-      hooks.afterStep?.();
-      await settings.onBatch(steps);
+      await hooks.afterStep?.();
+      await settings.onBatch(loss);
     }
   }
-  const update = runtime.parameters.map((value, place) => value - runtime.anchor[place]!);
-  const keptState = collectKeptState(runtime);
+  const local = await runtime.local();
+  const keptState = await collectKeptState(runtime, local);
+  const update = local.subarray(0, runtime.manifest.size);
+  for (let place = 0; place < update.length; place++) update[place]! -= runtime.anchor[place]!;
   for (const [what, vector] of [
     ["update", update],
     ["device's own part", keptState],
@@ -137,7 +139,7 @@ export async function evaluateData(
     examples += part.examples;
     lossSum += part.loss_sum;
     for (const [name, value] of Object.entries(part.metric_sums)) metricSums[name]! += value;
-    await onBatch(0);
+    await onBatch();
   }
   if (!(Math.abs(lossSum) <= LARGEST)) {
     throw diverged(data, `before training, the model's summed loss on these data is ${lossSum}`);

@@ -1,11 +1,15 @@
 /** Carries out a task's training or evaluation, from the contents in the store to a report. */
 
+import type { Progress } from "../life/state.ts";
 import { crc32 } from "../protocol/crc32.ts";
 import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
 import type { Evaluate, Evaluated, Report, Task, VectorReference } from "../protocol/messages.ts";
+import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
+import type { Engine, EngineName } from "../runtimes/engine.ts";
 import type { Contents } from "../storage/contents.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
+import type { Store } from "../storage/store.ts";
 import { ALGORITHMS, checkStep, runAlgorithm } from "./algorithms.ts";
 import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
@@ -18,21 +22,41 @@ const MAX_STARTS = 3;
 /** Milliseconds of training after which what else waits in this thread has a turn: messages, heartbeats. */
 const TURN = 10;
 
+/** Milliseconds that a task must have for the engines to be measured first. */
+const ENOUGH_TO_MEASURE = 60_000;
+/** Most examples in a step of that measurement. */
+const TRIAL_BATCH = 32;
+
+/** How a trainer finds the engine of a bundle. */
+export interface Runtimes extends RuntimeOptions {
+  /** Where what was measured is remembered. */
+  readonly store: Store;
+  readonly log: (text: string, level: "info" | "warning") => void;
+}
+
 export class Trainer {
+  /** What trains, or trained last. */
+  engine: EngineName = "wasm";
   /** Batches of the task that were evaluated, plus steps. */
   batches = 0;
   /** While it is true, training ends before its next batch. */
   halt = false;
+  /** Of the task in training. null before its first step. */
+  progress: Progress | null = null;
+  /** Called now and then while a task is in training. */
+  onProgress: () => void = () => {};
   readonly #contents: Contents;
   readonly #outbox: Outbox;
   readonly #columns: Columns;
+  readonly #runtimes: Runtimes;
   #opened: { bundle: Bundle; data: FittedData } | null = null;
   #turnBegan = 0;
 
-  constructor(contents: Contents, outbox: Outbox, columns: Columns) {
+  constructor(contents: Contents, outbox: Outbox, columns: Columns, runtimes: Runtimes) {
     this.#contents = contents;
     this.#outbox = outbox;
     this.#columns = columns;
+    this.#runtimes = runtimes;
   }
 
   /** Train for at most so many seconds, opening the bundle included. Rejects with TrainingError, StoppedError,
@@ -47,8 +71,9 @@ export class Trainer {
     const begin = performance.now();
     return this.#counted(task.task, async () => {
       const model = await this.#vector(task.vectors.find((vector) => vector.name === "model")!);
-      const { bundle, data } = await this.#open(task.bundle, model.length);
-      loadModel(bundle, model, await this.#keptState(bundle));
+      const { bundle, data } = await this.#open(task.bundle, model.length, null);
+      await this.#contents.setNewest(task);
+      await loadModel(bundle, model, await this.#keptState(bundle));
       const onBatch = async (): Promise<void> => {
         await this.#countBatch();
         if (performance.now() > begin + 1000 * seconds) {
@@ -64,6 +89,7 @@ export class Trainer {
   async #counted<T>(task: string, act: () => Promise<T>): Promise<T> {
     this.batches = 0;
     this.halt = false;
+    this.progress = null;
     this.#turnBegan = performance.now();
     const starts = await this.#outbox.starts(task);
     if (starts >= MAX_STARTS) {
@@ -78,6 +104,8 @@ export class Trainer {
         // Its files are checked again when they are needed next.
         await this.#close();
         this.#contents.recheck();
+      } else if (error instanceof TrainingError && ["runtime-error", "out-of-memory"].includes(error.code)) {
+        await this.#leaveEngine(error);
       }
       throw error;
     } finally {
@@ -90,13 +118,16 @@ export class Trainer {
     for (const reference of task.vectors) vectors[reference.name] = await this.#vector(reference);
     const { model: given, ...others } = vectors;
     const model = given!;
-    const { bundle, data } = await this.#open(task.bundle, model.length);
+    const { bundle, data } = await this.#open(task.bundle, model.length, { task, model, end });
+    await this.#contents.setNewest(task);
     checkStep(task.algorithm, bundle.manifest); // before tied vectors are deleted
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
     const residual = leavesResidual(task.parts.update!);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
+    const passes = task.epochs + (algorithm.personal === undefined ? 0 : (task.personal_epochs ?? task.epochs));
+    const steps = passes * Math.ceil(data.examples / (task.batch_size || data.examples));
     const personal = await this.#outbox.vector("personal", task.bundle, algorithm.personal === "model" ? size : 0);
     const outcome = await runAlgorithm(task.algorithm, {
       bundle,
@@ -113,7 +144,10 @@ export class Trainer {
         seed: task.seed,
         timeBudget: end - performance.now(),
         evaluate: task.evaluate,
-        onBatch: () => this.#countBatch(),
+        onBatch: (loss) => {
+          if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + 1, steps, loss };
+          return this.#countBatch();
+        },
       },
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
@@ -160,11 +194,16 @@ export class Trainer {
     return this.#outbox.vector("kept", sha256, keptStateSize(manifest));
   }
 
-  /** Return the bundle, opened once, and the data as it takes them. size: the elements of the task's model. */
-  async #open(sha256: string, size: number): Promise<{ bundle: Bundle; data: FittedData }> {
+  /**
+   * Return the bundle, opened once, and the data as it takes them. size: the elements of the task's model. training: what
+   * the engines may be measured with; null where one thread will do.
+   */
+  async #open(sha256: string, size: number, training: Training | null): Promise<{ bundle: Bundle; data: FittedData }> {
     if (this.#opened?.bundle.sha256 !== sha256) {
       await this.#close(); // two models at a time may be more than the memory holds
-      const bundle = await openBundle(sha256, this.#contents);
+      const engine = await this.#start(sha256, training);
+      this.engine = engine.name;
+      const bundle = await openBundle(sha256, this.#contents, engine);
       this.#opened = { bundle, data: new FittedData(this.#columns, bundle.manifest.batch) };
     }
     const expected = this.#opened!.bundle.manifest.size;
@@ -178,16 +217,70 @@ export class Trainer {
     const opened = this.#opened;
     this.#opened = null;
     await opened?.bundle.runtime.close();
+    opened?.bundle.engine.close();
+  }
+
+  /** Start the engine that the page asks for, or the quickest. */
+  async #start(sha256: string, training: Training | null): Promise<Engine> {
+    const { runtime, runtimeFiles, store, log } = this.#runtimes;
+    if (runtime !== undefined) return startEngine(runtime, runtimeFiles);
+    if (training === null || training.end - performance.now() < ENOUGH_TO_MEASURE)
+      return startEngine("wasm", runtimeFiles);
+    const open = (engine: Engine): Promise<Trial> => this.#try(sha256, training, engine);
+    const { engine, why } = await chooseRuntime(sha256, store, open, this.#runtimes);
+    log(`training with ${engine}: ${why}`, "info");
+    try {
+      return await startEngine(engine, runtimeFiles);
+    } catch (error) {
+      if (engine === "wasm") throw error;
+      log(`${engine} cannot be started any more: ${(error as Error).message}`, "warning");
+      return startEngine("wasm", runtimeFiles);
+    }
+  }
+
+  /** Begin steps on an engine with a batch of the device's data. */
+  async #try(sha256: string, { task, model }: Training, engine: Engine): Promise<Trial> {
+    const bundle = await openBundle(sha256, this.#contents, engine);
+    const { runtime, manifest } = bundle;
+    const hyper = checkHyper(task.hyper, manifest.hyper);
+    await loadModel(bundle, model, null);
+    const data = new FittedData(this.#columns, manifest.batch);
+    const [batch] = data.batches(Math.min(task.batch_size || TRIAL_BATCH, TRIAL_BATCH), null);
+    return {
+      step: async () => {
+        await runtime.step(batch!, task.seed, hyper);
+        await this.#countBatch();
+      },
+      parameters: () => runtime.parameters(),
+      close: () => runtime.close(),
+    };
+  }
+
+  /** Leave the engine after it failed: its memory may be full, or its GPU gone. The next task begins with another. */
+  async #leaveEngine(error: TrainingError): Promise<void> {
+    const { engine, sha256 } = this.#opened?.bundle ?? {};
+    await this.#close().catch(() => {}); // it is broken
+    if (engine === undefined || sha256 === undefined || engine.name === "wasm") return;
+    const finding = { engine: "wasm", why: `${engine.name} failed: ${error.message}` } as const;
+    await rememberRuntime(sha256, this.#runtimes.store, finding);
   }
 
   async #countBatch(): Promise<void> {
     this.batches += 1;
     if (performance.now() - this.#turnBegan > TURN) {
+      this.onProgress();
       await turn();
       this.#turnBegan = performance.now();
     }
     if (this.halt) throw new StoppedError("training was stopped");
   }
+}
+
+/** A task, its model, and when its time is over. */
+interface Training {
+  readonly task: Task;
+  readonly model: Float32Array;
+  readonly end: number;
 }
 
 /** Let what else waits in this thread have its turn. A timer would wait some milliseconds after a few turns. */

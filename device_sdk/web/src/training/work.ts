@@ -38,8 +38,8 @@ export interface Outcome {
 }
 
 /** Load the round's model and the kept state. correction: added to each step's gradient. */
-export function load(work: Work, correction?: Float32Array): void {
-  loadModel(work.bundle, work.model, work.keptState, correction);
+export function load(work: Work, correction?: Float32Array): Promise<void> {
+  return loadModel(work.bundle, work.model, work.keptState, correction);
 }
 
 /** Train the loaded model with the task's settings. changes: what differs from these. */

@@ -10,6 +10,7 @@ import { join } from "node:path";
 import { readManifest } from "../../src/protocol/manifest.ts";
 import { readFromCoordinator, type Task } from "../../src/protocol/messages.ts";
 import { sha256 } from "../../src/protocol/sha256.ts";
+import type { RuntimeOptions } from "../../src/runtimes/choose.ts";
 import { Contents } from "../../src/storage/contents.ts";
 import { Outbox } from "../../src/storage/outbox.ts";
 import { MemoryStore } from "../../src/storage/store.ts";
@@ -22,6 +23,8 @@ interface Spec {
   output: string;
   vectors: Record<string, string>;
   tasks: unknown[];
+  /** Options of the runtime, such as which. */
+  runtime?: RuntimeOptions;
 }
 
 async function trainAll(spec: Spec): Promise<void> {
@@ -32,7 +35,11 @@ async function trainAll(spec: Spec): Promise<void> {
     await store.write({ [`file/${entry.sha256}`]: new Uint8Array(readFileSync(join(spec.bundle, path))) });
   }
   const outbox = new Outbox(store);
-  const trainer = new Trainer(new Contents(store), outbox, readNpz(spec.data));
+  const trainer = new Trainer(new Contents(store), outbox, readNpz(spec.data), {
+    store,
+    log: () => {},
+    ...spec.runtime,
+  });
   for (const [number, message] of spec.tasks.entries()) {
     const task = readFromCoordinator(JSON.stringify(message)) as Task;
     for (const vector of task.vectors) {

@@ -1,0 +1,162 @@
+/** What the page says about the device and about mistakes, in plain words. */
+
+import { type DeviceState, ProtocolError, StoreError } from "../../src/index.ts";
+
+/** What happened, and what the person can do. */
+export interface Problem {
+  readonly what: string;
+  readonly advice: string;
+}
+
+export interface PhaseWords {
+  readonly title: string;
+  readonly detail: string;
+  /** One or two words, for the header. */
+  readonly short: string;
+  readonly mood: "idle" | "busy" | "trouble";
+}
+
+/** Training begins with so many drawings: an update of fewer says much about each of them. */
+export const FEWEST = 5;
+
+/** Return the words for what the device does. */
+export function phaseWords(state: DeviceState, drawings: number): PhaseWords {
+  const round = state.round === undefined ? "" : ` in round ${state.round}`;
+  switch (state.phase) {
+    case "connecting":
+      return { title: "Connecting", detail: "Looking for the coordinator.", short: "Connecting", mood: "idle" };
+    case "waiting":
+      return {
+        title: "Waiting for the next round",
+        detail: "Nothing to do on this page: your device is called when it is needed.",
+        short: "Waiting",
+        mood: "busy",
+      };
+    case "downloading":
+      return {
+        title: "Fetching the shared model",
+        detail: `Your device takes part${round}.`,
+        short: "Fetching",
+        mood: "busy",
+      };
+    case "training":
+      return {
+        title: `Training on your ${plural(drawings, "drawing")}`,
+        detail: `Your device takes part${round}.`,
+        short: "Training",
+        mood: "busy",
+      };
+    case "uploading":
+      return {
+        title: "Sending the update",
+        detail: "The numbers by which the model changed; no drawing is in it.",
+        short: "Sending",
+        mood: "busy",
+      };
+    case "paused":
+      return { title: "Paused", detail: pausedFor(state.why), short: "Paused", mood: "idle" };
+    case "stopped":
+      return drawings < FEWEST
+        ? {
+            title: `Draw ${plural(FEWEST - drawings, "more digit")} to begin`,
+            detail: `Training begins with ${FEWEST} drawings.`,
+            short: "Not started",
+            mood: "idle",
+          }
+        : {
+            title: "Ready to train",
+            detail: "Press Start: your device then takes part in each round until you pause it.",
+            short: "Ready",
+            mood: "idle",
+          };
+  }
+}
+
+function pausedFor(why: string | undefined): string {
+  const own = why === undefined || why === "the device is paused";
+  return own ? "Nothing is sent and nothing is trained until you resume." : `${why[0]!.toUpperCase()}${why.slice(1)}.`;
+}
+
+/** Return the words for an error that ended the device. */
+export function endedWords(error: unknown): Problem {
+  if (error instanceof ProtocolError && error.code === "replaced") {
+    return {
+      what: "Another tab trains for this device.",
+      advice: "One tab is enough: close the other one, then press Start here.",
+    };
+  }
+  if (error instanceof ProtocolError) {
+    return {
+      what: "The coordinator and this page do not understand each other.",
+      advice: `Reload the page. (${error.text})`,
+    };
+  }
+  if (error instanceof StoreError) return storageWords(error.full);
+  if (isQuota(error)) return storageWords(true);
+  const message = error instanceof Error ? error.message : String(error);
+  return { what: "The training stopped unexpectedly.", advice: `Press Start to try again. (${message})` };
+}
+
+/** Return the words for storage that failed. */
+export function storageWords(full: boolean): Problem {
+  return full
+    ? {
+        what: "This device has no room left for the page.",
+        advice: "Free some storage, or delete a few drawings, then try again.",
+      }
+    : {
+        what: "The browser’s storage does not work.",
+        advice: "Reload the page. In a private window, open it in a normal one.",
+      };
+}
+
+export function isQuota(error: unknown): boolean {
+  return (error as Partial<DOMException> | null)?.name === "QuotaExceededError";
+}
+
+/** Return the words for a device that cannot connect; null while it may still be early. */
+export function connectionWords(seen: {
+  /** What the browser says. */
+  readonly online: boolean;
+  /** How long the device has been connecting, in seconds. */
+  readonly seconds: number;
+  /** Whether the page's host answers; null where nobody knows. */
+  readonly hostAnswers: boolean | null;
+}): Problem | null {
+  if (!seen.online) {
+    return {
+      what: "You are offline.",
+      advice: "You can go on drawing; the training goes on when the network is back.",
+    };
+  }
+  if (seen.seconds < 10) return null;
+  if (seen.hostAnswers === true) {
+    return {
+      what: "The coordinator does not let this device in.",
+      advice: "The invitation may be used up, over, or withdrawn: ask for a new link. This page goes on trying.",
+    };
+  }
+  return {
+    what: "The coordinator cannot be reached.",
+    advice: "This page goes on trying. Your drawings and a finished update are kept.",
+  };
+}
+
+export function plural(count: number, word: string): string {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}
+
+/** Return a size for people. */
+export function sizeWords(bytes: number): string {
+  if (bytes < 1024) return `${bytes} B`;
+  if (bytes < 1024 * 1024) return `${(bytes / 1024).toFixed(0)} KiB`;
+  return `${(bytes / 1024 / 1024).toFixed(1)} MiB`;
+}
+
+/** Return what trains, for people: `onnx 1.30.0 web wasm, 4 threads` is `WebAssembly, 4 threads`. */
+export function runtimeWords(runtime: string | undefined): string {
+  if (runtime === undefined) return "–";
+  const kind = /webgpu/i.test(runtime) ? "WebGPU" : /wasm/i.test(runtime) ? "WebAssembly" : runtime;
+  const threads = /(\d+) threads?/.exec(runtime)?.[0];
+  return threads === undefined ? kind : `${kind}, ${threads}`;
+}

@@ -1,0 +1,52 @@
+/** What a device does now, for the page that shows it. */
+
+import type { Session } from "../session/session.ts";
+import { isFinished, isUnfinished } from "../session/states.ts";
+
+export type Phase = "connecting" | "waiting" | "downloading" | "training" | "uploading" | "paused" | "stopped";
+
+export interface DeviceState {
+  /**
+   * `connecting`: not connected, and nothing to do meanwhile. `waiting`: for a task, or for the time at which the
+   * coordinator told the device to come back. `uploading`: an update or a measurement is finished and not acknowledged
+   * yet. `paused`: `why` says for what. `stopped`: before `serve`, and after it.
+   */
+  readonly phase: Phase;
+  /** The round of the task, where the device has one and it is not an evaluation. */
+  readonly round?: number;
+  /** Steps of the task's training that are done, and how many it has. */
+  readonly step?: number;
+  readonly steps?: number;
+  /** Of the last step. */
+  readonly loss?: number;
+  /** Updates that the coordinator has accepted since this `Device` was made. */
+  readonly accepted: number;
+  /** Bytes of these updates. */
+  readonly acceptedBytes: number;
+  /** Why the device is not connected, is paused or has stopped, in words for people. */
+  readonly why?: string;
+  /** What trains. */
+  readonly runtime?: string;
+}
+
+/** How far the training of a task is. */
+export interface Progress {
+  readonly step: number;
+  readonly steps: number;
+  readonly loss: number;
+}
+
+/** Return what a session that runs is at. `returning`: it was told when to come back. */
+export function activityOf(session: Session, returning: boolean): Pick<DeviceState, "phase" | "round"> {
+  const { work } = session;
+  const online = session.link.is === "online";
+  if (work.is === "idle") return { phase: online || returning ? "waiting" : "connecting" };
+  if (isUnfinished(work)) {
+    const { task } = work.assignment;
+    const round = task.type === "task" ? { round: task.round } : {};
+    if (work.is === "training") return { phase: "training", ...round };
+    return { phase: online ? "downloading" : "connecting", ...round };
+  }
+  const round = work.is === "saving" || isFinished(work) ? { round: work.report.round } : {};
+  return { phase: online || work.is === "saving" ? "uploading" : "connecting", ...round };
+}

@@ -1,0 +1,158 @@
+/** A device in a Web Worker, as the page has it: the same methods, carried by messages (worker.ts is the other side). */
+
+import type { DeviceOptions, Stated } from "./device.ts";
+import type { DeviceState } from "./life/state.ts";
+import { type Code, ProtocolError } from "./protocol/errors.ts";
+import { StoreError } from "./storage/store.ts";
+import { DataError } from "./training/errors.ts";
+
+/** As for a `Device`. The data are copied to the worker. */
+export type RemoteOptions = Omit<DeviceOptions, "store"> & {
+  /** The name of the database (`openIndexedDb`) that the worker opens. */
+  readonly store?: string;
+};
+
+export type Method = "serve" | "stop" | "pause" | "resume" | "erase";
+
+/** What of the options crosses to the worker as it is. */
+export type SentOptions = Omit<RemoteOptions, "state" | "log" | "onChange">;
+
+/** What the page says. `call` numbers the calls. */
+export type ToWorker =
+  | { readonly do: "make"; readonly call: number; readonly options: SentOptions }
+  | { readonly do: Method; readonly call: number }
+  /** The answer to `wants`. */
+  | { readonly do: "state"; readonly state: Stated };
+
+/** What the worker says. */
+export type FromWorker =
+  | { readonly is: "done"; readonly call: number }
+  | { readonly is: "failed"; readonly call: number; readonly error: SentError }
+  | { readonly is: "changed"; readonly state: DeviceState }
+  | { readonly is: "log"; readonly text: string; readonly level: "info" | "warning" }
+  /** The device checks in: what does it state? */
+  | { readonly is: "wants" };
+
+/** An error, which a message would bring without its class. */
+export interface SentError {
+  readonly name: string;
+  readonly message: string;
+  readonly text?: string;
+  readonly code?: Code;
+  readonly full?: boolean;
+}
+
+/** Start a device in a worker that runs this package's worker.ts. One worker, one device. */
+export function startDevice(worker: Worker, options: RemoteOptions): RemoteDevice {
+  return new RemoteDevice(worker, options);
+}
+
+/** A device in a worker. Its promises reject as those of `Device` do, and with Error where the worker itself failed. */
+export class RemoteDevice {
+  readonly #worker: Worker;
+  readonly #options: RemoteOptions;
+  readonly #calls = new Map<number, { resolve: () => void; reject: (error: Error) => void }>();
+  readonly #made: Promise<void>;
+  #lastCall = 0;
+  #state: DeviceState = { phase: "stopped", accepted: 0, acceptedBytes: 0 };
+
+  constructor(worker: Worker, options: RemoteOptions) {
+    this.#worker = worker;
+    this.#options = options;
+    worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#hear(data));
+    worker.addEventListener("error", ({ message }) => this.#fail(message));
+    const { state: _, log: __, onChange: ___, ...sent } = options;
+    this.#made = this.#call((call) => ({ do: "make", call, options: sent }));
+    this.#made.catch(() => {}); // each method rejects with it
+  }
+
+  /** What the device did when the worker last said so. */
+  get state(): DeviceState {
+    return this.#state;
+  }
+
+  /** Serve as `Device.serve` does. Rejects also with what the constructor of `Device` throws. */
+  async serve(): Promise<void> {
+    await this.#made;
+    await this.#ask("serve");
+  }
+
+  async stop(): Promise<void> {
+    await this.#ask("stop");
+  }
+
+  async pause(): Promise<void> {
+    await this.#ask("pause");
+  }
+
+  async resume(): Promise<void> {
+    await this.#ask("resume");
+  }
+
+  async erase(): Promise<void> {
+    await this.#made;
+    await this.#ask("erase");
+  }
+
+  #ask(method: Method): Promise<void> {
+    return this.#call((call) => ({ do: method, call }));
+  }
+
+  #call(message: (call: number) => ToWorker): Promise<void> {
+    const call = ++this.#lastCall;
+    return new Promise((resolve, reject) => {
+      this.#calls.set(call, { resolve, reject });
+      this.#worker.postMessage(message(call));
+    });
+  }
+
+  #hear(message: FromWorker): void {
+    switch (message.is) {
+      case "done":
+        this.#calls.get(message.call)?.resolve();
+        this.#calls.delete(message.call);
+        return;
+      case "failed":
+        this.#calls.get(message.call)?.reject(errorOf(message.error));
+        this.#calls.delete(message.call);
+        return;
+      case "changed":
+        this.#state = message.state;
+        this.#options.onChange?.(message.state);
+        return;
+      case "log":
+        this.#options.log?.(message.text, message.level);
+        return;
+      case "wants":
+        void this.#answer();
+    }
+  }
+
+  async #answer(): Promise<void> {
+    const answer: ToWorker = { do: "state", state: (await this.#options.state?.()) ?? {} };
+    this.#worker.postMessage(answer);
+  }
+
+  /** The worker could not be loaded, or nobody caught an error in it. */
+  #fail(text: string): void {
+    const error = new Error(`the device's worker failed: ${text || "its script could not be loaded"}`);
+    for (const { reject } of this.#calls.values()) reject(error);
+    this.#calls.clear();
+    const { accepted, acceptedBytes } = this.#state;
+    this.#state = { phase: "stopped", accepted, acceptedBytes, why: error.message };
+    this.#options.onChange?.(this.#state);
+  }
+}
+
+export function sentError(error: unknown): SentError {
+  const { name = "Error", message = String(error) } = error as Partial<Error>;
+  if (error instanceof ProtocolError) return { name, message, code: error.code, text: error.text };
+  return error instanceof StoreError ? { name, message, full: error.full } : { name, message };
+}
+
+function errorOf({ name, message, code, text, full }: SentError): Error {
+  if (code !== undefined && text !== undefined) return new ProtocolError(code, text);
+  if (name === "StoreError") return new StoreError(message, full);
+  if (name === "DataError") return new DataError(message);
+  return Object.assign(new Error(message), { name });
+}

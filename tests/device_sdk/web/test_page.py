@@ -1,0 +1,153 @@
+"""The page for people as it looks: at 360 px, light and dark, and what axe finds; without a network; its mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from browser import browsing
+from page_person import axe_problems, draw, fits, join, watched
+from page_site import EXAMPLE, built_page, page_site
+from peers import plan_text, write_test_bundle
+from playwright.sync_api import Page, expect
+from processes import free_port, processes
+
+STATUS: dict[str, Any] = json.loads(EXAMPLE.read_text("utf-8"))
+NOBODY = "ws://127.0.0.1:9"
+TOKEN = "t" * 43
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "dark"], tmp_path: Path) -> None:
+    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    with page_site(NOBODY, lambda: STATUS) as site, browsing(tmp_path / "profile", **phone) as browser:
+        page = browser.pages[0]
+        problems = watched(page)
+        found = {}
+
+        def look(view: str) -> None:
+            found[view] = [*axe_problems(page), *([] if fits(page) else ["wider than the screen"])]
+
+        page.goto(site.origin)
+        expect(page.get_by_label("Token")).to_be_visible()
+        look("consent")
+        page.get_by_label("Token").fill("half a token")
+        page.get_by_role("button", name="Agree and join").click()
+        expect(page.get_by_text("not a whole token")).to_be_visible()
+        look("a wrong token")
+        page.get_by_label("Token").fill(f"{site.origin}/#token={TOKEN}")
+        page.get_by_role("button", name="Agree and join").click()
+        page.locator("#chart svg").wait_for()
+        assert page.locator("#chart svg").get_attribute("aria-label") == (
+            "Accuracy after round 2: 38 %; after round 1 it was 10 %."
+        )
+        look("no drawings")
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        draw(page, 7, keep=False)
+        for summary in page.locator("summary").all():
+            summary.click()
+        expect(page.locator("#rounds tr")).to_have_count(3)
+        look("drawings, and all that can be opened")
+        page.get_by_role("button", name="Start training").click()
+        expect(page.locator("#phase")).to_have_text("Connecting")
+        browser.set_offline(True)
+        expect(page.get_by_text("You are offline.")).to_be_visible()
+        look("offline")
+        browser.set_offline(False)
+        page.get_by_role("button", name="Erase everything").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        look("the question before erasing")
+        page.get_by_role("button", name="Keep everything").click()
+        page.get_by_role("button", name="Delete drawing 1 of 5, a 4").click()
+        expect(page.get_by_role("button", name="Delete drawing 1 of 4, a 1")).to_be_focused()
+        site.settings = None
+        page.reload()
+        expect(page.get_by_text("This page does not know whom to train with.")).to_be_visible()
+        look("without page.json")
+        assert {view: faults for view, faults in found.items() if faults} == {}
+        assert problems == []
+
+
+def wait_until_offline_works(page: Page) -> None:
+    page.evaluate(
+        """new Promise(resolve => {
+          if (navigator.serviceWorker.controller) resolve();
+          else navigator.serviceWorker.addEventListener("controllerchange", () => resolve());
+        })"""
+    )
+
+
+@pytest.mark.slow
+def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    shutil.copytree(built_page(), folder)
+    with browsing(tmp_path / "profile") as browser:
+        page = browser.pages[0]
+        problems = watched(page)
+        with page_site(NOBODY, lambda: STATUS, folder=folder) as site:
+            port = int(site.origin.rpartition(":")[2])
+            join(page, site.origin)
+            draw(page, 1)
+            wait_until_offline_works(page)
+            page.reload()  # now page.json, too, went through the service worker
+            expect(page.locator("#round-text")).to_have_text("Round 4 of 40")
+        page.reload()
+        expect(page.get_by_role("heading", name="Handwritten digits")).to_be_visible()
+        draw(page, 7)
+        expect(page.locator("#count")).to_have_text("2")
+        copies = page.evaluate(
+            """caches.keys()
+            .then(names => Promise.all(names.map(name => caches.open(name).then(cache => cache.keys()))))
+            .then(found => found.flat().map(request => new URL(request.url).pathname).sort())"""
+        )
+        assert "/page.json" in copies
+        assert "/status.json" not in copies
+
+        (folder / "style.css").write_text("h1 { text-transform: uppercase }" + (folder / "style.css").read_text())
+        (folder / "sw.js").write_text(re.sub('"[0-9a-f]{16}"', '"another version"', (folder / "sw.js").read_text()))
+        with page_site(NOBODY, lambda: STATUS, folder=folder, port=port):
+            page.reload()
+            title = page.locator("#title")
+            expect(page.get_by_role("button", name="Use the new version of this page")).to_be_visible()
+            expect(title).to_have_css("text-transform", "none")  # one version, as a whole
+            page.get_by_role("button", name="Use the new version of this page").click()
+            expect(title).to_have_css("text-transform", "uppercase")
+            expect(page.locator("#count")).to_have_text("2")
+        assert problems == []
+
+
+@pytest.mark.slow
+def test_a_token_that_is_refused_is_said_in_plain_words(tmp_path: Path) -> None:
+    port, plan = free_port(), tmp_path / "plan.toml"
+    plan.write_text(plan_text(write_test_bundle(tmp_path / "test.bundle"), tmp_path / "run"))
+    with (
+        page_site(f":{port}", lambda: STATUS) as site,
+        processes(tmp_path) as run,
+        browsing(tmp_path / "profile") as browser,
+    ):
+        (tmp_path / "service.toml").write_text(
+            f'port = {port}\nidentities = "identities"\norigins = ["{site.origin}"]\n'
+        )
+        subprocess.run(
+            [sys.executable, "-m", "fleetlearn_coordinator", "token", tmp_path / "service.toml"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        run.coordinator(plan)
+        page = browser.pages[0]
+        problems = watched(page)
+        join(page, f"{site.origin}/#token={TOKEN}")
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        page.get_by_role("button", name="Start training").click()
+        expect(page.get_by_text("The coordinator does not let this device in.")).to_be_visible()
+        assert axe_problems(page) == []
+        assert problems == []
