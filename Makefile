@@ -64,7 +64,7 @@ demo-web: $(INSTALLED)
 # The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
 test: $(INSTALLED)
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
-	@$(BIN)/python $(PYTEST) -m "not slow" $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "not slow" $(RERUNS) $(ARGS)
 
 # Coverage is measured over the fast tests: it makes the slow ones (kills, exports, long trainings) twice as slow. It is
 # held to its floors where all tests run.

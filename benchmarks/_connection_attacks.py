@@ -99,7 +99,7 @@ async def stolen_names(address: str, stop: asyncio.Event) -> None:
 
 
 async def _many(address: str, stop: asyncio.Event, once: Callable[[RawPeer], Awaitable[None]]) -> None:
-    """Keep PEERS connections, of which none has sent a request yet."""
+    """Keep PEERS connections open that have sent no request."""
 
     async def hold() -> None:
         while True:

@@ -1,7 +1,7 @@
 """Runs one attack in a process of its own, until the process is ended: ``_run_attack.py MODULE NAME ADDRESS SOURCES``.
 
-The attackers come from so many addresses of this machine: 127.0.1.1 and the next ones, which only Linux has. Honest
-devices come from 127.0.0.1.
+The attackers come from SOURCES addresses of this machine, 127.0.1.1 and the next ones (Linux only). Honest devices
+come from 127.0.0.1.
 """
 
 from __future__ import annotations

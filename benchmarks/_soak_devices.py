@@ -57,7 +57,7 @@ class Comings:
         self.counts: Counter[str] = Counter()
         self.connected = 0
         self.round = 0
-        """The newest that a device was given a task of."""
+        """The newest round of which a device was given a task."""
         self._identities, self._draws = Identities(identities), random.Random(seed)
         now = time.time()
         self._token = self._identities.make_token(10**6, now + 10**6, (), now)
@@ -102,7 +102,7 @@ class Comings:
             await asyncio.sleep(self._draws.uniform(0, PAUSE))
 
     async def _converse(self, connection: ClientConnection, device: str, fate: str) -> None:
-        """Do tasks, until the device leaves, or whatever the fate is befalls it."""
+        """Do tasks until the device leaves or its fate comes."""
         await connection.send(
             encode(CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES))
         )

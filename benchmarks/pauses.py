@@ -4,6 +4,9 @@ A few devices take and send a model of 400 MB (10^8 float32), as those of ``roun
 its own (_pings.py) sends WebSocket pings on a connection that does nothing else, each 10 ms after the answer to the
 last. The longest wait for an answer is the longest pause of the coordinator's event loop. In each round the coordinator
 also saves its sum, if there are more devices than ``--held``.
+
+``--begin`` measures something else: a host with several runs, to which one with such a model is added, stopped, and
+added again. No device takes part.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from pathlib import Path
 
 import _measure as measure
 import _websocket_device
+from fleetlearn_coordinator import ServiceSettings
+from fleetlearn_coordinator.service.several.operations import operating
+from fleetlearn_coordinator.storage.runs import Population
 from rounds import quantile, together
 
 SHOWN = 0.1
@@ -64,6 +70,36 @@ def run(devices: int, size: int, rounds: int, held: int, durable: str, limit: fl
     }
 
 
+def begin(size: int) -> dict[str, float]:
+    """Figures of a host to which a run is added, which begins with its bundle, and once more with its model."""
+    waits: list[float] = []
+    with measure.scratch() as folder:
+        measure.write_placeholder_bundle(folder / "bundle", size)
+        plan, settings, log = folder / "plan.toml", folder / "service.toml", folder / "coordinator.log"
+        values = {"durable": "process", "devices": 1, "minimum": 1, "deadline": 600.0, "encoding": "float32"}
+        plan.write_text(measure.PLAN.format(**values, rounds=1, participation=""))
+        settings.write_text('port = 0\nruns = "runs"\n')
+        command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", str(settings)]
+        with measure.server_process(command, log) as process:
+            url = measure.wait_for(r"listening on (ws://\S+:\d+)", process, log)
+            with operating(ServiceSettings.load(settings)) as operations, pings(url, waits):
+                operations.add("large", plan, Population())
+                measure.wait_for("run large is (served|stopped:)", process, log)
+                operations.change("large", "stopped")
+                measure.wait_for("run large is (stopped;)", process, log)
+                operations.change("large", "resumed")
+                measure.wait_for("(?s)run large is stopped;.*run large is (served)", process, log)
+            usage = measure.usage(process.pid)
+    return {
+        "longest_pause_ms": 1e3 * max(waits),
+        "pauses_above_100_ms": sum(wait > SHOWN for wait in waits),
+        "paused_s": sum(wait for wait in waits if wait > SHOWN),
+        "pings": len(waits),
+        "cpu_s": usage.cpu,
+        "peak_rss_mib": usage.peak_rss,
+    }
+
+
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=6)
@@ -73,9 +109,12 @@ def main() -> None:
     options.add_argument("--durable", choices=("process", "power"), default="process", help="the plan's durable")
     options.add_argument("--repeats", type=int, default=1)
     options.add_argument("--limit", type=float, default=600.0, help="seconds that one repeat may take")
+    options.add_argument("--begin", action="store_true", help="a host with several runs, to which one is added")
     chosen = options.parse_args()
     runs = [
-        run(chosen.devices, chosen.size, chosen.rounds, chosen.held, chosen.durable, chosen.limit)
+        begin(chosen.size)
+        if chosen.begin
+        else run(chosen.devices, chosen.size, chosen.rounds, chosen.held, chosen.durable, chosen.limit)
         for _ in range(chosen.repeats)
     ]
     results = {key: measure.middle([row[key] for row in runs]) for key in runs[0]}

@@ -1,9 +1,9 @@
 """An hour of coordinators whose devices come and go: whether memory, files and disk stay as they are.
 
-Three coordinators, of synchronous rounds, of such that carry late updates, and of asynchronous ones. The devices of
-each enrol, do some tasks, and then leave, vanish in the middle of something, are slow, or are revoked for a new one.
-A table each minute; at the end the growth of each figure over the second half, as a straight line through all samples
-of it. Exit status 1 if one is above its bound.
+There are three coordinators: one of synchronous rounds, one that carries late updates, one of asynchronous rounds. The
+devices of each enrol, do some tasks, and then leave, vanish in the middle of something, are slow, or are revoked. A
+table is printed each minute. At the end another shows how much each figure grew over the second half, by the straight
+line through its samples. The exit status is 1 if one grew by more than its bound.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def look(server: measure.Server, comings: Comings) -> dict[str, float]:
 async def come_and_go(
     servers: Mapping[str, measure.Server], *, devices: int, size: int, heartbeat: float, seconds: float, every: float
 ) -> dict[str, list[Row]]:
-    """Let devices come and go at each server, and print a table of what it holds every so many seconds. Returns all
-    samples."""
+    """Let devices come and go at each server for ``seconds``. Print what it holds ``every`` so often, in seconds.
+    Returns all samples."""
     update = _websocket_device.make_update(size)
     fleets = {
         name: Comings(server.url, server.log.parent / "identities", update, heartbeat, seed, server.ca)

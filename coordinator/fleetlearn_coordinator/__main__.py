@@ -30,8 +30,8 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
     from fleetlearn_coordinator.service.held_out import measure_by_hand
-    from fleetlearn_coordinator.service.operations import operating
     from fleetlearn_coordinator.service.serve import serve as serve_plan
+    from fleetlearn_coordinator.service.several.operations import operating
     from fleetlearn_coordinator.service.several_runs import serve_runs
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.requests import write_request

@@ -49,8 +49,8 @@ def token(
         text = f"at most {MOST_TAGS} tags and runs, of letters, digits and ._- each"
         raise typer.BadParameter(text, param_hint="--tag, --run")
     tags = [*(tag or []), *(RUN + name for name in run or [])]
-    with _identities(service) as identities:
-        now, settings = time.time(), ServiceSettings.load(service)
+    with _service(service) as (settings, identities):
+        now = time.time()
         if link or draw is not None:
             join_link(settings, "")  # before the token is made, if there is no page
         keys = public_keys(settings.signing_keys)
@@ -80,9 +80,8 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
 def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]) -> None:
     """End a device's credential, and the certificates that it has now. A running coordinator ends its connection within
     a second."""
-    with _identities(service) as identities:
-        tls = ServiceSettings.load(service).tls
-        certified = tls is not None and tls.clients is not None
+    with _service(service) as (settings, identities):
+        certified = settings.tls is not None and settings.tls.clients is not None
         found = identities.revoke(device, time.time(), certified=certified)
         if not found and not certified:
             names = len(identities.devices())
@@ -123,9 +122,7 @@ def verify(
         _refuse_broken(identities.broken_at())
         events = identities.events()
         if newest is not None and newest not in {row.hash for row in events}:
-            text = (
-                f"no row of the audit log has the hash {newest}: rows were removed at its end, or all was written anew"
-            )
+            text = f"no row of the log has the hash {newest}: its last rows were removed, or the whole log replaced"
             raise FleetError(Code.WRONG_HASH, text)
     _say_newest(events)
 
@@ -150,11 +147,14 @@ def _say_newest(events: list[Event]) -> None:
 
 def identities_folder(service: Path) -> Path:
     """Return the folder of identities that a service file names. Raises FleetError."""
-    folder = ServiceSettings.load(service).identities
-    if folder is None:
+    return _folder(service, ServiceSettings.load(service))
+
+
+def _folder(service: Path, settings: ServiceSettings) -> Path:
+    if settings.identities is None:
         text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
         raise FleetError(Code.BAD_MESSAGE, text)
-    return folder
+    return settings.identities
 
 
 def date(at: float) -> str:
@@ -162,7 +162,16 @@ def date(at: float) -> str:
 
 
 @contextmanager
+def _service(service: Path) -> Iterator[tuple[ServiceSettings, Identities]]:
+    """Read a service file, once, and open its identities. Expected errors are one line and exit status 1."""
+    with expected_errors():
+        settings = ServiceSettings.load(service)
+        with closing(open_identities(_folder(service, settings))) as found:
+            yield settings, found
+
+
+@contextmanager
 def _identities(service: Path) -> Iterator[Identities]:
     """Open the identities that a service file names. Expected errors are one line and exit status 1."""
-    with expected_errors(), closing(open_identities(identities_folder(service))) as found:
+    with _service(service) as (_, found):
         yield found

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.status import read_status
+from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.versions import compare, read_versions
 from fleetlearn_coordinator.storage.identities import COMMAND
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.operations import Operations, operating
+from fleetlearn_coordinator.service.several.operations import Operations, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked

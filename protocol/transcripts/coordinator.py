@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunk, unpack_chunk
@@ -16,6 +16,9 @@ from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_de
 from values import Mismatch, compare, fill, shown
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
+
+if TYPE_CHECKING:
+    from signatures import Signer
 
 
 def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
@@ -70,11 +73,12 @@ WEB_PAGE = 3000
 class Coordinator:
     """The side that the transcript's ``coordinator`` steps speak for.
 
-    ``patience`` is how long the device may take for a step, in seconds.
+    ``patience`` is how long the device may take for a step, in seconds. ``signer``: signs what the device is to do, if
+    the device was given its key to trust.
     """
 
-    def __init__(self, bundle: Bundle, patience: float) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: Bundle, patience: float, signer: Signer | None = None) -> None:
+        self.bundle, self.signer = bundle, signer
         contents = [bundle.read("manifest.json"), *map(bundle.read, bundle.manifest.files)]
         self.contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
         self.patience = patience
@@ -87,7 +91,8 @@ class Coordinator:
     def begin(self) -> None:
         """Begin a transcript."""
         self.connection: ServerConnection | None = None
-        self.bound: dict[str, Any] = {}
+        self.bound: dict[str, Any] = {} if self.signer is None else self.signer.placeholders
+        self.check_in: dict[str, Any] = {}
         self.report: dict[str, Any] = {}
         self.upload = bytearray()
         self.fetch: dict[str, Any] = {}
@@ -152,7 +157,7 @@ class Coordinator:
             case {"connects": _}:
                 await self._connects(running)
             case {"coordinator": message}:
-                await self._say(message, step.get("model", 0))
+                await self._say(message, step.get("model", 0), step.get("signed"))
             case {"coordinator sends": frame}:
                 await self._open().send(frame if isinstance(frame, str) else bytes.fromhex(frame["hex"]))
             case {"fetches are answered": answers}:
@@ -184,7 +189,7 @@ class Coordinator:
         if self.connection.subprotocol is None:
             raise Mismatch("the device connected without the subprotocol")
 
-    async def _say(self, message: dict[str, Any], model: int = 0) -> None:
+    async def _say(self, message: dict[str, Any], model: int = 0, signed: str | None = None) -> None:
         kind = message["type"]
         fields = self._task(kind, model) if kind in ("task", "evaluate") else DEFAULTS.get(kind, {})
         filled = fill({**fields, **message}, self.bound)
@@ -192,6 +197,8 @@ class Coordinator:
         decode_from_coordinator(text)  # what a transcript says must be in the protocol, too
         if filled["type"] == "grant":
             self._granted.setdefault(filled["transfer"], filled["offset"])
+        if self.signer is not None and kind in ("task", "evaluate", "trust") and signed != "not at all":
+            text = self.signer.sign(text, self.check_in, signed)
         await self._open().send(text)
 
     def _task(self, kind: str, number: int) -> dict[str, Any]:
@@ -227,6 +234,8 @@ class Coordinator:
                 break
             if kind not in first and not await self._passes(came, expected):
                 raise Mismatch("\n    ".join([f"expected: {shown(expected)}", f"came:     {said(came)}", *lines]))
+        if kind == "check-in":
+            self.check_in = came
         if kind == "report":
             self.report = came
         if kind == "fetch":

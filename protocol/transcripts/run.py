@@ -26,10 +26,12 @@ from websockets.typing import Subprotocol
 from coordinator import Coordinator
 
 FOLDER = Path(__file__).parent
+SIGNED = FOLDER / "signed.json"
+"""For devices that take a key to trust: those whose command has {key}."""
 
 
 class Device:
-    """The device's process and its state, which several transcripts may share."""
+    """The device's process and its state, which several transcripts may share. ``command`` has {url} and {state}."""
 
     def __init__(self, command: list[str], port: int, folder: Path, log: Path) -> None:
         self.command, self.port, self.folder, self.log = command, port, folder, log
@@ -89,7 +91,14 @@ async def play(transcript: dict[str, Any], coordinator: Coordinator, device: Dev
 
 
 async def run(options: argparse.Namespace, folder: Path) -> int:
-    coordinator = Coordinator(open_bundle(options.bundle), options.patience)
+    signer = None
+    if any("{key}" in part for part in options.command):
+        from signatures import Signer  # needs cryptography
+
+        signer = Signer()
+    command = [part if signer is None else part.replace("{key}", signer.key) for part in options.command]
+    files = options.file or [path for path in sorted(FOLDER.glob("*.json")) if signer is not None or path != SIGNED]
+    coordinator = Coordinator(open_bundle(options.bundle), options.patience, signer)
 
     async def connected(connection: ServerConnection) -> None:
         await coordinator.connected(connection)
@@ -99,10 +108,10 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
         max_size=MAX_FRAME_BYTES, close_timeout=1, ping_interval=None,
     ) as server:  # fmt: skip
         port = next(iter(server.sockets)).getsockname()[1]
-        device = Device(options.command, port, folder, options.log or folder / "device.log")
+        device = Device(command, port, folder, options.log or folder / "device.log")
         failed = played = 0
         try:
-            for file in options.file or sorted(FOLDER.glob("*.json")):
+            for file in files:
                 for transcript in json.loads(file.read_text(encoding="utf-8")):
                     if options.only in transcript["name"]:
                         played += 1
@@ -127,7 +136,7 @@ def main() -> int:
     )
     parser.add_argument("--patience", default=30.0, type=float, help="seconds to wait for the device; default: 30")
     parser.add_argument("--log", type=Path, help="file for what the device prints; default: it is not kept")
-    parser.add_argument("command", nargs="+", help="starts the device; {url} and {state} (a folder) are filled in")
+    parser.add_argument("command", nargs="+", help="starts the device; {url}, {state} and {key} are filled in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(run(options, Path(folder)))

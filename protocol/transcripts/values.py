@@ -28,6 +28,8 @@ def compare(expected: Any, came: Any, bound: dict[str, Any], place: str = "") ->
     in ``expected`` may be anything."""
     if isinstance(expected, str) and expected.startswith("$"):
         expected = bound.setdefault(expected, came)
+    if isinstance(expected, list):
+        expected = [bound.get(part, part) if isinstance(part, str) else part for part in expected]
     if isinstance(expected, dict) and expected.keys() & {"at least", "at most"}:
         least, most = expected.get("at least", float("-inf")), expected.get("at most", float("inf"))
         fits = isinstance(came, int | float) and least <= came <= most

@@ -78,6 +78,7 @@ def test_float16(tmp_path: Path) -> None:
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
+    assert figures(tmp_path, "pauses.py", "--begin", "--size", "70000")["fleetlearn"]["pings"]["median"] > 0
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,7 @@ def test_gpu_on_the_cpu(tmp_path: Path) -> None:
     assert all(row["clock_ms_per_step"]["median"] > 0 for row in results["softmax"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there may be a GPU")
 def test_a_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     # A loop in PyTorch would fail before: without a GPU, or in its CPU build.

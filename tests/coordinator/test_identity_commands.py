@@ -73,7 +73,7 @@ def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
         database.execute("DELETE FROM audit WHERE number=2")
     command("verify", "service.toml")
     gone = command("verify", "service.toml", "--hash", second.hash, expected=1)
-    assert "rows were removed at its end, or all was written anew" in words(gone)
+    assert "its last rows were removed, or the whole log replaced" in words(gone)
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute("UPDATE audit SET at=1")
     assert "row 1 of the audit log was changed" in words(command("verify", "service.toml", expected=1))
@@ -84,6 +84,20 @@ def test_a_token_is_for_runs(service: Path) -> None:
     with closing(Identities(service.parent / "identities")) as identities:
         assert identities.enrol("a", "s" * 43, token, time.time()).tags == ("roof", "run:faces")
     assert "at most 16 tags and runs" in words(command("token", "service.toml", "--run", "a b", expected=2))
+
+
+@pytest.mark.parametrize("arguments", [("token", "service.toml"), ("revoke", "service.toml", "a")])
+def test_the_service_file_is_read_once(
+    service: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Otherwise a file that is changed meanwhile would be read as two."""
+    with closing(Identities(service.parent / "identities")) as identities:
+        now = time.time()
+        identities.enrol("a", "s" * 43, identities.make_token(1, now + 60, [], now), now)
+    read, text = list[Path](), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *given: read.append(path) or text(path, *given))
+    command(*arguments)
+    assert read == [Path("service.toml")]
 
 
 def test_a_token_brings_the_public_keys_along(service: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.operations import operating
+from fleetlearn_coordinator.service.several.operations import operating
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs
 from peers import plan_text, write_test_bundle
@@ -52,7 +52,35 @@ def test_a_run_is_added_changed_and_removed(service: Path, tmp_path: Path) -> No
     with closing(Identities(tmp_path / "ids")) as identities:
         events = [(row.what, row.about) for row in identities.events()]
     about = {"run": "a", "who": "command"}
-    assert events == [(what, about) for what in ("added", "paused", "resumed", "drained", "stopped", "removed")]
+    population = {"tags": ["eu", "roof"], "tiers": ["tv"], "share": 0.5}
+    assert events == [
+        ("added", {**about, "plan": str(plan), **population}),
+        *((what, about) for what in ("paused", "resumed", "drained", "stopped", "removed")),
+    ]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_operation_whose_process_is_killed_is_in_the_audit_log_once(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """Killed before its row is in the audit log, or after (``copied``) and before the database of runs knows so. The
+    next look at the runs finds it."""
+
+    class KilledError(BaseException):
+        """Stands for SIGKILL."""
+
+    def kill(*arguments: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch, operating(ServiceSettings.load(service), "olga") as operations:
+        patch.setattr(*((Runs, "is_logged") if copied else (Identities, "log_once")), kill)
+        with pytest.raises(KilledError):
+            operations.add("a", tmp_path / "a.toml", Population())
+    for _ in range(2):
+        command("run", "list", service)
+        with closing(Identities(tmp_path / "ids")) as identities:
+            events = [(row.what, row.about) for row in identities.events()]
+        assert events == [("added", {"run": "a", "plan": str(tmp_path / "a.toml"), "who": "olga"})]
 
 
 def test_runs_are_listed(service: Path, tmp_path: Path) -> None:

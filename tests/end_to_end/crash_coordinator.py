@@ -20,8 +20,9 @@ from fleetlearn_coordinator import Plan, ServiceSettings, serve
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_coordinator.service import run, server
-from fleetlearn_coordinator.service.open_round import OpenRound
+from fleetlearn_coordinator.service import server
+from fleetlearn_coordinator.service.training_run import run, written_model
+from fleetlearn_coordinator.service.training_run.open_round import OpenRound
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import (
@@ -77,7 +78,7 @@ POINTS = {
     "a sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is recorded": batch(AggregatorSaved, after=True),
     "a round is closed and its commit not begun": Point(run.Run, "begin_commit", False),
-    "the new model is made but not written": Point(run, "next_model", True),
+    "the new model is made but not written": Point(written_model, "next_model", True),
     "the new model is written but not in its place": Point(Path, "replace", False, is_model),
     "the new model is in its place but not recorded": Point(FileBlobs, "save_model", True),
     "the thread has made the new model": batch(ModelMade, after=False),

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dying import Point, signal_at
 from fleetlearn_coordinator import __main__ as coordinator
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_coordinator.service import run, server
+from fleetlearn_coordinator.service import server
+from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.storage.ledger import (
     EvaluationClosed,
     EvaluationOpened,

@@ -12,7 +12,7 @@ from typing import Any
 
 from dying import Point, signal_at
 from fleetlearn_coordinator import Plan, ServiceSettings, serve
-from fleetlearn_coordinator.service.roll_back import RollBacks
+from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
 from fleetlearn_coordinator.storage import requests
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, Row

@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--seconds", type=int, default=20, help="for each target; default: 20")
-    parser.add_argument("--inputs", type=int, default=10**9, help="at most so many for each target")
+    parser.add_argument("--inputs", type=int, default=10**9, help="for each target, at most")
     parser.add_argument("--seed", type=int, default=1, help="of the mutations; default: 1")
     parser.add_argument("--without-atheris", action="store_true", help="mutations from the seed, also where atheris is")
     parser.add_argument("--replay", type=Path, help="run one target with this file, and show where it fails")

@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import pytest
 from line_bundle import line_data, write_line_bundle
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "transcripts"
-TRANSCRIPTS = [row for path in sorted(FOLDER.glob("*.json")) for row in json.loads(path.read_text(encoding="ascii"))]
+FILES = {path.stem: json.loads(path.read_text(encoding="ascii")) for path in sorted(FOLDER.glob("*.json"))}
+TRANSCRIPTS = [row for rows in FILES.values() for row in rows]
+WITHOUT_KEYS = [row for name, rows in FILES.items() for row in rows if name != "signed"]
 VALUES: dict[str, Any] = runpy.run_path(str(FOLDER / "values.py"))
 QUICK = """
 import sys
 from fleetlearn_device import Device
 from fleetlearn_device.driver.timing import Timing
-Device(sys.argv[1], sys.argv[2], sys.argv[3], timing=Timing(base=0.01)).run()
+Device(sys.argv[1], sys.argv[2], sys.argv[3], trust=sys.argv[4:], timing=Timing(base=0.01)).run()
 """
 """A device whose first waits before connecting again are short."""
 
@@ -34,9 +37,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play(folder: Path, *options: str) -> tuple[int, list[str]]:
-    """The program's status and the lines that it prints."""
-    device = (sys.executable, "-c", QUICK, "{url}", str(folder / "data.npz"), "{state}")
+def play(folder: Path, *options: str, keys: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """The program's status and the lines that it prints. ``keys``: what the device is given to trust."""
+    device = (sys.executable, "-c", QUICK, "{url}", str(folder / "data.npz"), "{state}", *keys)
     command = [sys.executable, FOLDER / "run.py", "--bundle", folder / "line.bundle", *options, "--", *device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
@@ -44,12 +47,22 @@ def play(folder: Path, *options: str) -> tuple[int, list[str]]:
 
 
 def test_the_device_holds_to_all(folder: Path) -> None:
-    status, lines = play(folder)
-    assert lines == [
-        *(f"ok         {row['name']}" for row in TRANSCRIPTS),
-        f"{len(TRANSCRIPTS)} of {len(TRANSCRIPTS)} transcripts went as written",
-    ]
-    assert status == 0
+    assert play(folder) == (0, as_written(WITHOUT_KEYS))
+
+
+def as_written(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines that the program prints where a device holds to these transcripts."""
+    return [*(f"ok         {row['name']}" for row in rows), f"{len(rows)} of {len(rows)} transcripts went as written"]
+
+
+def test_a_device_with_keys_holds_to_those_about_signatures(folder: Path) -> None:
+    assert play(folder, "--file", str(FOLDER / "signed.json"), keys=["{key}"]) == (0, as_written(FILES["signed"]))
+
+
+@pytest.mark.slow
+def test_a_device_with_keys_holds_to_all(folder: Path) -> None:
+    """Every task of every transcript is then signed."""
+    assert play(folder, keys=["{key}"]) == (0, as_written(TRANSCRIPTS))
 
 
 def test_each_has_a_name_of_its_own() -> None:

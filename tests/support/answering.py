@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32

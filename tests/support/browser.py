@@ -34,14 +34,15 @@ def chromium() -> str:
 
 
 @contextmanager
-def browsing(profile: Path, *, webgpu: bool = False, **options: Any) -> Iterator[BrowserContext]:
+def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: Any) -> Iterator[BrowserContext]:
     """A browser with a profile of its own, driven by Playwright; it reaches this machine alone.
 
     Args:
+        more_flags: Of Chromium, for example ``"--use-fake-device-for-media-stream"``.
         webgpu: With WebGPU, which the processor computes (SwiftShader).
         options: Of Playwright's ``launch_persistent_context``, for example ``color_scheme="dark"``.
     """
-    flags = [*FLAGS[1:-1], "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
+    flags = [*FLAGS[1:-1], *more_flags, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
     if webgpu:
         flags.remove("--disable-gpu")
         flags += ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"]

@@ -23,7 +23,18 @@ from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, meas
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_device.driver.address import Enrolment
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, Cancel, Evaluation, Grant, Held, Refused, Task
+from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
+    Accepted,
+    Cancel,
+    ComeBack,
+    Evaluation,
+    FromCoordinator,
+    Grant,
+    Held,
+    Refused,
+    Task,
+)
 from fleetlearn_protocol.vector import Vector
 from peers import SIZE, Peer, report_of, update_of
 from processes import Processes
@@ -33,13 +44,15 @@ from websockets.typing import Subprotocol
 
 KILLS = 10
 """In each run. Most of the time goes into starting the coordinator once more than that."""
+AWAY = 0.2
+"""Seconds that a device stays away when it is told to come back later, at most."""
 LONGEST = 0.25
 """Seconds from the first sign of life of a coordinator until it is killed, at most."""
 
 
 def luck_of(task: str) -> float:
-    """Return a number from 0 to 1 that follows from the task's name, without that of its run: so it is the same for
-    the same task of another run."""
+    """Return a number from 0 to 1 that follows from the task's name without the run's: the same task of another run has
+    the same number."""
     return crc32(task.partition("-")[2].encode()) % 1000 / 1000
 
 
@@ -75,6 +88,7 @@ class Devices:
         held: Task | None = None
         enrolment = self.enrolments.get(name)
         while not self.over:
+            pause = 0.02
             with suppress(OSError, WebSocketException, TimeoutError, AssertionError):
                 async with connect(
                     self.url,
@@ -90,20 +104,23 @@ class Devices:
                     if held is not None:
                         await self._report(peer, held)
                     while not self.over:
-                        held = await self._go_on(peer, held)
+                        message = await peer.receive()
+                        self.alive.set()
+                        if isinstance(message, ComeBack):
+                            pause = min(message.after, AWAY)
+                            break
+                        held = await self._go_on(peer, held, message)
                         if self.luck.random() < self.restless:
                             connection.transport.abort()
                             held = held if self.luck.random() < 0.5 else None
                             break
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(pause)
 
     async def _report(self, peer: Peer, task: Task) -> None:
         await peer.send(report_of(task, update_for(task.task, self.size), **self.reported(task.task)))
 
-    async def _go_on(self, peer: Peer, held: Task | None) -> Task | None:
-        """Answer the next message. Returns the task whose update is not acknowledged."""
-        message = await peer.receive()
-        self.alive.set()
+    async def _go_on(self, peer: Peer, held: Task | None, message: FromCoordinator) -> Task | None:
+        """Answer a message. Returns the task whose update is not acknowledged."""
         match message:
             case Task():
                 await self._report(peer, message)

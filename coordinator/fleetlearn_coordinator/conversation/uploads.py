@@ -36,8 +36,8 @@ def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None
 
 
 def check_work(report: Report, epochs: int) -> None:
-    """Raise ProtocolError (bad-message) if the report claims more work than a task of so many epochs takes, on as many
-    examples as it claims. A step takes an example at least; twice as many are let through."""
+    """Raise ProtocolError (bad-message) if the report claims more work than its task's ``epochs`` over the examples
+    that it claims. A step takes at least one example; twice as many steps are let through."""
     if report.epochs > epochs or report.steps > 2 * epochs * report.examples:
         raise ProtocolError(
             Code.BAD_MESSAGE,

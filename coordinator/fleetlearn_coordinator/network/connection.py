@@ -121,6 +121,8 @@ class Connection(asyncio.Protocol):
         """A closing handshake has begun."""
         self._ended = False
         """Bytes that still arrive are thrown away."""
+        self._forgotten = False
+        """The listener has forgotten the connection."""
 
     @property
     def made(self) -> bool:
@@ -244,6 +246,8 @@ class Connection(asyncio.Protocol):
         self._ended, self._unread = True, b""
         if self._next is not None:
             self._next.cancel()
+        if self._forgotten:  # the listener was closed while asyncio began with the connection
+            return
         self.protocol.receive_eof()
         self._writable()
         self._owner.lost(self)
@@ -254,6 +258,7 @@ class Connection(asyncio.Protocol):
         Else it waits for the garbage collector, which runs rarely (``process_settings.collect_garbage_rarely``): some
         30 objects and 4 KiB each, until 1,800 connections have ended, or 36,000 where it ran while they were open, or
         four million where it ran often."""
+        self._forgotten = True
         self.driver.cut_cycles()
         del self.driver
         # asyncio's transport refers to itself by this attribute.

@@ -42,12 +42,12 @@ from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST
 from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.network.contents import Content as Served
-from fleetlearn_coordinator.network.contents import Contents, FileContent
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
-from fleetlearn_coordinator.network.downloads import Download, Downloads
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog
+from fleetlearn_coordinator.network.transfers.contents import Content as Served
+from fleetlearn_coordinator.network.transfers.contents import Contents, FileContent
+from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
 
 if TYPE_CHECKING:  # few services sign
     from fleetlearn_coordinator.network.signing import DeviceSigner, Signer
@@ -271,10 +271,16 @@ class Driver:
         download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
-        if self.download is not None:
-            assert self.download.task is not None
-            self.download.task.cancel()
-            self.download = None
+        """End the download.
+
+        The cancelled asyncio task keeps a traceback, which keeps the download, its content and this driver. If the
+        download kept the task, that cycle would wait for the garbage collector, which runs rarely, with a whole model.
+        """
+        download, self.download = self.download, None
+        if download is not None:
+            assert download.task is not None
+            download.task.cancel()
+            download.task = None
 
     async def _send_content(
         self, download: Download, content: Served | FileContent, start: StartDownload, port: Port

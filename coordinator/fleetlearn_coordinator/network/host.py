@@ -16,19 +16,19 @@ from fleetlearn_protocol.errors import MAX_TEXT
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer
 from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator, Welcome
 
-from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
+from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.contents import Contents, Older
-from fleetlearn_coordinator.network.downloads import Downloads
 from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
-from fleetlearn_coordinator.network.shared_port import SharedPort
+from fleetlearn_coordinator.network.several.shared_port import SharedPort
+from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
-from fleetlearn_coordinator.network.turns import SharedDevice, Turns
+from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.downloads import Downloads
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Host:
         self._listener = Listener(
             lambda connection: Driver(connection, self.shared),
             origins=service.own_origins,
-            newcomers=places.newcomers,
+            newcomers=places.newcomers if service.tls is None else min(places.newcomers, TLS_NEWCOMERS),
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
             certificates=self._certificates,
@@ -77,7 +77,7 @@ class Host:
             proxies=service.proxies,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Set with an error of the host itself: one that ends no run, and of which no device is to blame."""
+        """Gets an error of the host itself, which neither a run nor a device caused."""
         self.turns = Turns(self.tell) if several else None
         """Which of several runs each device serves."""
         self.shared = Shared(

@@ -26,9 +26,9 @@ from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
-from fleetlearn_coordinator.service.operations import Operations, Verb, operating
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import Status, last_rounds, read_status
+from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.versions import read_versions
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.database import DatabaseError
@@ -272,7 +272,6 @@ class AdminApi:
                 operations.roll_back(name, version)
         else:
             ask_to_roll_back(plan.data_dir, version, asked.who.name)
-            asked.log("rolled back", {"run": name, "version": version})
         return {"name": name, "version": version}
 
     def _evaluate(self, asked: Asked) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
 import msgspec
@@ -14,13 +14,14 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
-from fleetlearn_coordinator.service.population import EVERYBODY
-from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.several.population import EVERYBODY
+from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
-from fleetlearn_coordinator.storage.runs import Population, State
+from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import open_store
 
 
@@ -29,38 +30,59 @@ def updates_kept(plan: Plan) -> int:
     return plan.round.goal if plan.aggregator().keeps_updates else 0
 
 
+def open_run(
+    plan: Plan, service: ServiceSettings, now: Clocks, *, bundle: Bundle | None = None, any_thread: bool = False
+) -> Run:
+    """Open a plan's data directory, and read the model. ``bundle``: the plan's, if it is open already. ``any_thread``:
+    the run may then be used in other threads than this one, one at a time. Raises PlanError, BundleError,
+    StoreError."""
+    bundle = bundle or open_bundle(plan.bundle)
+    kept = updates_kept(plan)
+    store = open_store(
+        plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept, any_thread=any_thread
+    )
+    try:
+        run = Run(plan, bundle, store, now, service.heartbeat)
+        run.held_out = _measurer(run)
+    except BaseException:
+        store.close()
+        raise
+    return run
+
+
+def _measurer(run: Run) -> HeldOut | None:
+    """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
+    plan, rule = run.plan, run.plan.evaluation
+    if rule.data is None:
+        return None
+    if not rule.data.is_file():
+        raise PlanError(Code.UNKNOWN_CONTENT, f"{plan.file}: evaluation.data = {rule.data} is not a file")
+    check_installed()
+
+    def is_due(version: int) -> bool:
+        newest = run.engine.version  # the file of a newer one may be there, which does not count yet
+        last = run.finished is not None and version == newest
+        return 0 < version <= newest and (version % rule.data_every == 0 or last)
+
+    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digests.of_model, is_due)
+
+
 class HostedRun:
     """A run within a running event loop. ``begin`` follows; then ``end``, and ``close``."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        service: ServiceSettings,
-        host: Host,
-        *,
-        bundle: Bundle | None = None,
-        name: str = "",
-        population: Population = EVERYBODY,
-    ) -> None:
-        """Open the plan's data directory. ``bundle``: the plan's, if it is open already; ``name``, ``population``: of
-        one of a host's several runs. Raises PlanError, BundleError, StoreError."""
-        bundle = bundle or open_bundle(plan.bundle)
-        self.plan = plan
-        self._store = open_store(
-            plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=updates_kept(plan)
-        )
+    def __init__(self, run: Run, host: Host, *, name: str = "", population: Population = EVERYBODY) -> None:
+        """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``: of one of a host's several
+        runs. Raises BundleError."""
+        self.plan, self._store, self._held_out = run.plan, run.store, run.held_out
         try:
-            now = Clocks(asyncio.get_running_loop().time(), time.time())
-            run = Run(plan, bundle, self._store, now, service.heartbeat)
-            self._held_out = self._measurer(run)
             self.server = (
                 RunServer(run, host) if host.turns is None else SharedRunServer(run, host, host.turns, name, population)
             )
-            if self._held_out is not None:
-                self._held_out.measured = self.server.held_out_measured
         except BaseException:
             self._store.close()
             raise
+        if self._held_out is not None:
+            self._held_out.measured = self.server.held_out_measured
         self._measuring: asyncio.Task[None] | None = None
 
     @property
@@ -68,12 +90,10 @@ class HostedRun:
         """The run's own name, which is random."""
         return self._store.run
 
-    def begin(self, state: State = "running") -> None:
-        """Take up what an earlier process left open, in this state."""
-        if isinstance(self.server, SharedRunServer):
-            self.server.start_as(state)
-        else:
-            self.server.start()
+    def begin(self, heard: Sequence[Command]) -> None:
+        """Serve the run. ``heard``: what ``Run.resume`` returned."""
+        self.server.run.roll_backs.log_last()
+        self.server.start(heard)
         if self._held_out is not None:
             self._measuring = self.server.loop.create_task(self._measure(self._held_out))
 
@@ -111,23 +131,6 @@ class HostedRun:
     def measures(self) -> bool:
         """Whether models are still to be measured on held-out data."""
         return self._held_out is not None and bool(self._held_out.waiting())
-
-    def _measurer(self, run: Run) -> HeldOut | None:
-        """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
-        rule = self.plan.evaluation
-        if rule.data is None:
-            return None
-        if not rule.data.is_file():
-            raise PlanError(Code.UNKNOWN_CONTENT, f"{self.plan.file}: evaluation.data = {rule.data} is not a file")
-        check_installed()
-
-        def is_due(version: int) -> bool:
-            newest = run.engine.version  # the file of a newer one may be there, which does not count yet
-            last = run.finished is not None and version == newest
-            return 0 < version <= newest and (version % rule.data_every == 0 or last)
-
-        run.held_out = HeldOut(run.bundle, self.plan.data_dir, rule.data, self._store.blobs, run.digest_of, is_due)
-        return run.held_out
 
     async def _measure(self, held_out: HeldOut) -> None:
         try:

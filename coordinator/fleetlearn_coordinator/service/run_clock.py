@@ -1,4 +1,4 @@
-"""A run's clock: the event loop's time, less the time for which the run was paused."""
+"""A run's clock: the event loop's time without the time that the run was paused."""
 
 from __future__ import annotations
 

@@ -20,10 +20,12 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
-from fleetlearn_coordinator.service.hosted_run import HostedRun, updates_kept
+from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities, open_identities
+from fleetlearn_coordinator.service.training_run.run import Clocks
+from fleetlearn_coordinator.storage.identities import Identities, open_identities
+from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import descriptors
 
@@ -89,11 +91,12 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
     identities = None if service.identities is None else open_identities(service.identities)
     try:
         host = Host(service, places, None if identities is None else Gate(identities))
-        run = HostedRun(plan, service, host, bundle=bundle)
+        now = Clocks(asyncio.get_running_loop().time(), time.time())
+        run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
             if identities is not None:
-                run.server.run.roll_backs.done = partial(_log_roll_back, identities, plan.name)
-            run.begin()
+                run.server.run.roll_backs.log = partial(_log_roll_back, identities, plan.name)
+            run.begin(run.server.run.resume(run.server.now()))
             async with host, administrators_port(service, plan):
                 await host.listen()
                 run.listens_at(host.address)
@@ -119,10 +122,9 @@ def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -
         identities.log(time.time(), what, {"plan": plan.name, "run": run.id})
 
 
-def _log_roll_back(identities: Identities, plan: str, request: RollBack, version: int) -> None:
-    if request.who == COMMAND:  # what an administrator asks for is in the log already
-        about = {"plan": plan, "version": request.version, "as": version, "who": COMMAND}
-        identities.log(time.time(), "rolled back", about)
+def _log_roll_back(identities: Identities, plan: str, request: RollBack, made: ModelMade) -> None:
+    about = {"plan": plan, "version": request.version, "as": made.version, "who": request.who}
+    identities.log_once(made.at, "rolled back", about)
 
 
 def check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:

@@ -11,10 +11,10 @@ from fleetlearn_protocol.messages import MODEL, CheckIn, VectorReference
 from fleetlearn_protocol.vector import digest
 
 from fleetlearn_coordinator.aggregation.sent_models import half_of
-from fleetlearn_coordinator.network.contents import Older
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import Host
-from fleetlearn_coordinator.service.run import Run
+from fleetlearn_coordinator.network.transfers.contents import Older
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
@@ -66,7 +66,7 @@ class ServedModels:
         """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
         run, size = self._run, self._run.model.size
         self.publish()
-        digests = run.digests_of(version, beside)
+        digests = run.digests.of_version(version, beside)
         if version != run.engine.version:  # the device came back without its work, and goes on with it
             for sha256, where in self._find_older([version], beside).items():
                 self._served.contents.serve_older(sha256, where)
@@ -106,7 +106,7 @@ class ServedModels:
         found = {}
         for number in versions:
             with suppress(StoreError):
-                for name, sha256 in run.digests_of(number, beside).items():
+                for name, sha256 in run.digests.of_version(number, beside).items():
                     if sha256 in run.vector_digests.values():  # served as the newest
                         continue
                     where = run.store.blobs.find_tensor(number, PARAMETERS if name == MODEL else OPTIMIZER_STATE + name)
@@ -125,6 +125,6 @@ class ServedModels:
         if version not in self._half_digests:  # its tasks were given by an earlier process
             self._half_digests[version] = None
             with suppress(StoreError):
-                half = half_of(run.store.load_parameters(version, run.digest_of(version)))
+                half = half_of(run.store.load_parameters(version, run.digests.of_model(version)))
                 self._half_digests[version] = None if half is None else digest(half)
         return self._half_digests[version]

@@ -37,9 +37,9 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
-from fleetlearn_coordinator.service.run import Clocks, Run
 from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -75,10 +75,10 @@ class RunServer:
         self._working: asyncio.Task[None] | None = None
         """The run's steps that are done in another thread."""
 
-    def start(self) -> None:
-        """Take up what an earlier process left open."""
+    def start(self, heard: Sequence[Command]) -> None:
+        """Serve the run from now on. ``heard``: what ``Run.resume`` returned."""
         self.models.publish()
-        self._tell_all(self.run.resume(self.now()))
+        self._tell_all(heard)
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)

@@ -19,25 +19,26 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
-from fleetlearn_coordinator.service.hosted_run import HostedRun
+from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
-from fleetlearn_coordinator.service.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.several.operations import log_operations
+from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.database import DatabaseError
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import COMMAND, Identities, open_identities
+from fleetlearn_coordinator.storage.identities import Identities, open_identities
+from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
-from fleetlearn_coordinator.storage.runs import Runs, WantedRun
+from fleetlearn_coordinator.storage.runs import Runs, State, WantedRun
 from fleetlearn_coordinator.storage.store import descriptors
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
-HOST = "host"
-"""Who asks a run to roll back where the database of runs says so; the audit log has who asked for that."""
 RUNS_TO_COME = 8
 """Runs that may be added to those that are there at the start: file descriptors are set aside for them."""
 
@@ -113,6 +114,7 @@ class HostedRuns:
 
     def begin(self) -> None:
         """Serve the runs from now on."""
+        self._log_operations()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
@@ -166,15 +168,15 @@ class HostedRuns:
     async def look(self) -> None:
         """Look at what is wanted of the runs, and at how they are, and do what follows."""
         try:
-            wanted = self._wanted.runs()
+            wanted, changed = self._wanted.runs(), self._wanted.changed()
         except DatabaseError as error:
             logger.error("what is wanted of the runs cannot be read: %s", error)
             return
+        if changed:
+            self._log_operations()
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
-            if run.version is not None:
-                self._ask_to_roll_back(run, run.version)
             if run.number in self._open:
                 await self._look_at(run, self._open[run.number])
             elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
@@ -187,16 +189,16 @@ class HostedRuns:
             plan = Plan.load(wanted.plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
-            run = HostedRun(plan, self._service, self.host, name=wanted.name, population=wanted.population)
+            clock = asyncio.get_running_loop().time
+            found, heard = await asyncio.to_thread(self._open_and_resume, plan, wanted.wanted, clock)
+            run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
         except Exception as error:
             self._fail(wanted, error)
             return
-        others = list(self._open.values())
         self._open[number], self._names[number] = run, wanted.name
         try:
-            _refuse_twins(run, others)
-            run.server.run.roll_backs.done = partial(self._log_roll_back, wanted.name)
-            run.begin(wanted.wanted)
+            run.server.run.roll_backs.log = partial(self._log_roll_back, wanted.name)
+            run.begin(heard)
             run.listens_at(self.host.address)
         except Exception as error:
             run.server.fail(error)
@@ -204,6 +206,19 @@ class HostedRuns:
             logger.info("run %s is served (%s), data in %s", wanted.name, wanted.wanted, plan.data_dir)
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
+
+    def _open_and_resume(self, plan: Plan, state: State, clock: Callable[[], float]) -> tuple[Run, list[Command]]:
+        """Open a run's data directory and take up what an earlier process left there, in this state. Called in another
+        thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the event loop's.
+        Returns what ``Run.resume`` does beside the run."""
+        run = open_run(plan, self._service, Clocks(clock(), time.time()), any_thread=True)
+        try:
+            _refuse_twins(run, [each.server.run for each in self._open.values()])
+            run.engine.paused, run.engine.draining = state == "paused", state == "draining"
+            return run, run.resume(Clocks(clock(), time.time()))
+        except BaseException:
+            run.store.close()
+            raise
 
     async def _look_at(self, wanted: WantedRun, run: HostedRun) -> None:
         server = run.server
@@ -229,18 +244,6 @@ class HostedRuns:
             self._write(lambda: self._wanted.drained(wanted))
             self._over[wanted.number] = wanted.asked
             await self._close(wanted.number, "drained")
-
-    def _ask_to_roll_back(self, wanted: WantedRun, version: int) -> None:
-        """Leave it to the run, now or when it begins: a request in its data directory."""
-        try:
-            ask_to_roll_back(Plan.load(wanted.plan).data_dir, version, HOST)
-        except (FleetError, OSError) as error:
-            logger.error("run %s is not rolled back to version %d: %s", wanted.name, version, error)
-        self._write(lambda: self._wanted.rolled_back(wanted))
-
-    def _log_roll_back(self, name: str, request: RollBack, version: int) -> None:
-        if request.who == COMMAND:  # what came from the database of runs is in the log already
-            self._log("rolled back", name, version=request.version, who=COMMAND)
 
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
@@ -271,6 +274,17 @@ class HostedRuns:
         except DatabaseError as error:
             logger.error("what became of a run cannot be recorded: %s", error)
 
+    def _log_operations(self) -> None:
+        """Let the audit log have what somebody asked for whose process was killed before it wrote there."""
+        if self._identities is not None:
+            identities = self._identities
+            self._write(lambda: log_operations(self._wanted, identities))
+
+    def _log_roll_back(self, name: str, request: RollBack, made: ModelMade) -> None:
+        if self._identities is not None:
+            about = {"run": name, "version": request.version, "as": made.version, "who": request.who}
+            self._identities.log_once(made.at, "rolled back", about)
+
     def _log(self, what: str, name: str, **more: str | int) -> None:
         """Add a row to the audit log, if there is one."""
         if self._identities is not None:
@@ -289,13 +303,13 @@ def _make_so(wanted: WantedRun, server: SharedRunServer) -> None:
             server.go_on(draining=True)
 
 
-def _refuse_twins(run: HostedRun, others: Iterable[HostedRun]) -> None:
+def _refuse_twins(run: Run, others: Iterable[Run]) -> None:
     """Raise StoreError if tasks of two runs could be taken for each other, or PlanError if what devices keep could."""
     for other in others:
-        if other.id == run.id:
+        if other.store.run == run.store.run:
             text = f"{run.plan.data_dir} is a copy of {other.plan.data_dir}, whose run is served too; give each its own"
             raise StoreError(Code.DUPLICATE, text)
-        if run.plan.tied and other.plan.tied and run.server.run.bundle.sha256 == other.server.run.bundle.sha256:
+        if run.plan.tied and other.plan.tied and run.bundle.sha256 == other.bundle.sha256:
             text = (
                 f"{run.plan.file}: devices keep vectors of this bundle for {other.plan.file}, which is served too "
                 "(one run of a bundle may have error feedback or SCAFFOLD). Export the model again, under another name"

@@ -12,8 +12,8 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.service.kept_models import best_versions, measured, metrics_of, why_kept
 from fleetlearn_coordinator.service.status import read_model
+from fleetlearn_coordinator.service.training_run.kept_models import best_versions, measured, metrics_of, why_kept
 from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 

@@ -92,12 +92,14 @@ def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
     raise DatabaseError(Code.BUSY, f"{path}: {error}" + (f"; {advice}" if advice else "")) from error
 
 
-def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False) -> Database:
+def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False, any_thread: bool = False) -> Database:
     """Open a database, without implicit transactions. ``timeout``: seconds to wait for another process's transaction.
-    Raises DatabaseError."""
+    ``any_thread``: other threads than this one may use it, one at a time. Raises DatabaseError."""
     where = f"{path.absolute().as_uri()}?mode=ro" if read_only else str(path)
     try:
-        found = sqlite3.connect(where, timeout, isolation_level=None, factory=Database, uri=read_only)
+        found = sqlite3.connect(
+            where, timeout, isolation_level=None, check_same_thread=not any_thread, factory=Database, uri=read_only
+        )
     except sqlite3.Error as error:
         _refuse(path, error)
     assert isinstance(found, Database)

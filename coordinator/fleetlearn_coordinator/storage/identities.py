@@ -4,8 +4,8 @@ A *credential* is 256 random bits that a device makes for itself. A *token* is w
 sets devices up: with it a device's credential becomes known here. Only the SHA-256 of either is kept. Every change of
 who is enrolled is a row of the audit log, in the same transaction. A device that shows a *certificate* in place of a
 credential is enrolled when it first connects. Each row has the hash of the one before, so that a
-row that is changed or removed afterwards shows (``broken_at``). Whoever can write to the database can also write the
-whole log anew: to find that, keep the newest hash elsewhere.
+row that is changed or removed afterwards shows (``broken_at``). Whoever can write to the database can also replace the
+whole log: to find that, keep the newest hash elsewhere.
 
 The coordinator and an operator's commands may have the database open at the same time.
 """
@@ -246,6 +246,13 @@ class Identities:
         """Add a row to the audit log."""
         with self._db.transaction():
             self._log(now, what, about)
+
+    def log_once(self, at: float, what: str, about: dict[str, Any]) -> None:
+        """Add a row to the audit log unless it is there: who wrote it may have died before it could note that."""
+        row = (at, what, json.dumps(about, sort_keys=True))
+        with self._db.transaction():
+            if not self._db.execute("SELECT 1 FROM audit WHERE at=? AND what=? AND about=?", row).fetchone():
+                self._log(at, what, about)
 
     def _log(self, now: float, what: str, about: dict[str, Any]) -> None:
         last = self._db.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()

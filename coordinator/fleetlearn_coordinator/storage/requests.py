@@ -6,6 +6,7 @@ answers it, and then removes the file: so a request is carried out once, whoever
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -48,14 +49,24 @@ def remove_request(folder: Path) -> None:
 def write_roll_back(folder: Path, version: int, who: str) -> None:
     """Ask for a roll back to an earlier model. A request that is there already is replaced: the last one counts. Raises
     StoreError: there is no data directory."""
-    _write(folder, ROLL_BACK, f"{token_hex(8)} {version} {who}")
+    _write(folder, ROLL_BACK, encode_roll_back(RollBack(token_hex(8), version, who)))
 
 
 def read_roll_back(folder: Path) -> RollBack | None:
     """Return the request, or None if there is none, or one that says nothing."""
-    name, _, rest = (_read(folder, ROLL_BACK) or "").partition(" ")
-    version, _, who = rest.partition(" ")
-    return RollBack(name, int(version), who) if version.isdecimal() else None
+    text = _read(folder, ROLL_BACK) or ""
+    return decode_roll_back(text) if re.fullmatch("[^ ]* [0-9]+ .*", text) else None
+
+
+def encode_roll_back(request: RollBack) -> str:
+    """Return the request as a line of text."""
+    return f"{request.name} {request.version} {request.who}"
+
+
+def decode_roll_back(text: str) -> RollBack:
+    """Return the request that ``encode_roll_back`` wrote."""
+    name, version, who = text.split(" ", 2)
+    return RollBack(name, int(version), who)
 
 
 def remove_roll_back(folder: Path) -> None:

@@ -1,14 +1,17 @@
 """The runs of a host: what each is to do, and why one failed. In SQLite, ``runs.db`` in the host's folder of runs.
 
 Whoever operates the host (its commands, its HTTP API) writes here what is wanted. The host reads it within a second and
-makes it so. So an operation survives ``kill -9`` on either side, and works while no host runs.
+makes it so. So an operation survives ``kill -9`` on either side, and works while no host runs. The audit log is another
+database: an operation's row of it is written here first, with the operation, and stays until it is there.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from fleetlearn_protocol.errors import Code
@@ -27,8 +30,11 @@ goes to its end, then the run is stopped. stopped: it is left as a stopped proce
 _TABLE = """
 CREATE TABLE runs(
     number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, population TEXT NOT NULL,
-    wanted TEXT NOT NULL, asked INTEGER NOT NULL, version INTEGER, failed TEXT NOT NULL
+    wanted TEXT NOT NULL, asked INTEGER NOT NULL, failed TEXT NOT NULL
 )"""
+_ADDED = """
+CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, what TEXT NOT NULL,
+    about TEXT NOT NULL)"""
 
 
 class Population(NamedTuple):
@@ -56,10 +62,18 @@ class WantedRun(NamedTuple):
     wanted: State
     asked: int
     """How many times something was asked of the run. A run that ended is begun again when it is asked for once more."""
-    version: int | None
-    """The model version that the run is to go back to, until it has."""
     failed: str
     """Why the run was stopped by an error; empty: it was not."""
+
+
+class Operation(NamedTuple):
+    """A row of the audit log that may not be there yet."""
+
+    number: int
+    at: float
+    """Unix time."""
+    what: str
+    about: dict[str, Any]
 
 
 class Runs:
@@ -82,6 +96,7 @@ class Runs:
                 if not version:
                     self._db.execute(_TABLE)
                     self._db.execute(f"PRAGMA user_version={VERSION}")
+                self._db.execute(_ADDED)
         except BaseException:
             self._db.close()
             raise
@@ -96,7 +111,9 @@ class Runs:
         """Add a run, which is to be running. Raises StoreError if there is one of this name."""
         row = (name, str(plan.absolute()), msgspec.json.encode(population).decode())
         try:
-            self._db.execute("INSERT INTO runs VALUES(NULL, ?, ?, ?, 'running', 0, NULL, '')", row)
+            self._db.execute(
+                "INSERT INTO runs(name, plan, population, wanted, asked, failed) VALUES(?, ?, ?, 'running', 0, '')", row
+            )
         except sqlite3.IntegrityError:
             text = f"there is a run called {name} already: take another name, or remove that one"
             raise StoreError(Code.DUPLICATE, text) from None
@@ -107,9 +124,9 @@ class Runs:
         assert state in get_args(State)
         self._change(name, "UPDATE runs SET wanted=?, failed='', asked=asked+1 WHERE name=?", state, name)
 
-    def want_version(self, name: str, version: int) -> None:
-        """The run is to go back to this version of its model. Raises StoreError if there is no such run."""
-        self._change(name, "UPDATE runs SET version=?, asked=asked+1 WHERE name=?", version, name)
+    def ask_again(self, name: str) -> None:
+        """Begin the run again if it has ended and is to be running. Raises StoreError if there is no such run."""
+        self._change(name, "UPDATE runs SET asked=asked+1 WHERE name=?", name)
 
     def remove(self, name: str) -> None:
         """Forget the run. Its data directory stays. Raises StoreError if there is no such run."""
@@ -119,6 +136,25 @@ class Runs:
         if not self._db.execute(statement, values).rowcount:
             names = ", ".join(run.name for run in self.runs()) or "none"
             raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {names}")
+
+    # The audit log
+
+    @contextmanager
+    def logged(self, at: float, what: str, about: Mapping[str, Any]) -> Iterator[None]:
+        """Write what the block changes together with its row of the audit log, or nothing of it."""
+        with self._db.transaction():
+            yield
+            row = (at, what, msgspec.json.encode(about).decode())
+            self._db.execute("INSERT INTO to_log(at, what, about) VALUES(?, ?, ?)", row)
+
+    def to_log(self) -> list[Operation]:
+        """Return the rows that may not be in the audit log yet, the oldest first."""
+        rows = self._db.execute("SELECT number, at, what, about FROM to_log ORDER BY number")
+        return [Operation(number, at, what, msgspec.json.decode(about)) for number, at, what, about in rows]
+
+    def is_logged(self, operation: Operation) -> None:
+        """The row is in the audit log."""
+        self._db.execute("DELETE FROM to_log WHERE number=?", (operation.number,))
 
     # What the host found. Where somebody asked for something else meanwhile, that is what counts.
 
@@ -131,17 +167,12 @@ class Runs:
         statement = "UPDATE runs SET wanted='stopped' WHERE number=? AND asked=? AND wanted='draining'"
         self._db.execute(statement, (run.number, run.asked))
 
-    def rolled_back(self, run: WantedRun) -> None:
-        """The run went back to the version that was wanted."""
-        statement = "UPDATE runs SET version=NULL WHERE number=? AND version=?"
-        self._db.execute(statement, (run.number, run.version))
-
     # What is known
 
     def runs(self) -> list[WantedRun]:
         """Return all runs, in the order in which they were added."""
         rows = self._db.execute(
-            "SELECT number, name, plan, population, wanted, asked, version, failed FROM runs ORDER BY number"
+            "SELECT number, name, plan, population, wanted, asked, failed FROM runs ORDER BY number"
         )
         return [
             WantedRun(number, name, Path(plan), msgspec.json.decode(population, type=Population), *rest)

@@ -89,12 +89,12 @@ MIGRATIONS = {
 class SqliteLedger:
     """``Ledger`` in one SQLite database."""
 
-    def __init__(self, path: Path, *, power: bool = False) -> None:
-        """Open the database. Raises StoreError where a newer version made it or its log is damaged, as every method
-        DatabaseError."""
+    def __init__(self, path: Path, *, power: bool = False, any_thread: bool = False) -> None:
+        """Open the database. ``any_thread``: as for ``connect``. Raises StoreError where a newer version made it or its
+        log is damaged, as every method DatabaseError."""
         self.path = path
         check_wal(path)
-        self._db = connect(path)
+        self._db = connect(path, any_thread=any_thread)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if power else 'OFF'}")

@@ -215,9 +215,17 @@ class Store:
         return [Metadata("state_crc32", crc32), made._replace(state_crc32=crc32)]
 
 
-def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: int = 16, kept: int = 0) -> Store:
+def open_store(
+    folder: Path,
+    bundle: str,
+    *,
+    durable: str = "process",
+    uploads: int = 16,
+    kept: int = 0,
+    any_thread: bool = False,
+) -> Store:
     """Open and lock a data directory, which is made if it does not exist. ``bundle`` is the SHA-256 of the run's
-    bundle. ``uploads``, ``kept``: as for ``descriptors``.
+    bundle. ``uploads``, ``kept``: as for ``descriptors``. ``any_thread``: as for ``SqliteLedger``.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its database is lost.
     """
@@ -227,7 +235,7 @@ def open_store(folder: Path, bundle: str, *, durable: str = "process", uploads: 
         opened.callback(os.close, lock(folder / LOCK))
         blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads, kept))))
         blobs.remove_drafts()
-        ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power)))
+        ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power, any_thread=any_thread)))
         _refuse_lost(folder, ledger, blobs)
         if ledger.is_new:
             ledger.create({"bundle": bundle, "run": token_hex(4)})

@@ -1,21 +1,23 @@
 /** The class that a page uses to serve a coordinator with its own data. */
 
+import { collectExamples, type Examples, isExamples } from "./data/examples.ts";
 import { Driver, type Log } from "./driver/driver.ts";
+import { findVerifier } from "./driver/signatures.ts";
 import { TIMING, type Timing } from "./driver/timing.ts";
 import type { DeviceState } from "./life/state.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
 import { isEngineName } from "./runtimes/engine.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
-import { Enrolment, readOrMakeName } from "./storage/identity.ts";
+import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
 import { Outbox } from "./storage/outbox.ts";
 import type { Store } from "./storage/store.ts";
+import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
 import { Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.1.0";
-const TOKEN = /^[A-Za-z0-9_-]{43,128}$/;
 /** Milliseconds between two changes that tell of a training's progress alone. */
 const PROGRESS = 100;
 
@@ -25,14 +27,18 @@ export type Stated = Pick<Statement, "tags" | "tier" | "charging" | "network" | 
 export interface DeviceOptions extends RuntimeOptions {
   /** `ws://` or `wss://` address of the coordinator. */
   readonly url: string;
-  /** The device's data, by the names of the bundle's batch arrays. */
-  readonly data: Columns;
+  /** The device's data, by the names of the bundle's batch arrays; or an iterator of examples, which `serve` first
+   * collects in memory (at most 128 MiB). */
+  readonly data: Columns | Examples;
   /** What outlives the page: `await openIndexedDb()`. One device, one store. */
   readonly store: Store;
   /** The device's name at its first start. Left out: a random name. */
   readonly name?: string;
-  /** Enrols the device with a coordinator that asks for credentials. Needed once. */
+  /** Enrols the device with a coordinator that asks for credentials, and may bring keys to trust. Needed once. */
   readonly token?: string;
+  /** The coordinator's public keys: the device then does only tasks that one of them signed, at later starts too. Left
+   * out: the keys that the token brings, or that are in the store. */
+  readonly keys?: readonly string[];
   /** What the device states at each check-in, such as `charging`. */
   readonly state?: () => Stated | Promise<Stated>;
   /** End when the coordinator says that the training is finished. */
@@ -46,6 +52,10 @@ export interface DeviceOptions extends RuntimeOptions {
 /** A device that serves a coordinator with its own data. */
 export class Device {
   readonly #options: DeviceOptions;
+  readonly #token: string | undefined;
+  readonly #keys: readonly string[];
+  /** The examples of an iterator, once `serve` has begun to collect them. */
+  #collected: Promise<Columns> | null = null;
   #driver: Driver | null = null;
   #session: Session | null = null;
   #trainer: Trainer | null = null;
@@ -60,21 +70,19 @@ export class Device {
   #shown: DeviceState | null = null;
   #shownAt = 0;
 
-  /** Throws DataError where the arrays have no examples, and RangeError on a url or a token that cannot be one. */
+  /** Throws DataError where the arrays have no examples, and RangeError on a url, a token or a key that cannot be one. */
   constructor(options: DeviceOptions) {
     const { protocol } = new URL(options.url);
     if (protocol !== "ws:" && protocol !== "wss:") {
       throw new RangeError(`${options.url} was given; expected ws://HOST:PORT or wss://HOST:PORT`);
     }
-    if (options.token !== undefined && !TOKEN.test(options.token)) {
-      throw new RangeError(
-        `the token has ${options.token.length} characters; expected 43 to 128 letters, digits, - and _`,
-      );
-    }
+    const token = options.token === undefined ? undefined : readToken(options.token);
+    this.#token = token?.secret;
+    this.#keys = checkedKeys(options.keys?.length ? options.keys : (token?.keys ?? []));
     if (options.runtime !== undefined && !isEngineName(options.runtime)) {
       throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
     }
-    examplesOf(options.data);
+    if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }
 
@@ -95,8 +103,9 @@ export class Device {
   /**
    * Serve until `stop`, or until the training is finished (`untilFinished`).
    *
-   * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle), ProtocolError (the
-   * coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device).
+   * Rejects with StoreError (the store is full, or lost), DataError (the data do not fit the bundle, or are too many),
+   * ProtocolError (the coordinator refuses the check-in; `replaced`: another tab or process speaks for the same device;
+   * `bad-version` too: the device has keys, and signatures cannot be checked here).
    */
   async serve(): Promise<void> {
     if (this.#serving !== null) throw new Error("the device serves already");
@@ -114,6 +123,13 @@ export class Device {
       this.#stopped = false;
       this.#show();
     }
+  }
+
+  async #columns(): Promise<Columns> {
+    const { data } = this.#options;
+    if (!isExamples(data)) return data;
+    this.#collected ??= collectExamples(data);
+    return this.#collected;
   }
 
   /** End `serve` soon. A task under way is given back; a finished update stays in the store for the next start. */
@@ -144,11 +160,14 @@ export class Device {
   }
 
   async #serve(): Promise<void> {
-    const { url, data, store, name, token, timing, state, log = () => {} } = this.#options;
+    const { url, store, name, timing, state, log = () => {} } = this.#options;
+    const data = await this.#columns();
     const device = await readOrMakeName(store, name);
+    let trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
+    const verify = trusted.length > 0 ? await findVerifier() : async () => false;
     const contents = new Contents(store);
     const outbox = new Outbox(store);
-    const enrolment = new Enrolment(store, device, token);
+    const enrolment = new Enrolment(store, device, this.#token);
     const trainer = new Trainer(contents, outbox, data, { ...this.#options, log });
     trainer.engine = this.#options.runtime ?? (await lastChosen(store));
     const changed = (): void => this.#show();
@@ -162,7 +181,7 @@ export class Device {
         });
         continue;
       }
-      const session = await this.#begin(device, outbox);
+      const session = await this.#begin(device, examplesOf(data), trusted, outbox);
       this.#driver = new Driver({
         url,
         timing: { ...TIMING, ...timing },
@@ -171,6 +190,11 @@ export class Device {
         contents,
         outbox,
         trainer,
+        verify,
+        saveTrusted: async (keys) => {
+          await writeTrustedKeys(store, keys);
+          trusted = keys; // for the run after a pause: a store that was evicted must not make the device trust everybody
+        },
         state: async () => ({ ...(await state?.()), runtime: runtimeName(trainer.engine) }),
         changed,
         log,
@@ -183,12 +207,13 @@ export class Device {
   }
 
   /** Make the session of the next run. */
-  async #begin(device: string, outbox: Outbox): Promise<Session> {
-    const { data, untilFinished = false } = this.#options;
-    this.#session = new Session(device, examplesOf(data), {
+  async #begin(device: string, examples: number, trusted: readonly string[], outbox: Outbox): Promise<Session> {
+    const { untilFinished = false } = this.#options;
+    this.#session = new Session(device, examples, {
       software: SOFTWARE,
       algorithms: Object.keys(ALGORITHMS).filter((algorithm) => algorithm !== "plain"),
       held: await outbox.load(),
+      trusted,
       untilFinished,
     });
     return this.#session;

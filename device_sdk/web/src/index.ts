@@ -1,5 +1,14 @@
 /** Federated learning in a browser tab: the fleetlearn device on stock ONNX Runtime. */
 
+export { Camera, type CameraOptions, type FrameOptions, openCamera } from "./data/camera.ts";
+export { SourceError } from "./data/errors.ts";
+export { type Bounds, collectExamples, type Example, type Examples, type Tensor } from "./data/examples.ts";
+export { type ImageOptions, imagesFromFiles } from "./data/images.ts";
+export type { Label, Names } from "./data/labels.ts";
+export { allowMotion, type MotionOptions, motionWindows, type Signal } from "./data/motion.ts";
+export type { ImageShape } from "./data/pixels.ts";
+export { type Text, type TextOptions, textTokens } from "./data/text.ts";
+export { type WindowShape, Windows } from "./data/windows.ts";
 export { Device, type DeviceOptions, type Stated } from "./device.ts";
 export type { Log } from "./driver/driver.ts";
 export type { Timing } from "./driver/timing.ts";

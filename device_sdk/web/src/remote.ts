@@ -1,12 +1,14 @@
 /** A device in a Web Worker, as the page has it: the same methods, carried by messages (worker.ts is the other side). */
 
+import { collectExamples, isExamples } from "./data/examples.ts";
 import type { DeviceOptions, Stated } from "./device.ts";
 import type { DeviceState } from "./life/state.ts";
 import { type Code, ProtocolError } from "./protocol/errors.ts";
 import { StoreError } from "./storage/store.ts";
+import type { Columns } from "./training/data.ts";
 import { DataError } from "./training/errors.ts";
 
-/** As for a `Device`. The data are copied to the worker. */
+/** As for a `Device`. The data are collected in the page, and copied to the worker. */
 export type RemoteOptions = Omit<DeviceOptions, "store"> & {
   /** The name of the database (`openIndexedDb`) that the worker opens. */
   readonly store?: string;
@@ -15,7 +17,7 @@ export type RemoteOptions = Omit<DeviceOptions, "store"> & {
 export type Method = "serve" | "stop" | "pause" | "resume" | "erase";
 
 /** What of the options crosses to the worker as it is. */
-export type SentOptions = Omit<RemoteOptions, "state" | "log" | "onChange">;
+export type SentOptions = Omit<RemoteOptions, "data" | "state" | "log" | "onChange"> & { readonly data: Columns };
 
 /** What the page says. `call` numbers the calls. */
 export type ToWorker =
@@ -61,9 +63,14 @@ export class RemoteDevice {
     this.#options = options;
     worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#hear(data));
     worker.addEventListener("error", ({ message }) => this.#fail(message));
-    const { state: _, log: __, onChange: ___, ...sent } = options;
-    this.#made = this.#call((call) => ({ do: "make", call, options: sent }));
+    this.#made = this.#make();
     this.#made.catch(() => {}); // each method rejects with it
+  }
+
+  async #make(): Promise<void> {
+    const { data, state: _, log: __, onChange: ___, ...sent } = this.#options;
+    const columns = isExamples(data) ? await collectExamples(data) : data;
+    await this.#call((call) => ({ do: "make", call, options: { ...sent, data: columns } }));
   }
 
   /** What the device did when the worker last said so. */
@@ -94,8 +101,9 @@ export class RemoteDevice {
     await this.#ask("erase");
   }
 
-  #ask(method: Method): Promise<void> {
-    return this.#call((call) => ({ do: method, call }));
+  async #ask(method: Method): Promise<void> {
+    await this.#made.catch(() => {}); // the worker has no device before, while data are collected
+    await this.#call((call) => ({ do: method, call }));
   }
 
   #call(message: (call: number) => ToWorker): Promise<void> {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_port import EnginePort, SpoolInMemory
 from fleetlearn_coordinator.conversation.conversation import UPLOAD_TIMEOUT, Conversation
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
@@ -27,7 +28,7 @@ from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, 
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
+from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     Accepted,
@@ -63,35 +64,13 @@ ASKED = {"update": "float32"}
 WELCOME = Welcome("test", 60.0, CHUNK_BYTES)
 
 
-class Spool:
-    """Files in memory."""
-
-    def __init__(self) -> None:
-        self.files: dict[int, bytearray] = {}
-        self.used = 0
-
-    def has_room(self) -> bool:
-        return True
-
-    def take_spool_file(self) -> int:
-        self.used += 1
-        self.files[self.used] = bytearray(4 * SIZE)
-        return self.used
-
-    def free_spool_file(self, number: int) -> None:
-        del self.files[number]
-
-    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
-        self.files[number][offset : offset + len(content)] = content
-
-
-class Room:
+class Room(EnginePort):
     """A port around an engine, and the devices that speak through it."""
 
     def __init__(self, *, uploads: int = 16, **settings: Any) -> None:
         values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
         self.engine = Engine(Settings(**(values | settings)))
-        self.spool, self.elements = Spool(), SIZE
+        self.spool, self.elements = SpoolInMemory(4 * SIZE), SIZE
         self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}
@@ -101,7 +80,7 @@ class Room:
         self.now = 0.0
         self.moved = 0
 
-    def tell(self, commands: Iterable[Command]) -> None:
+    def carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
                 case Assign(device, task, round, seed):
@@ -113,7 +92,7 @@ class Room:
                     message = Cancel(task, code, text)
                 case Commit():
                     self.uploads.forget_tasks(self.spool, unless=self.engine.leases.values())
-                    self.tell(self.engine.committed(self.now, change=1.0, metrics={}))
+                    self.carry_out(self.engine.committed(self.now, change=1.0, metrics={}))
                     continue
                 case Finish():
                     for finished in self.devices.values():
@@ -126,7 +105,7 @@ class Room:
 
     def tick(self, now: float) -> None:
         self.now = now
-        self.tell(self.engine.tick(now))
+        self.carry_out(self.engine.tick(now))
         self.uploads.grant(now)
 
     # The port
@@ -134,20 +113,14 @@ class Room:
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         return self.sent_away or Admitted(self, WELCOME, 1000, 2000)
 
-    def join(self, check_in: CheckIn, now: float) -> None:
-        device, held = check_in.device, check_in.held
-        if check_in.evaluates:
-            self.engine.evaluations.join(device)
-        self.tell(self.engine.check_in(device, None if held is None else held.task, now))
-
     def leave(self, device: str, now: float) -> None:
         del self.devices[device]
-        self.tell(self.engine.disconnect(device, now))
+        super().leave(device, now)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
             return False
-        self.tell(self.engine.announce(device, report.task, report.round, now))
+        self.carry_out(self.engine.announce(device, report.task, report.round, now))
         check_parts(report, ASKED, SIZE)
         return True
 
@@ -157,44 +130,17 @@ class Room:
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
         assert largest == {"update": np.abs(self.saved[report.task]).max()}
 
-    def count_report(self, device: str, task: str, now: float) -> None:
-        self.tell(self.engine.count_report(device, task, now))
-
-    def has_counted(self, device: str, task: str) -> bool:
-        return self.engine.accepted.get(task) == device
-
     def save_measurement(self, device: str, message: Evaluated) -> bool:
-        evaluations = self.engine.evaluations
-        if evaluations.book.accepted.get(message.task) == device:
-            return False
-        if not evaluations.wanted(device, message.task):
-            raise ProtocolError(Code.UNKNOWN_TASK, "not given")
-        self.measured[message.task] = message.evaluation
-        return True
-
-    def count_measurement(self, device: str, task: str, now: float) -> None:
-        self.tell(self.engine.count_measurement(device, task, now))
-
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
-        self.tell(self.engine.end(device, task, cause, now))
+        new = super().save_measurement(device, message)
+        if new:
+            self.measured[message.task] = message.evaluation
+        return new
 
     def progress(
         self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
     ) -> None:
-        self.engine.progress(device, task, what, amount, now)
+        super().progress(device, task, what, amount, now)
         self.moved += received
-
-    def wait(self, device: str, now: float) -> bool:
-        self.engine.wait(device, now)
-        return device in self.engine.leases
-
-    def proceed(self, device: str, now: float) -> None:
-        self.engine.proceed(device, now)
-
-    def find(self, sha256: str, offset: int) -> int:
-        if sha256 not in self.contents:
-            raise ProtocolError(Code.UNKNOWN_CONTENT, "not here")
-        return self.contents[sha256]
 
 
 class Device:
@@ -516,7 +462,7 @@ def test_a_measurement_is_accepted_before_what_follows_and_counts_once() -> None
     room = Room(goal=1, cohort=1, evaluation=EvaluationSettings(devices=1))
     a = Device(room)
     task = one(a.say(CheckIn(1, "a", 10, evaluates=True))[1:], Task)
-    room.tell(room.engine.request_evaluation(room.now))
+    room.carry_out(room.engine.request_evaluation(room.now))
     assert a.heard() == [], "it trains first"
     grant = granted(a, task, UPDATE)
     accepted, evaluate = a.say(*chunks(grant, UPDATE), Uploaded(task.task))

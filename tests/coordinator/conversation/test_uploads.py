@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
-from fleetlearn_coordinator.service.spooled_update import SpooledUpdate
+from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import zlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import PROTOCOL_NAME, PROTOCOL_VERSION, CheckIn, Refused, Welcome
@@ -126,3 +128,26 @@ async def test_a_control_frame_is_short_and_whole(peer: RawPeer) -> None:
     await opened(peer)
     opcode, payload = await peer.receive()
     assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1002)
+
+
+def test_a_connection_that_comes_while_the_coordinator_stops_is_closed(make_plan: PlanMaker) -> None:
+    """asyncio begins with it in the same turn of the loop in which the listener is closed."""
+    errors: list[dict[str, Any]] = []
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        with socket.socket() as peer:
+            peer.setblocking(False)
+            async with serving(make_plan()) as coordinator:
+                host, _, port = coordinator.host.address.removeprefix("ws://").rpartition(":")
+                await loop.sock_connect(peer, (host, int(port)))
+                listener = coordinator.host._listener
+                while not listener._beginning:
+                    await asyncio.sleep(0)
+                await listener.close()
+                assert not listener.connections
+            assert await loop.sock_recv(peer, 100) == b""
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert errors == []

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.network import listener
+from fleetlearn_coordinator.network import host, listener
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.private_ca import make_certificate
@@ -104,6 +104,26 @@ def test_a_handshake_that_does_not_end_is_given_up(
             writer.close()
             while coordinator.host._listener.connections:
                 await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_fewer_connections_may_be_in_the_handshake_than_without_tls(
+    make_plan: PlanMaker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "TLS_NEWCOMERS", 3)
+
+    async def test() -> None:
+        async with serving(make_plan(), tls=files(folder)) as coordinator:
+            address, connections = coordinator.host.address.replace("wss", "ws"), coordinator.host._listener.connections
+            writers = [(await open_stream(address))[1] for _ in range(5)]  # the system accepts them
+            while len(connections) < 3:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(connections) == 3
+            for writer in writers:
+                writer.close()
 
     asyncio.run(asyncio.wait_for(test(), 30))
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from fleetlearn_coordinator import Plan, Result, ServiceSettings, StoreError, read_status, serve, serve_async
-from fleetlearn_coordinator.service.run import Clocks, Run
+from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import BundleError, open_bundle

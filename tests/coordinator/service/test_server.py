@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_coordinator.network.downloads import Download
 from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
@@ -121,7 +121,7 @@ async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: 
 @run_async
 async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_plan: PlanMaker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.network.contents.LARGE", 200_000)
+        patch.setattr("fleetlearn_coordinator.network.transfers.contents.LARGE", 200_000)
         async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
             a = await join("a")
             entry, folder = coordinator.run.bundle.manifest.files[TRAIN], coordinator.run.bundle.path
@@ -139,7 +139,7 @@ async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_
 
 @run_async
 async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
-    async with fleet(make_plan()) as (coordinator, join):
+    async with fleet(make_plan(round__minimum=2)) as (coordinator, join):  # no task comes between
         a = await join("a")
         await a.send(Fetch("0" * 64))
         refused = await a.expect(Refused)

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.sent_models import make_forms
-from fleetlearn_coordinator.service import run, server
+from fleetlearn_coordinator.service import server
+from fleetlearn_coordinator.service.training_run import run, written_model
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding
@@ -240,7 +241,8 @@ def test_forms_of_a_large_model_are_made_in_another_thread(
             await until(lambda: coordinator.engine.version == 3)
 
     monkeypatch.setattr(server, "LARGE_MODEL", 0)
-    monkeypatch.setattr(run, "make_forms", noting)
+    for module in (run, written_model):
+        monkeypatch.setattr(module, "make_forms", noting)
     asyncio.run(rounds())
     assert threads == [True, False, False, False], "the first one's at the start"
 

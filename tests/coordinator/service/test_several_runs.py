@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.service import several_runs as module
 from fleetlearn_coordinator.service.held_out import HeldOut
-from fleetlearn_coordinator.service.operations import Operations
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
 from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.identities import Identities
@@ -453,6 +455,40 @@ async def test_an_update_of_a_run_that_is_not_served_is_refused(folder: Path) ->
         assert host.of(await back.do_round(UPDATE)) == "b"
 
 
+@run_async
+async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> None:
+    """A large model takes seconds to read. Here that waits until another run's rounds are done."""
+    async with several(folder) as host:
+        await host.add("large")
+        peer = await host.join("d")
+        task = await peer.task()
+        await peer.connection.close()
+        await host.want("large", "stopped")
+        await host.add("small")
+        begun, go_on, open_run = threading.Event(), threading.Event(), module.open_run
+
+        def open_later(*arguments: Any, **more: Any) -> Any:
+            begun.set()
+            assert go_on.wait(20), "nobody let it go on"
+            return open_run(*arguments, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "open_run", open_later)
+            beginning = asyncio.create_task(host.want("large", "running"))
+            try:
+                await asyncio.to_thread(begun.wait, 20)
+                back = await host.join("d", held=Held(task.task, task.round))
+                for _ in range(3):
+                    assert host.of(await back.do_round(UPDATE)) == "small"
+            finally:
+                go_on.set()
+            await beginning
+        small = await back.task()
+        await host.want("small", "paused")
+        assert isinstance(await back.upload(small, UPDATE), Accepted)
+        assert (await back.task()).task == task.task, "it is free for the run whose task it had"
+
+
 # What fails
 
 
@@ -468,7 +504,7 @@ async def test_a_run_that_fails_ends_alone(folder: Path) -> None:
         def diverge(*args: Any) -> Any:
             raise ValueError("the model is not finite")
 
-        bad.run._make_model = diverge  # type: ignore[method-assign]
+        bad.run.open_round.scale = diverge  # type: ignore[method-assign]
         peer = await host.join("d")
         for _ in range(2):  # one of each
             await peer.do_round(UPDATE)
@@ -630,7 +666,9 @@ async def test_a_copied_data_directory_is_refused(folder: Path) -> None:
 
 @run_async
 async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> None:
+    identities = Identities(folder / "identities")
     async with several(folder) as host:
+        host.hosted._identities = identities
         server = await host.add("a")
         await host.add("b", round__goal=9, round__minimum=9)
         peer = await host.join("d")
@@ -642,11 +680,32 @@ async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> 
         assert (await peer.expect(Cancel)).task == given.task
         again = await peer.task()
         assert (host.of(again), again.round, server.engine.version) == ("a", 4, 3)
-        assert host.row("a").version is None, "it is left to the run"
         np.testing.assert_array_equal(read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1])
         assert isinstance(await peer.upload(again, UPDATE), Accepted)
         await settled(peer)
         assert server.engine.version == 4
+        (row,) = [row for row in identities.events() if row.what == "rolled back"]
+        assert row.about == {"run": "a", "version": 1, "as": 3, "who": "test"}
+    identities.close()
+
+
+@run_async
+async def test_a_version_that_is_asked_for_is_kept_however_many_rounds_come_first(folder: Path) -> None:
+    """By default the last three are kept, and the host looks for what is asked once a second."""
+    async with several(folder) as host:
+        server = await host.add("a")
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE)
+        await settled(peer)
+        earlier = read_model(folder / "a.run", 1)[1]
+        host.roll_back("a", 1)
+        for _ in range(5):
+            await peer.do_round(UPDATE)
+        await settled(peer)
+        await host.hosted.look()
+        assert server.engine.version == 8
+        np.testing.assert_array_equal(read_model(folder / "a.run")[1], earlier)
 
 
 @run_async

@@ -53,6 +53,13 @@ def test_what_is_refused_changes_nothing(identities: Identities) -> None:
     identities.enrol("b", OTHER, token, 0.0)
 
 
+def test_what_is_in_the_audit_log_is_not_written_there_again(identities: Identities) -> None:
+    for at, what, about in ((1.5, "a", {"x": 1, "y": 2}), (1.5, "a", {"y": 2, "x": 1}), (1.5, "b", {}), (2.5, "b", {})):
+        identities.log_once(at, what, about)
+    assert [(row.at, row.what) for row in identities.events()] == [(1.5, "a"), (1.5, "b"), (2.5, "b")]
+    assert identities.broken_at() is None
+
+
 def test_no_secret_is_on_the_disk(identities: Identities) -> None:
     token = identities.make_token(1, 100.0, [], 0.0)
     identities.enrol("a", SECRET, token, 0.0)

@@ -26,8 +26,8 @@ def test_a_run_is_added_and_is_to_be_running(runs: Runs) -> None:
     runs.add("a", PLAN)
     runs.add("b", PLAN, SOME)
     assert runs.runs() == [
-        WantedRun(1, "a", PLAN, Population(), "running", 0, None, ""),
-        WantedRun(2, "b", PLAN, SOME, "running", 0, None, ""),
+        WantedRun(1, "a", PLAN, Population(), "running", 0, ""),
+        WantedRun(2, "b", PLAN, SOME, "running", 0, ""),
     ]
 
 
@@ -42,7 +42,7 @@ def test_a_name_is_taken_once_and_a_removed_run_is_another(runs: Runs) -> None:
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(runs: Runs) -> None:
     runs.add("a", PLAN)
-    for change in (lambda: runs.want("b", "paused"), lambda: runs.remove("b"), lambda: runs.want_version("b", 1)):
+    for change in (lambda: runs.want("b", "paused"), lambda: runs.remove("b"), lambda: runs.ask_again("b")):
         with pytest.raises(StoreError, match="no run called b; there are: a"):
             change()
 
@@ -74,15 +74,16 @@ def test_a_failure_stays_until_something_is_asked(runs: Runs) -> None:
     assert runs.runs()[0].failed == ""
 
 
-def test_a_version_is_wanted_until_the_run_went_back_to_it(runs: Runs) -> None:
-    runs.add("a", PLAN)
-    runs.want_version("a", 3)
-    first = runs.runs()[0]
-    runs.want_version("a", 2)
-    runs.rolled_back(first)
-    assert runs.runs()[0].version == 2
-    runs.rolled_back(runs.runs()[0])
-    assert runs.runs()[0].version is None
+def test_an_operation_and_its_row_for_the_audit_log_are_written_together(runs: Runs) -> None:
+    with runs.logged(1.5, "added", {"run": "a"}):
+        runs.add("a", PLAN)
+    with pytest.raises(StoreError), runs.logged(2.5, "added", {"run": "a"}):
+        runs.add("a", PLAN)
+    (operation,) = runs.to_log()
+    assert operation[1:] == (1.5, "added", {"run": "a"})
+    assert [run.name for run in runs.runs()] == ["a"]
+    runs.is_logged(operation)
+    assert runs.to_log() == []
 
 
 def test_another_process_s_changes_are_seen(runs: Runs, tmp_path: Path) -> None:

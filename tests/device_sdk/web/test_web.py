@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from line_bundle import line_data, write_line_bundle
 from web_sdk import node, npm, script
 
@@ -21,16 +22,32 @@ def test_its_own_tests_pass() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_holds_to_all_transcripts(tmp_path: Path) -> None:
+def play(tmp_path: Path, files: list[Path], *options: str, keys: tuple[str, ...] = ()) -> None:
+    """Play transcripts to a device in Node, and compare what the program prints."""
     write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    device = (*script("node_device"), "{url}", str(tmp_path / "data.npz"), "{state}", "--base", "0.01")
-    command = [sys.executable, TRANSCRIPTS / "run.py", "--bundle", tmp_path / "line.bundle", "--", *device]
+    device = (*script("node_device"), "{url}", str(tmp_path / "data.npz"), "{state}", "--base", "0.01", *keys)
+    command = [sys.executable, TRANSCRIPTS / "run.py", "--bundle", tmp_path / "line.bundle", *options, "--", *device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    names = [row["name"] for path in sorted(TRANSCRIPTS.glob("*.json")) for row in json.loads(path.read_text("ascii"))]
+    names = [row["name"] for path in files for row in json.loads(path.read_text("ascii"))]
     assert done.stdout.splitlines() == [
         *(f"ok         {name}" for name in names),
         f"{len(names)} of {len(names)} transcripts went as written",
     ]
     assert done.stderr == ""
+
+
+def test_it_holds_to_all_transcripts(tmp_path: Path) -> None:
+    play(tmp_path, [path for path in sorted(TRANSCRIPTS.glob("*.json")) if path.stem != "signed"])
+
+
+def test_with_keys_it_holds_to_those_about_signatures(tmp_path: Path) -> None:
+    signed = TRANSCRIPTS / "signed.json"
+    play(tmp_path, [signed], "--file", str(signed), keys=("--trust", "{key}"))
+
+
+@pytest.mark.slow
+def test_with_keys_it_holds_to_all_transcripts(tmp_path: Path) -> None:
+    """Every task of every transcript is then signed."""
+    play(tmp_path, sorted(TRANSCRIPTS.glob("*.json")), keys=("--trust", "{key}"))

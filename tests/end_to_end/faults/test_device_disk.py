@@ -42,7 +42,7 @@ def prepare(folder: Path, bundle: Path) -> tuple[Path, str, str]:
     travel of its updates (top-k). Returns its file, the coordinator's address, and a token."""
     plan, port = folder / "plan.toml", free_port()
     text = plan_text(
-        bundle, folder / "run", "moon", round__goal=1, round__grace=60.0, stop__rounds=ROUNDS,
+        bundle, folder / "run", "moon", round__goal=1, round__grace=60.0, round__deadline=5.0, stop__rounds=ROUNDS,
         local__lr=0.01, local__mu=1.0, encoding__up="topk-0.1-int8",
     )  # fmt: skip
     plan.write_text(text)

@@ -91,7 +91,13 @@ def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> 
         return graph, check_train(user, step, serialised(graph))
 
 
-@pytest.mark.parametrize("name", STACKS)
+SLOW = ("convolutions", "transposed", "pools")
+"""Each takes seconds; the other stacks go through the same code."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in STACKS]
+)
 def test_gradients_match_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(STACKS[name], nn.Flatten(), nn.LazyLinear(3))

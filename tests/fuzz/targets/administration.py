@@ -60,6 +60,8 @@ async def _talk(data: bytes) -> None:
 
 def stop() -> None:
     """End the threads, and close the event loop."""
+    if not _listener.cache_info().currsize:  # no input was played
+        return
     _loop().run_until_complete(_listener().close())
     _loop().close()
     _loop.cache_clear()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from engine_port import EnginePort, SpoolInMemory
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import CheckedIn, Close, Effect, End, Send, StartDownload, StopDownload
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -25,14 +26,12 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     Cancel,
     CheckIn,
     ComeBack,
     Evaluate,
-    Evaluated,
     FromCoordinator,
     Refused,
     Report,
@@ -69,35 +68,12 @@ UNCHANGED = {
 """Codes of refusals that leave the tasks and the reports as they were."""
 
 
-class Spool:
-    """Files in memory."""
-
-    def __init__(self) -> None:
-        self.files: dict[int, bytearray] = {}
-        self._count = 0
-
-    def has_room(self) -> bool:
-        return len(self.files) < 2 * PLACES + 1
-
-    def take_spool_file(self) -> int:
-        self._count += 1
-        self.files[self._count] = bytearray()
-        return self._count
-
-    def free_spool_file(self, number: int) -> None:
-        del self.files[number]
-
-    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
-        assert offset + len(content) <= 1000
-        self.files[number][offset : offset + len(content)] = content
-
-
-class Room:
+class Room(EnginePort):
     """A run in memory, and the connections of its devices. The port is as RunServer has it."""
 
     def __init__(self, settings: Settings, asked: dict[str, str]) -> None:
         self.engine, self._asked = Engine(settings), asked
-        self.spool, self.elements = Spool(), ELEMENTS
+        self.spool, self.elements = SpoolInMemory(1000, 2 * PLACES + 1), ELEMENTS
         self.uploads = Uploads(Places[Upload](PLACES, 100.0, Proven(2)))
         self.connections: dict[int, Peer] = {}
         """Actor -> its connection."""
@@ -149,15 +125,9 @@ class Room:
             return ComeBack(1.0, "finished")
         return Admitted(self, Welcome("fuzz", 5.0, 16), 144, 2 * 4 * ELEMENTS)
 
-    def join(self, check_in: CheckIn, now: float) -> None:
-        device, held = check_in.device, check_in.held
-        if check_in.evaluates:
-            self.engine.evaluations.join(device)
-        self.carry_out(self.engine.check_in(device, None if held is None else held.task, now))
-
     def leave(self, device: str, now: float) -> None:
         del self.devices[device]
-        self.carry_out(self.engine.disconnect(device, now))
+        super().leave(device, now)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
         if self.has_counted(device, report.task):
@@ -180,46 +150,6 @@ class Room:
             begin += part.size
         self.saved.add((device, report.task))
         self.spool.free_spool_file(spool)
-
-    def count_report(self, device: str, task: str, now: float) -> None:
-        self.carry_out(self.engine.count_report(device, task, now))
-
-    def has_counted(self, device: str, task: str) -> bool:
-        return self.engine.has_counted(device, task)
-
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
-        evaluations = self.engine.evaluations
-        if evaluations.book.accepted.get(message.task) == device:
-            return False
-        if not evaluations.wanted(device, message.task):
-            raise ProtocolError(Code.UNKNOWN_TASK, "not given")
-        return True
-
-    def count_measurement(self, device: str, task: str, now: float) -> None:
-        self.carry_out(self.engine.count_measurement(device, task, now))
-
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
-        self.carry_out(self.engine.end(device, task, cause, now))
-
-    def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
-    ) -> None:
-        self.engine.progress(device, task, what, amount, now)
-
-    def wait(self, device: str, now: float) -> bool:
-        self.engine.wait(device, now)
-        return self.engine.has_task(device)
-
-    def proceed(self, device: str, now: float) -> None:
-        self.engine.proceed(device, now)
-
-    def find(self, sha256: str, offset: int) -> int:
-        size = self.contents.get(sha256)
-        if size is None:
-            raise ProtocolError(Code.UNKNOWN_CONTENT, "not here")
-        if offset > size:
-            raise ProtocolError(Code.WRONG_OFFSET, "beyond the end")
-        return size
 
     # Steps
 

@@ -78,6 +78,8 @@ async def _talk(data: bytes) -> None:
 
 def stop() -> None:
     """End the threads, close the event loop, and remove the folder."""
+    if not _listener.cache_info().currsize:  # no input was played
+        return
     _loop().run_until_complete(_listener().close())
     _loop().close()
     shutil.rmtree(_folder())

@@ -220,7 +220,7 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, n
         assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
 
 
-@pytest.mark.parametrize("recipe", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("recipe", [pytest.param("scaffold", marks=pytest.mark.slow), "feddyn"])
 def test_many_devices_in_a_call_and_on_two_processes(tmp_path: Path, recipe: str) -> None:
     many = quadratics_bundle(tmp_path / "many.bundle", many=TrainMany(2, 3)).path
     local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False} | ({"mu": 0.5} if recipe == "feddyn" else {})

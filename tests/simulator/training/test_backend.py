@@ -445,7 +445,7 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
     assert (evaluated[0][1:] == evaluated[1][1:]) == (what != "personal head")
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("algorithm", [pytest.param("scaffold", marks=pytest.mark.slow), "feddyn"])
 def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) -> None:
     """A round in which every second device goes on from tied vectors; some do a part of their steps."""
     with torch.random.fork_rng(devices=[]):

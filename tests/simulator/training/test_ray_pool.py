@@ -163,35 +163,51 @@ def test_a_large_round_comes_back_in_small_parts(
 
 
 PAUSES = """
-import signal
+import signal, time
 from pathlib import Path
 
 plain, here = make, Path(__file__).parent
 
 def make(device, seed):
-    if device == int((here / "device").read_text()):
-        try:
-            (here / "once").touch(exist_ok=False)
-        except FileExistsError:
-            return plain(device, seed)
-        with (here / "pid").open("w") as pipe:
-            print(os.getpid(), file=pipe)
-        signal.pause()
-    return plain(device, seed)
+    if device != int((here / "device").read_text()):
+        while (here / "once").exists() and not (here / "told").exists():
+            time.sleep(0.01)  # else the other worker could end the run before Ray tells of the death
+        return plain(device, seed)
+    try:
+        (here / "once").touch(exist_ok=False)
+    except FileExistsError:
+        return plain(device, seed)
+    with (here / "pid").open("w") as pipe:
+        print(os.getpid(), file=pipe)
+    signal.pause()
 """
+
+
+class Touch(logging.Handler):
+    """Makes a file when something is logged."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.path.touch()
 
 
 @pytest.mark.parametrize("device", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_worker_killed_costs_no_result(
     line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: int
 ) -> None:
-    """In mid-round: device 7 waits, in the data's function, for the kill. While it begins: device 0 does."""
+    """In mid-round: device 7 waits, in the data's function, for the kill. While it begins: device 0 does. The other
+    worker waits until the death was told."""
     scenario = make_scenario(tmp_path, line, 12, **MESSY)
     (tmp_path / "lines.py").write_text(f"import os\n{MODULE}{PAUSES}")
     (tmp_path / "device").write_text(str(device))
-    (tmp_path / "once").touch()
+    for name in ("once", "told"):
+        (tmp_path / name).touch()
     one = run(scenario, tmp_path / "one", ONE)
-    (tmp_path / "once").unlink()
+    for name in ("once", "told"):
+        (tmp_path / name).unlink()
     os.mkfifo(tmp_path / "pid")
     killed: list[str] = []
 
@@ -202,8 +218,13 @@ def test_a_worker_killed_costs_no_result(
 
     killer = Thread(target=kill, daemon=True)
     killer.start()
-    with caplog.at_level(logging.WARNING, "fleetlearn.simulator"):
-        assert run(scenario, tmp_path / "ray", RAY) == one
+    handler = Touch(tmp_path / "told")
+    ray_pool.logger.addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING, "fleetlearn.simulator"):
+            assert run(scenario, tmp_path / "ray", RAY) == one
+    finally:
+        ray_pool.logger.removeHandler(handler)
     killer.join(60)
     assert killed == ["ray::Worker.begin" if device == 0 else "ray::Worker.train"]
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["a worker died"]

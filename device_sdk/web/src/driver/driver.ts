@@ -12,6 +12,7 @@ import { StoreError } from "../storage/store.ts";
 import { StoppedError, TrainingError } from "../training/errors.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
+import type { Verify } from "./signatures.ts";
 import { secondsToWait, type Timing } from "./timing.ts";
 
 /** Tells the session what happened. Returns its commands. */
@@ -26,6 +27,8 @@ export interface Parts {
   readonly contents: Contents;
   readonly outbox: Outbox;
   readonly trainer: Trainer;
+  readonly verify: Verify;
+  readonly saveTrusted: (keys: readonly string[]) => Promise<void>;
   /** Called after whatever may have changed what the device does. */
   readonly changed: () => void;
   /** What the device states at a check-in, beside the models that it has. */
@@ -153,8 +156,9 @@ export class Driver {
     log(`connected to ${url}`, "info");
     await enrolment.accepted();
     const models = await contents.models();
+    const challenge = session.trusted.length > 0 ? randomHex(32) : null;
     const stated = await state();
-    return () => session.connected(now(), { ...stated, models });
+    return () => session.connected(now(), { ...stated, models, challenge });
   }
 
   // Commands
@@ -172,12 +176,20 @@ export class Driver {
   }
 
   async #carryOutOne(command: Command): Promise<void> {
-    const { contents, outbox, trainer, log, session } = this.#parts;
+    const { contents, outbox, trainer, log, session, verify, saveTrusted } = this.#parts;
     switch (command.do) {
       case "note":
         return log(command.text, command.warning ? "warning" : "info");
       case "send":
         return this.#connection?.say(encode(command.message));
+      case "verify": {
+        const { signed, content } = command;
+        // Events wait meanwhile, so that what the coordinator said later is also heard later.
+        const good = await verify(signed.key, signed.signature, content);
+        return this.#carryOut(session.verified(signed, good, now()));
+      }
+      case "save-trusted":
+        return saveTrusted(command.keys);
       case "store-chunk":
         return contents.append(command.wanted, command.offset, command.payload);
       case "locate":
@@ -327,6 +339,11 @@ function failureOf(error: unknown): FailureCode {
   if (error instanceof TrainingError) return error.code;
   if (error instanceof StoreError) return error.full ? "disk-full" : "runtime-error";
   return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
+}
+
+function randomHex(bytes: number): string {
+  const random = crypto.getRandomValues(new Uint8Array(bytes));
+  return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** Seconds on a clock that never goes back. */

@@ -33,13 +33,14 @@ export const MAX_CONTROL_BYTES = 64 * 1024;
 /** Most bytes of a vector, and of all parts of a report together. */
 export const MAX_VECTOR_BYTES = 2 ** 33;
 const MAX_VECTORS = 8;
-const MAX_KEYS = 8;
+/** Most public keys that a device trusts. */
+export const MAX_KEYS = 8;
 const MAX_SIGNED = 32 * 1024;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
 export const digest = pattern(/^[0-9a-f]{64}$/);
 /** 32 or 64 bytes in hexadecimal: a public key or a challenge, a signature. */
-const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
+export const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
 const bytes64 = pattern(/^([0-9a-f]{2}){64}$/);
 export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
 const forPeople = text(MAX_TEXT);
@@ -208,6 +209,8 @@ export type Evaluate = Types<typeof FROM_COORDINATOR>["evaluate"];
 export type Content = Types<typeof FROM_COORDINATOR>["content"];
 export type Grant = Types<typeof FROM_COORDINATOR>["grant"];
 export type Waiting = Types<typeof FROM_COORDINATOR>["waiting"];
+export type Signed = Types<typeof FROM_COORDINATOR>["signed"];
+export type Trust = Types<typeof FROM_COORDINATOR>["trust"];
 export type Welcome = Types<typeof FROM_COORDINATOR>["welcome"];
 export type Refused = Types<typeof FROM_COORDINATOR>["refused"];
 

@@ -1,6 +1,6 @@
 /** The commands that a session gives to its owner, who carries them out in order. */
 
-import type { Evaluate, FromDevice, Report, Task } from "../protocol/messages.ts";
+import type { Evaluate, FromDevice, Report, Signed, Task } from "../protocol/messages.ts";
 
 /** A content that the device lacks. */
 export interface Wanted {
@@ -24,6 +24,10 @@ export interface Wanted {
 export type Command =
   /** Send the message, if the connection is still open. */
   | { do: "send"; message: FromDevice }
+  /** Find out whether the owner of `signed.key` signed the content; answer with `verified` before anything else. */
+  | { do: "verify"; signed: Signed; content: Uint8Array<ArrayBuffer> }
+  /** Make these keys durable: from now on the device trusts them, and no others. */
+  | { do: "save-trusted"; keys: readonly string[] }
   /** Look up what the task lacks; answer with `located`. */
   | { do: "locate"; task: Task | Evaluate }
   /** Append to the partial content. `offset` 0 begins it again. */

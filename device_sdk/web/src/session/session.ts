@@ -29,13 +29,17 @@ import {
   type Refused,
   type Report,
   readFromCoordinator,
+  type Signed,
   type Task,
+  type Trust,
   type Waiting,
   type Welcome,
 } from "../protocol/messages.ts";
+import { signedBytes } from "../protocol/signing.ts";
 import { unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
 import { isFinished, isUnfinished, type Link, taskOf, type Unfinished, type Work } from "./states.ts";
+import { messageIn, strange, WRONG_SIGNATURE } from "./trust.ts";
 
 /** Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed. */
 export const PATIENCE = 60;
@@ -48,7 +52,7 @@ const MAX_ARRIVALS = 2;
 
 /** What a device says of itself at a check-in, beside its name. What is left out is not known. */
 export type Statement = Partial<
-  Pick<CheckIn, "runtime" | "memory" | "tags" | "tier" | "charging" | "network" | "models">
+  Pick<CheckIn, "runtime" | "memory" | "tags" | "tier" | "charging" | "network" | "models" | "challenge">
 >;
 
 export interface SessionOptions {
@@ -57,6 +61,8 @@ export interface SessionOptions {
   readonly algorithms?: readonly string[];
   /** An update saved by an earlier process. */
   readonly held?: Report | null;
+  /** The public keys that the device trusts: it then does only tasks that one of them signed. Empty: any task. */
+  readonly trusted?: readonly string[];
   /** Whether the session ends when the coordinator says that the training is finished. */
   readonly untilFinished?: boolean;
 }
@@ -66,6 +72,8 @@ export class Session {
   readonly examples: number;
   link: Link = { is: "offline" };
   work: Work;
+  /** The public keys that the device trusts. Empty: it does any task. */
+  trusted: readonly string[];
   /** The task whose training or saving has not ended, wanted or not. There is never a second. */
   runningTask: string | null = null;
   /** Failed tasks and broken protocol since the last accepted update. */
@@ -87,11 +95,16 @@ export class Session {
   #endedTask: string | null = null;
   /** It is sent with the next welcome. */
   #unsentFailure: Failed | null = null;
+  /** What a signature on this connection must have, where the device trusts keys. */
+  #challenge = "";
+  /** The message whose signature is being checked. */
+  #unverified: Signed | null = null;
 
   constructor(device: string, examples: number, options: SessionOptions = {}) {
     this.device = device;
     this.examples = examples;
     this.#options = options;
+    this.trusted = options.trusted ?? [];
     this.work = options.held == null ? { is: "idle" } : { is: "holding", report: options.held, reportedAgain: false };
   }
 
@@ -110,6 +123,7 @@ export class Session {
   /** The connection is open. `stated`: what the device is now. */
   connected(now: number, stated: Statement = {}): Command[] {
     this.link = { is: "checking-in" };
+    this.#challenge = stated.challenge ?? "";
     this.#lastProgress = now;
     if (this.stopping) return this.#close("stopping");
     const held = isFinished(this.work) ? { task: this.work.report.task, round: this.work.report.round } : null;
@@ -128,9 +142,9 @@ export class Session {
         charging: null,
         network: null,
         models: [],
-        trusts: [],
         challenge: null,
         ...stated,
+        trusts: this.trusted,
         evaluates: true,
         algorithms: this.#options.algorithms ?? [],
         encodings: FAMILIES,
@@ -142,6 +156,7 @@ export class Session {
   disconnected(): Command[] {
     this.#interruptTransfer();
     this.link = { is: "offline" };
+    this.#unverified = null;
     this.#endedTask = this.#unsentFailure?.task ?? null;
     return [];
   }
@@ -188,6 +203,13 @@ export class Session {
   }
 
   // Answers to commands
+
+  /** The signature was checked. */
+  verified(signed: Signed, good: boolean, now: number): Command[] {
+    if (signed !== this.#unverified) return [];
+    this.#unverified = null;
+    return this.#guarded(now, () => this.#believe(messageIn(signed), good ? null : WRONG_SIGNATURE, now));
+  }
 
   /** What the task lacks was looked up. Its training starts where nothing is lacking. */
   located(task: string, lacking: readonly Wanted[], now: number): Command[] {
@@ -332,10 +354,12 @@ export class Session {
         return this.#close(`told to come back in ${message.after} s (${message.reason})`, message.after);
       case "task":
       case "evaluate":
-        return this.#assign(message, now);
+        if (this.trusted.length === 0) return this.#assign(message, now);
+        return this.#distrust(message, "it is not signed, and this device does only what is");
       case "signed":
+        return this.#open(message, now);
       case "trust":
-        throw new ProtocolError("out-of-turn", `${message.type} came, and this device has no keys to check it with`);
+        throw new ProtocolError("out-of-turn", "keys to trust came without a signature");
       case "content":
         return this.#receive(message);
       case "grant":
@@ -374,6 +398,37 @@ export class Session {
     else if (this.work.is === "measured") commands.push(send(this.work.message));
     else if (this.task !== null) commands.push(this.#heartbeat()); // so that the lease is known to be alive
     return [...commands, ...this.#locate()];
+  }
+
+  /** Have the signature checked, if the key is one that counts. */
+  #open(signed: Signed, now: number): Command[] {
+    if (this.trusted.length === 0) {
+      throw new ProtocolError("out-of-turn", "a signed message came, and this device has no keys to check it with");
+    }
+    const message = messageIn(signed);
+    const why = strange(signed.key, this.trusted);
+    if (why !== null) return this.#believe(message, why, now);
+    this.#unverified = signed;
+    return [{ do: "verify", signed, content: signedBytes(this.#challenge, this.device, signed.message) }];
+  }
+
+  /** Do what a signed message says, unless there is a reason (`why`) not to believe it. */
+  #believe(message: Task | Evaluate | Trust, why: string | null, now: number): Command[] {
+    if (message.type !== "trust") return why === null ? this.#assign(message, now) : this.#distrust(message, why);
+    if (why !== null) return this.#closeForFault(`new keys to trust are refused: ${why}`);
+    this.trusted = message.keys;
+    return [
+      note(`the coordinator's keys are now ${message.keys.join(", ")}`),
+      { do: "save-trusted", keys: this.trusted },
+    ];
+  }
+
+  /** Give back a task that is not to be believed. What the device works on stays as it is. */
+  #distrust(task: Task | Evaluate, why: string): Command[] {
+    const text = clip(`task ${task.task} is not trained: ${why}`);
+    const named = task.task === this.task || task.task === this.#endedTask; // nobody shall end the real task of this name
+    const failed: Command[] = named ? [] : [send({ type: "failed", task: task.task, code: "untrusted", text })];
+    return [note(text, true), ...failed, ...this.#closeForFault("a task is not trusted")];
   }
 
   #assign(task: Task | Evaluate, now: number): Command[] {

@@ -5,6 +5,8 @@ import { checked, identifier } from "../protocol/messages.ts";
 import { json, readJson, type Store, StoreError } from "./store.ts";
 
 const IDENTITY = object({ device: identifier });
+/** A secret, and behind dots the public keys that its device is to trust. */
+const TOKEN = /^([A-Za-z0-9_-]{43,128})((?:\.[0-9a-f]{64})*)$/;
 const CREDENTIAL = object({ secret: text(128, 43), next: optional(nullable(text(128, 43)), null) });
 
 /** Return the device's name; make it `name`, or a random one, where the store has none. */
@@ -22,6 +24,20 @@ export async function readOrMakeName(store: Store, name?: string): Promise<strin
     );
   }
   return device;
+}
+
+/** Return a token's secret, and the public keys that come with it. Throws RangeError if this cannot be a token; the text
+ * does not have it: it is a secret. */
+export function readToken(token: string): { secret: string; keys: readonly string[] } {
+  const found = TOKEN.exec(token);
+  if (found === null) {
+    throw new RangeError(
+      `the token that was given cannot be one: it has ${token.length} characters. Expected 43 to 128 letters, digits, ` +
+        "- and _, and keys behind dots if there are any, with no space or line end, as `fleetlearn-coordinator token` " +
+        "prints it",
+    );
+  }
+  return { secret: found[1]!, keys: found[2]!.split(".").slice(1) };
 }
 
 /** What the device shows of itself when it connects, as subprotocols: a browser can set no headers (PROTOCOL.md, 1). */

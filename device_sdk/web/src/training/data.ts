@@ -50,10 +50,10 @@ export function examplesOf(columns: Columns): number {
   const lengths = new Set(Object.values(columns).map((column) => column.shape[0] ?? 0));
   const [examples = 0] = lengths;
   if (lengths.size !== 1 || examples < 1) {
-    const given = Object.entries(columns).map(([name, column]) => `${name} ${shown(column.shape)}`);
+    const given = Object.entries(columns).map(([name, { shape }]) => `'${name}': ${shape[0] ?? "None"}`);
     throw new DataError(
-      `arrays of these shapes were given: ${given.join(", ")}; expected at least one array, all with the same number of ` +
-        "examples along their first axes, at least 1",
+      `arrays with these numbers of examples were given: {${given.join(", ")}}; expected at least one array, all with ` +
+        "the same number of examples along their first axes, at least 1",
     );
   }
   return examples;
@@ -67,15 +67,9 @@ export class FittedData {
 
   /** Throws DataError where the arrays do not fit. */
   constructor(columns: Columns, inputs: readonly Input[]) {
-    const names = Object.keys(columns).sort();
-    if (
-      names.join() !==
-      inputs
-        .map((row) => row.name)
-        .sort()
-        .join()
-    ) {
-      throw new DataError(`arrays ${names.join(", ")} were given; expected ${describe(inputs)}`);
+    const given = shownNames(Object.keys(columns));
+    if (given !== shownNames(inputs.map((row) => row.name))) {
+      throw new DataError(`arrays ${given} were given; expected ${describe(inputs)}`);
     }
     this.inputs = inputs;
     this.examples = examplesOf(columns);
@@ -107,7 +101,8 @@ export class FittedData {
       if (!(values instanceof Float32Array || values instanceof Float64Array)) continue;
       const found = (values as Float64Array).findIndex((value) => !Number.isFinite(value));
       if (found >= 0) {
-        return `array ${row.name} has the value ${values[found]} in ${example(found, row)}; expected finite numbers`;
+        const value = String(values[found]).toLowerCase().replace("infinity", "inf");
+        return `array ${row.name} has the value ${value} in ${example(found, row)}; expected finite numbers`;
       }
     }
     return null;
@@ -126,39 +121,53 @@ function rows(values: Numbers, length: number, places: Uint32Array): Numbers {
 /** Return the array in the manifest's dtype; one that is so is not copied. */
 function fitted({ values, shape }: Column, row: Input): Numbers {
   if (shape.length === 0 || shape.slice(1).join() !== row.shape.join()) {
-    throw new DataError(`array ${row.name} has shape ${shown(shape)}; expected ${shownRow(row)}, n examples`);
+    throw new DataError(`array ${row.name} has shape ${shownShape(shape)}; expected ${shownRow(row)}, n examples`);
   }
   const length = elementsOf({ shape });
   if (values.length !== length) {
-    throw new DataError(`array ${row.name} has ${values.length} values; its shape ${shown(shape)} takes ${length}`);
+    throw new DataError(
+      `array ${row.name} has ${values.length} values; its shape ${shownShape(shape)} takes ${length}`,
+    );
   }
   const Kind = ARRAYS[row.dtype];
   if (values instanceof Kind && row.dtype !== "bool") return values;
   const toFloat = row.dtype === "float32" || row.dtype === "float64";
   if (!toFloat && (values instanceof Float32Array || values instanceof Float64Array)) {
     throw new DataError(
-      `array ${row.name} is a ${values.constructor.name}; expected ${row.dtype}, or integers that fit it. If its values ` +
-        "are right, convert it",
+      `array ${row.name} has dtype ${dtypeOf(values)}; expected ${row.dtype}, or one of integers. If its values are right, ` +
+        "convert it",
     );
   }
-  const [least, most] = LIMITS[row.dtype] ?? [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
-  for (const value of values) {
-    if (value < least || value > most) {
-      throw new DataError(`array ${row.name} has the value ${value}, which does not fit ${row.dtype}`);
-    }
-    if (row.dtype === "float32" && Number.isFinite(Number(value)) && !Number.isFinite(Math.fround(Number(value)))) {
-      throw new DataError(`array ${row.name} has values that are too large for float32`);
-    }
+  const limits = LIMITS[row.dtype];
+  if (limits !== undefined) checkLimits(values, limits, row);
+  if (row.dtype === "float32" && (values as Float64Array).some((value) => becomesInfinite(Number(value)))) {
+    throw new DataError(`array ${row.name} has ${dtypeOf(values)} values that are too large for float32`);
   }
   if (Kind === BigInt64Array) return BigInt64Array.from(values as Int32Array, BigInt);
   return (Kind as Float32ArrayConstructor).from(values as Float64Array, Number);
+}
+
+function checkLimits(values: Numbers, [least, most]: readonly [number, number], row: Input): void {
+  // Comparisons of bigint with number need no conversion.
+  let low = values[0]!;
+  let high = low;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low < least || high > most) {
+    throw new DataError(`array ${row.name} has values from ${low} to ${high}, which do not fit ${row.dtype}`);
+  }
+}
+
+function becomesInfinite(value: number): boolean {
+  return Number.isFinite(value) && !Number.isFinite(Math.fround(value));
 }
 
 /** Throw DataError where an integer names no class and no row (`below`). */
 function checkRange(values: Numbers, row: Input): void {
   const { below, ignored } = row;
   if (below === null) return;
-  // Comparisons of bigint with number need no conversion.
   const wrong = (value: number | bigint): boolean =>
     (value < 0 || value >= below) && (ignored === null || Number(value) !== ignored);
   const first = (values as Int32Array).findIndex(wrong);
@@ -193,6 +202,18 @@ function shownRow(row: Input): string {
   return `(${["n", ...row.shape].join(", ")}${row.shape.length > 0 ? "" : ","})`;
 }
 
-function shown(shape: readonly number[]): string {
+/** Return a shape as numpy shows it: `(3, 2)`, `(3,)`, `()`. */
+export function shownShape(shape: readonly number[]): string {
   return `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
+}
+
+/** Return names as Python shows a sorted list of them: `['x', 'y']`. */
+export function shownNames(names: readonly string[]): string {
+  const quoted = [...names].sort().map((name) => `'${name}'`);
+  return `[${quoted.join(", ")}]`;
+}
+
+/** Return numpy's name of the elements' type. */
+export function dtypeOf(values: Numbers): string {
+  return values.constructor.name.replace("Big", "").replace("Clamped", "").replace("Array", "").toLowerCase();
 }

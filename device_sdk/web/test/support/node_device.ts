@@ -1,6 +1,6 @@
 /**
  * A device of this SDK as a process of Node's, for the transcripts and for rounds with a real coordinator:
- * `node --experimental-websocket node_device.mjs URL DATA.npz STATE [--name NAME] [--token TOKEN] [--base SECONDS]`.
+ * `node --experimental-websocket node_device.mjs URL DATA.npz STATE [--name NAME] [--token TOKEN] [--trust KEY]... [--base SECONDS]`.
  */
 
 import { parseArgs } from "node:util";
@@ -13,6 +13,7 @@ const { positionals, values } = parseArgs({
   options: {
     name: { type: "string" },
     token: { type: "string" },
+    trust: { type: "string", multiple: true },
     base: { type: "string" },
     "until-finished": { type: "boolean" },
   },
@@ -25,6 +26,7 @@ const device = new Device({
   untilFinished: values["until-finished"] ?? false,
   ...(values.name !== undefined && { name: values.name }),
   ...(values.token !== undefined && { token: values.token }),
+  ...(values.trust !== undefined && { keys: values.trust }),
   ...(values.base !== undefined && { timing: { base: Number(values.base) } }),
   log: (text, level) => console.log(`${level} ${text}`),
 });

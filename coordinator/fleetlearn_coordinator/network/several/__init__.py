@@ -1,0 +1,1 @@
+"""How the devices of one host are shared between several runs."""

@@ -1,0 +1,124 @@
+"""The port of a device that serves several runs: what it says goes to the run that gave its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report
+
+from fleetlearn_coordinator.conversation.port import Admitted, Spool
+from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun, Turns
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SharedPort:
+    """A ``Port``, of one connection. Methods do what the port's do."""
+
+    __slots__ = ("_device", "_turns")
+
+    def __init__(self, turns: Turns, device: SharedDevice) -> None:
+        self._turns, self._device = turns, device
+
+    def _serves(self) -> SharedRun:
+        run = self._device.serves
+        if run is None:
+            raise ProtocolError(Code.UNKNOWN_TASK, "the device has no task")
+        return run
+
+    def _ask(self, run: SharedRun, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask something of the run. An error that no device caused ends the run, and for the device its task."""
+        try:
+            return ask(*args, **kwargs)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            run.served.failed(error)
+            raise ProtocolError(Code.STALE_ROUND, "the task's run was stopped by an error of its coordinator") from None
+
+    @property
+    def spool(self) -> Spool:
+        return self._serves().port.spool
+
+    @property
+    def elements(self) -> int:
+        return self._serves().port.elements
+
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+        raise AssertionError("the host admits")
+
+    def join(self, check_in: CheckIn, now: float) -> None:
+        self._turns.join(self._device, check_in)
+
+    def leave(self, device: str, now: float) -> None:
+        self._turns.leave(self._device, now)
+
+    def announce(self, device: str, report: Report, now: float) -> bool:
+        run = self._turns.of_task(report.task)
+        if run is None:
+            raise ProtocolError(Code.STALE_ROUND, f"the run of task {report.task} is not served here now")
+        if self._device.serves not in (None, run):
+            if run.port.has_counted(device, report.task):
+                return False
+            raise ProtocolError(Code.NOT_WANTED, f"task {report.task} ended; the device has a task of another run")
+        try:
+            return self._ask(run, run.port.announce, device, report, now)
+        finally:
+            if self._device.serves is None and run in self._turns.runs and run.port.task_of(device) is not None:
+                self._turns.claim(run, [device])  # its lease goes on
+
+    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
+        run = self._serves()
+        self._ask(run, run.port.save_update, device, report, spool, largest)
+
+    def count_report(self, device: str, task: str, now: float) -> None:
+        run = self._serves()
+        self._turns.attempt(run, lambda: run.port.count_report(device, task, now))
+
+    def has_counted(self, device: str, task: str) -> bool:
+        run = self._turns.of_task(task)
+        return run is not None and run.port.has_counted(device, task)
+
+    def save_measurement(self, device: str, message: Evaluated) -> bool:
+        run = self._turns.of_task(message.task)
+        if run is None:
+            raise ProtocolError(Code.UNKNOWN_TASK, f"the run of task {message.task} is not served here now")
+        return self._ask(run, run.port.save_measurement, device, message)
+
+    def count_measurement(self, device: str, task: str, now: float) -> None:
+        run = self._turns.of_task(task)
+        assert run is not None  # it has just saved the measurement
+        self._turns.attempt(run, lambda: run.port.count_measurement(device, task, now))
+
+    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        run = self._turns.of_task(task)
+        if run is not None:
+            self._turns.attempt(run, lambda: run.port.end_task(device, task, cause, now))
+
+    def progress(
+        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+    ) -> None:
+        if self._device.serves is not None:
+            self._device.serves.port.progress(device, task, what, amount, now, received=received, sent=sent)
+
+    def wait(self, device: str, now: float) -> bool:
+        return self._device.serves is not None and self._device.serves.port.wait(device, now)
+
+    def proceed(self, device: str, now: float) -> None:
+        if self._device.serves is not None:
+            self._device.serves.port.proceed(device, now)
+
+    def find(self, sha256: str, offset: int) -> int:
+        run = self._device.serves or self._device.last
+        if run is None:
+            raise ProtocolError(Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served to this device now")
+        try:
+            return run.port.find(sha256, offset)
+        except FleetError:  # the device is told
+            raise
+        except Exception as error:
+            run.served.failed(error)
+            raise ProtocolError(Code.UNKNOWN_CONTENT, "the run was stopped by an error of its coordinator") from None

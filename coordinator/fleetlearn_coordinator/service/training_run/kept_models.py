@@ -1,0 +1,75 @@
+"""Which versions of a run's model are kept: the plan's [models]."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.sections import Models
+from fleetlearn_coordinator.storage.held_out import read_result
+from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+
+
+def why_kept(rule: Models, version: int, newest: int, best: Iterable[int]) -> str | None:
+    """Return why the rule keeps a version: ``initial``, ``newest``, ``last``, ``every`` or ``best``. None: it does not,
+    and the version is there only while something needs it."""
+    if version in (0, newest):
+        return "newest" if version == newest else "initial"
+    if version > newest - rule.last:
+        return "last"
+    if rule.every is not None and version % rule.every == 0:
+        return "every"
+    return "best" if version in best else None
+
+
+def versions_to_drop(rule: Models, there: Iterable[int], newest: int, needed: int, best: Iterable[int]) -> list[int]:
+    """Return which of the versions that are ``there`` are not kept any more, now that ``newest`` is made. Those from
+    ``needed`` on are still in use."""
+    best = {*best}
+    return [version for version in there if version < needed and why_kept(rule, version, newest, best) is None]
+
+
+def dropped_after(
+    plan: Plan, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
+) -> list[int]:
+    """Return which of the versions that are ``there`` are not kept any more when a round, of this summary, has made the
+    one after ``newest``. Those from ``needed`` on are still in use. Raises StoreError (damaged)."""
+    rule, best = plan.models, set[int]()
+    if rule.best is not None and rule.metric is not None:
+        values = measured(plan, there)
+        if rule.measured_by == "round":
+            found = deciding(summary, plan.round.minimum)
+            values |= {newest: found[rule.metric]} if rule.metric in found else {}
+        best = best_versions(rule, values)
+    return versions_to_drop(rule, there, newest + 1, needed, best)
+
+
+def best_versions(rule: Models, measured: Mapping[int, float]) -> set[int]:
+    """Return the best of the versions whose metric is known. Of equals the newer one is better."""
+    sign = 1 if rule.direction == "above" else -1
+    ranked = sorted((sign * value, version) for version, value in measured.items() if isfinite(value))
+    return {version for _, version in ranked[len(ranked) - min(rule.best or 0, len(ranked)) :]}
+
+
+def measured(plan: Plan, versions: Iterable[int]) -> dict[int, float]:
+    """Return the value of the metric by which models are kept, for those of these versions that were measured. Raises
+    StoreError (damaged)."""
+    found = metrics_of(plan, versions, plan.models.measured_by)
+    metric = plan.models.metric or ""
+    return {version: metrics[metric] for version, metrics in found.items() if metric in metrics}
+
+
+def metrics_of(plan: Plan, versions: Iterable[int], source: str) -> dict[int, dict[str, float]]:
+    """Return version -> what was measured of it. ``source``: ``round`` (by the devices of the round that began from
+    it), ``evaluation`` (the last one of it) or ``held-out``. Raises StoreError (damaged)."""
+    if source == "held-out":
+        results = {version: read_result(plan.data_dir, version) for version in versions}
+        return {version: result["metrics"] for version, result in results.items() if result is not None}
+    minimum = plan.round.minimum if source == "round" else plan.evaluation.minimum
+    with read_ledger(Path(plan.data_dir)) as ledger:
+        rows = ledger.measured_in_rounds(versions) if source == "round" else ledger.evaluations_of(versions)
+    return {version: deciding(summary, minimum) for version, summary in rows.items()}

@@ -1,0 +1,97 @@
+"""For tests of conversations: a port (conversation/port.py) of a real engine, with files in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleetlearn_coordinator.rounds.commands import Command
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import CheckIn, Evaluated
+
+
+class SpoolInMemory:
+    """At most ``most`` files of at most ``size`` bytes, which are written from their beginning to their end."""
+
+    def __init__(self, size: int, most: int = 10**9) -> None:
+        self.files: dict[int, bytearray] = {}
+        self.size, self.most = size, most
+        self._last = 0
+
+    def has_room(self) -> bool:
+        return len(self.files) < self.most
+
+    def take_spool_file(self) -> int:
+        self._last += 1
+        self.files[self._last] = bytearray()
+        return self._last
+
+    def free_spool_file(self, number: int) -> None:
+        del self.files[number]
+
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        assert offset <= len(self.files[number])
+        assert offset + len(content) <= self.size
+        self.files[number][offset : offset + len(content)] = content
+
+
+class EnginePort:
+    """What of a port is the engine's alone. A subclass carries the engine's commands out (``carry_out``), and has
+    ``admit``, ``announce`` and ``save_update``."""
+
+    engine: Engine
+    contents: dict[str, int]
+    """SHA-256 of what can be fetched -> its bytes."""
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        raise NotImplementedError
+
+    def join(self, check_in: CheckIn, now: float) -> None:
+        device, held = check_in.device, check_in.held
+        if check_in.evaluates:
+            self.engine.evaluations.join(device)
+        self.carry_out(self.engine.check_in(device, None if held is None else held.task, now))
+
+    def leave(self, device: str, now: float) -> None:
+        self.carry_out(self.engine.disconnect(device, now))
+
+    def count_report(self, device: str, task: str, now: float) -> None:
+        self.carry_out(self.engine.count_report(device, task, now))
+
+    def has_counted(self, device: str, task: str) -> bool:
+        return self.engine.has_counted(device, task)
+
+    def save_measurement(self, device: str, message: Evaluated) -> bool:
+        evaluations = self.engine.evaluations
+        if evaluations.book.accepted.get(message.task) == device:
+            return False
+        if not evaluations.wanted(device, message.task):
+            raise ProtocolError(Code.UNKNOWN_TASK, "not given")
+        return True
+
+    def count_measurement(self, device: str, task: str, now: float) -> None:
+        self.carry_out(self.engine.count_measurement(device, task, now))
+
+    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+        self.carry_out(self.engine.end(device, task, cause, now))
+
+    def progress(
+        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+    ) -> None:
+        self.engine.progress(device, task, what, amount, now)
+
+    def wait(self, device: str, now: float) -> bool:
+        self.engine.wait(device, now)
+        return self.engine.has_task(device)
+
+    def proceed(self, device: str, now: float) -> None:
+        self.engine.proceed(device, now)
+
+    def find(self, sha256: str, offset: int) -> int:
+        size = self.contents.get(sha256)
+        if size is None:
+            raise ProtocolError(Code.UNKNOWN_CONTENT, "not here")
+        if offset > size:
+            raise ProtocolError(Code.WRONG_OFFSET, "beyond the end")
+        return size
