@@ -44,7 +44,7 @@ help:
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls'
-	@echo 'make web        build, type check and lint of the SDK for browsers (with Node)'
+	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
 	@echo 'make dist       the wheel and the source archive, in dist/'
 	@echo 'make bench      the benchmarks'
@@ -58,7 +58,7 @@ demo: $(INSTALLED)
 
 # The page is built where Node is; elsewhere the demo says what it lacks, or takes a page that was built before.
 demo-web: $(INSTALLED)
-	@! command -v npm >/dev/null || { $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent --if-present build:page; }
+	@! command -v npm >/dev/null || { $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent build:page; }
 	@$(BIN)/python -m examples.demo_web $(ARGS)
 
 # The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
@@ -96,7 +96,7 @@ check: $(INSTALLED)
 	@$(BIN)/lint-imports
 
 web: $(WEB_INSTALLED)
-	@cd $(WEB) && npm run --silent types && npm run --silent lint && npm run --silent build
+	@cd $(WEB) && npm run --silent types && npm run --silent lint && npm run --silent build && npm run --silent build:page
 
 test-web: $(WEB_INSTALLED)
 	@cd $(WEB) && npm test --silent -- $(ARGS)

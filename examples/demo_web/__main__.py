@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import socket
 import sys
 import time
@@ -54,8 +55,11 @@ def _demo(options: argparse.Namespace, paths: Paths) -> None:
     page = options.page.resolve()
     if not (page / "index.html").is_file():
         raise DemoError(NOT_BUILT.format(folder=page))
-    print("exporting the model ...", flush=True)
-    export(paths)
+    if options.bundle is None:
+        print("exporting the model ...", flush=True)
+        export(paths)
+    else:
+        shutil.copytree(options.bundle, paths.bundle)
     host, tls = "127.0.0.1", None
     if options.lan is not None:
         host = options.lan or lan.find_address()
@@ -120,7 +124,8 @@ def _watch(paths: Paths, coordinator: Child, devices: Sequence[Child]) -> None:
 def _line(closed: Closed, connected: int) -> str:
     metrics = closed.summary["metrics"]
     measured = f", accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}" if "accuracy" in metrics else ""
-    return f"round {closed.number} {closed.outcome}: {closed.summary['reports']} of {connected} devices{measured}"
+    reports = closed.summary["reports"]
+    return f"round {closed.number} {closed.outcome} by {reports} devices, {connected} connected{measured}"
 
 
 def _wait_until_it_listens(coordinator: Child, timeout: float = 30.0) -> None:
@@ -167,6 +172,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="listen in the local network, with TLS, for phones; ADDRESS: of this machine, where it has several",
     )
     parser.add_argument("--page", default=BUILT, type=Path, metavar="DIR", help="the built page; default: %(default)s")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="the digits' bundle; default: it is exported")
     parser.add_argument("--output", default=Path(".demo-web"), type=Path, metavar="DIR", help="default: %(default)s")
     return parser.parse_args(arguments)
 

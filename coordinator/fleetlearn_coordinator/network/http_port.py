@@ -178,8 +178,8 @@ class HttpPort:
                 useful = await self._talk(reader, writer)
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, TimeoutError, EOFError):  # of TLS, too
-            pass
+        except (OSError, TimeoutError, EOFError) as error:  # of TLS, too
+            _forget_frames(error)
         except Exception:
             logger.exception("a request of %s failed", self._name)
         finally:
@@ -202,6 +202,12 @@ class HttpPort:
         return {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT, "ssl_shutdown_timeout": LINGER}
 
 
+def _forget_frames(error: BaseException) -> None:
+    """Let an error's frames go. Those of h11, and of asyncio's TLS, hold the error themselves, and so the connection's
+    buffers until the next garbage collection, which is rare here."""
+    error.__traceback__ = None
+
+
 async def read_request(
     connection: h11.Connection, reader: asyncio.StreamReader, check: Callable[[h11.Request], None]
 ) -> tuple[h11.Request, bytes]:
@@ -212,6 +218,7 @@ async def read_request(
         try:
             event = connection.next_event()
         except h11.RemoteProtocolError as error:
+            _forget_frames(error)
             raise RefusedError(HTTPStatus(error.error_status_hint), f"this is not HTTP/1.1: {error}") from None
         match event:
             case h11.NEED_DATA:

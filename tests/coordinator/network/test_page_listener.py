@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 from fleetlearn_coordinator.network import http_port, page_listener
 from fleetlearn_coordinator.network.http_port import MOST_HEADERS
@@ -316,3 +319,30 @@ def test_with_tls(folder: Path, tmp_path: Path) -> None:
             writer.close()
 
     asyncio.run(check())
+
+
+def test_what_a_bad_request_took_is_freed_without_a_garbage_collection(folder: Path, tmp_path: Path) -> None:
+    make_certificate(tmp_path, ["127.0.0.1"], 30)
+    tls = Tls(certificate=tmp_path / CERTIFICATE, key=tmp_path / KEY)
+
+    def left() -> int:
+        return sum(type(each) in (h11.Connection, SSLProtocol) for each in gc.get_objects())
+
+    async def check() -> None:
+        async with listening(folder) as port, listening(folder, tls=tls) as tls_port:
+            for _ in range(5):
+                assert (await send(port, b"nonsense\r\n\r\n"))[0] == 400
+                reader, writer = await asyncio.open_connection("127.0.0.1", tls_port)
+                writer.write(get("/"))  # plainly
+                assert await ended(reader)
+                writer.close()
+            async with asyncio.timeout(5):
+                while left():
+                    await asyncio.sleep(0.01)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(check())
+    finally:
+        gc.enable()

@@ -15,9 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 from answering import Fleet, leases
+from fleetlearn_coordinator.network.page_listener import DESCRIPTORS
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.service.page import HISTORY, PublicRun, PublicStatus, join_link, run_of_page
+from fleetlearn_coordinator.service.page import (
+    HISTORY,
+    PublicRun,
+    PublicStatus,
+    join_link,
+    page_descriptors,
+    run_of_page,
+)
 from fleetlearn_coordinator.service.private_ca import make_certificate
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several_runs import hosting
@@ -153,6 +161,11 @@ def test_several_runs_have_a_page_of_one(tmp_path: Path, folder: Path, bundle_pa
     asyncio.run(test())
     with pytest.raises(FleetError, match=r"page\.run = b: there is no such run"):
         run_of_page(ServiceSettings.read({**raw, "page": {"folder": "page", "run": "b"}}, tmp_path), None)
+
+
+def test_descriptors_are_set_aside_for_it(tmp_path: Path) -> None:
+    assert page_descriptors(ServiceSettings()) == 0
+    assert page_descriptors(ServiceSettings.read({"page": {"folder": "page"}}, tmp_path)) == DESCRIPTORS == 256
 
 
 # Links
