@@ -173,6 +173,19 @@ def test_a_task_is_given_back_where_there_is_no_room_for_its_update(tmp_path: Pa
         assert "disk-full" in parts.run.log("coordinator")
 
 
+@pytest.mark.parametrize("options", [{}, {"store": None}], ids=["in the browser's memory", "in the page's"])
+def test_a_private_window_serves_until_it_is_closed(
+    tmp_path: Path, context: BrowserContext, options: dict[str, None]
+) -> None:
+    assert context.browser is not None
+    with fleet(tmp_path, rounds=1) as parts:
+        parts.give(**options)
+        parts.start()
+        page = opened(context.browser.new_context(), parts)
+        assert page.evaluate("keepStorage()") is False
+        parts.finish()
+
+
 @pytest.mark.parametrize("hours", [24, -24])
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, context: BrowserContext, hours: int) -> None:
     with fleet(tmp_path, rounds=2, epochs=LONG) as parts:
