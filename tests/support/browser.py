@@ -60,12 +60,20 @@ def browsing(profile: Path, *, webgpu: bool = False, **options: Any) -> Iterator
             started.close()
 
 
-def kill_tabs() -> None:
-    """Kill the processes of all tabs of the browsers that this process started, workers included."""
+def tab_processes() -> list[psutil.Process]:
+    """The processes of the tabs of the browsers that this process started; a tab's workers are in its process."""
+    found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "--type=renderer" in process.cmdline():
-                process.kill()
+                found.append(process)
+    return found
+
+
+def kill_tabs(tabs: list[psutil.Process] | None = None) -> None:
+    """Kill these tabs; all, where none are given."""
+    for process in tab_processes() if tabs is None else tabs:
+        process.kill()
 
 
 def charts_of(page: Path) -> dict[str, Any]:
