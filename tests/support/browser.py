@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from html import unescape
 from pathlib import Path
@@ -35,17 +35,21 @@ def chromium() -> str:
 
 
 @contextmanager
-def browsing(profile: Path, *, webgpu: bool = False, **options: Any) -> Iterator[BrowserContext]:
+def browsing(
+    profile: Path, *, webgpu: bool = False, more_flags: Sequence[str] = (), **options: Any
+) -> Iterator[BrowserContext]:
     """A browser with a profile of its own, driven by Playwright; it reaches this machine alone.
 
     Args:
         webgpu: With WebGPU, which the processor computes (SwiftShader).
+        more_flags: Of the command line.
         options: Of Playwright's ``launch_persistent_context``, for example ``color_scheme="dark"``.
     """
     flags = [
         *FLAGS[1:-1],
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
         "--disable-features=SpareRendererForSitePerProcess",  # kill_tabs would kill the process of a tab to come
+        *more_flags,
     ]
     if webgpu:
         flags.remove("--disable-gpu")
