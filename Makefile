@@ -29,18 +29,20 @@ PYTEST := -m pytest --numprocesses 2 --dist loadfile
 # The SDK for browsers. It needs Node; nothing else here does.
 WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
+# Debian's, in which the slow tests of pages run.
+BROWSERS := chromium firefox-esr
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
 FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fleetlearn_device/session/*
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo demo-web test test-all test-zoo fuzz check web test-web dist bench soak studies clean
+.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check web test-web dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make demo-web   people draw digits in their browsers and train together         (ARGS="--lan" for phones)'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
-	@echo 'make test-all   all tests, and what they cover'
+	@echo 'make test-all   all tests, and what they cover; with Chromium and Firefox, if root of a Debian runs it'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls'
@@ -68,7 +70,7 @@ test: $(INSTALLED)
 
 # Coverage is measured over the fast tests: it makes the slow ones (kills, exports, long trainings) twice as slow. It is
 # held to its floors where all tests run.
-test-all: $(INSTALLED)
+test-all: $(INSTALLED) browsers
 	@rm -rf .test-coverage
 	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) -m coverage run $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
 	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
@@ -77,6 +79,12 @@ test-all: $(INSTALLED)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
+
+# Installed where root of a Debian runs this. Elsewhere the tests that need them are skipped, and pytest says so.
+browsers:
+	@for name in $(BROWSERS); do command -v $$name >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "installing $$name ..." && apt-get update -qq && apt-get install -qq --yes --no-install-recommends $$name >/dev/null; } || \
+	  echo "$$name is not here: the tests that need it are skipped"; done
 
 # ARGS='-m "zoo and not large"' leaves out the models above 20 million parameters.
 test-zoo: .venv/.zoo

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from browser import chromium
 from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_simulator.population.traits import tiers_of, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
+from web_sdk import node
 
 from benchmarks._growth import BOUNDS
 
@@ -138,6 +140,17 @@ def test_step(tmp_path: Path) -> None:
     training = (ROOT / ".venv" / "ort-training" / "bin" / "python").exists()
     assert any(name.startswith("ort-training ") for name in contenders) == training
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in contenders.values())
+
+
+@pytest.mark.slow
+def test_web(tmp_path: Path) -> None:
+    chromium()  # skips where there is no browser, the next where there is no Node
+    node()
+    small = ("--models", "mlp", "--repeats", "1", "--scale", "0.01", "--threads", "2", "--no-tensorflow")
+    results = figures(tmp_path, "web.py", *small)["mlp"]
+    assert set(results) == {"Python device", "own API", "SDK, 2 threads"}
+    assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in results.values())
+    assert 3 < results["SDK, 2 threads"]["download_mb"]["median"] < results["own API"]["download_mb"]["median"] < 4
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from html import unescape
 from pathlib import Path
@@ -62,12 +62,20 @@ def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: A
             started.close()
 
 
-def kill_tabs() -> None:
-    """Kill the processes of all tabs of the browsers that this process started, workers included."""
+def tab_processes() -> list[psutil.Process]:
+    """The processes of the tabs of the browsers that this process started; a tab's workers are in its process."""
+    found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "--type=renderer" in process.cmdline():
-                process.kill()
+                found.append(process)
+    return found
+
+
+def kill_tabs(tabs: list[psutil.Process] | None = None) -> None:
+    """Kill these tabs; all, where none are given."""
+    for process in tab_processes() if tabs is None else tabs:
+        process.kill()
 
 
 def charts_of(page: Path) -> dict[str, Any]:

@@ -57,6 +57,7 @@ export class Joined {
     this.#choices = await this.#records.choices();
     this.#drawings = await this.#records.drawings();
     the("awake-box").hidden = !ScreenLock.isSupported;
+    the("asking").hidden = !this.#records.lasting; // another worker asks: it finds the model in the database alone
     for (const name of SWITCHES) the<HTMLInputElement>(name).checked = this.#choices[name];
     this.#padChanged();
     this.#showDrawings();

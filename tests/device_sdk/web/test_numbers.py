@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -86,6 +87,8 @@ class Case(NamedTuple):
     data: Path
     vectors: Mapping[str, Vector]
     tasks: list[Task]
+    cores: int | None = None
+    """Of a page that may have threads: what computes is measured first."""
 
     def spec(self) -> dict[str, Any]:
         """What the script of the SDK for browsers reads."""
@@ -95,7 +98,8 @@ class Case(NamedTuple):
             Path(files[reference.sha256]).write_bytes(self.vectors[reference.name].tobytes())
         messages = [json.loads(encode(task)) for task in self.tasks]
         paths = {"bundle": str(self.bundle.path), "data": str(self.data), "output": str(self.folder)}
-        return {**paths, "vectors": files, "tasks": messages}
+        cores = {} if self.cores is None else {"cores": self.cores}
+        return {**paths, "vectors": files, "tasks": messages, **cores}
 
 
 def make_case(folder: Path, bundle: Bundle, arrays: Sequence[Any], **changes: Any) -> Case:
@@ -152,16 +156,20 @@ def trained(cases: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactor
     ones = (np.ones((1, 4096), np.float32),)
     settings = {"hyper": {"lr": 1.0}, "epochs": 1}
     found["mask"] = make_case(folder, open_bundle(folder / "mask.bundle"), ones, **settings)
+    # The last, since the process counts as such a page from then on.
+    case, folder = cases("own"), tmp_path_factory.mktemp("measured")
+    found["measured"] = make_case(folder, open_bundle(case.path), (case.x[:100], case.y[:100]))._replace(cores=2)
     (folder / "specs.json").write_text(json.dumps([case.spec() for case in found.values()]))
     command = [*script("train_tasks"), str(folder / "specs.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search("training with wasm.*: wasm [0-9.]+ ms a step; wasm, 2 threads [0-9.]+ ms a step;", done.stdout)
     return found
 
 
-@pytest.mark.parametrize("name", [*MODELS, *LINES])
+@pytest.mark.parametrize("name", [*MODELS, *LINES, "measured"])
 def test_the_numbers_are_the_same(name: str, trained: dict[str, Case]) -> None:
-    folder, bundle, data, vectors, tasks = trained[name]
+    folder, bundle, data, vectors, tasks, _ = trained[name]
     expected, expected_parts = train_here(folder, bundle, data, vectors, tasks)
     found, found_parts = read_results(folder, bundle, tasks)
     for here, there in zip(expected, found, strict=True):
@@ -184,7 +192,7 @@ def test_the_numbers_are_the_same(name: str, trained: dict[str, Case]) -> None:
 
 
 def test_a_seed_gives_the_same_dropout_mask(trained: dict[str, Case]) -> None:
-    folder, bundle, data, vectors, tasks = trained["mask"]
+    folder, bundle, data, vectors, tasks, _ = trained["mask"]
     expected = train_here(folder, bundle, data, vectors, tasks)[1]
     found = read_results(folder, bundle, tasks)[1]
     for here, there in zip(expected, found, strict=True):

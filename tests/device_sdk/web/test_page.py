@@ -127,6 +127,26 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
 
 
 @pytest.mark.slow
+def test_where_the_browser_keeps_nothing_the_page_says_so_and_works(tmp_path: Path) -> None:
+    with page_site(NOBODY) as site, browsing(tmp_path / "profile") as browser:
+        page = browser.pages[0]
+        problems = watched(page)
+        page.add_init_script("indexedDB.open = () => { throw new DOMException('private', 'SecurityError'); }")
+        join(page, site.origin)
+        expect(page.get_by_text("This browser keeps nothing for this page.")).to_be_visible()
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        expect(page.get_by_role("button", name="Ask the shared model")).to_be_hidden()
+        expect(page.get_by_role("heading", name="Together")).to_be_hidden()  # nobody publishes the rounds
+        page.get_by_role("button", name="Start training").click()
+        expect(page.locator("#phase")).to_have_text("Connecting")
+        assert axe_problems(page) == []
+        page.reload()
+        expect(page.get_by_role("heading", name="Before you join")).to_be_visible()
+        assert problems == []
+
+
+@pytest.mark.slow
 def test_a_token_that_is_refused_is_said_in_plain_words(tmp_path: Path) -> None:
     port, plan = free_port(), tmp_path / "plan.toml"
     plan.write_text(plan_text(write_test_bundle(tmp_path / "test.bundle"), tmp_path / "run"))

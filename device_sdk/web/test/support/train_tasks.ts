@@ -10,7 +10,6 @@ import { join } from "node:path";
 import { readManifest } from "../../src/protocol/manifest.ts";
 import { readFromCoordinator, type Task } from "../../src/protocol/messages.ts";
 import { sha256 } from "../../src/protocol/sha256.ts";
-import type { RuntimeOptions } from "../../src/runtimes/choose.ts";
 import { Contents } from "../../src/storage/contents.ts";
 import { Outbox } from "../../src/storage/outbox.ts";
 import { MemoryStore } from "../../src/storage/store.ts";
@@ -23,11 +22,17 @@ interface Spec {
   output: string;
   vectors: Record<string, string>;
   tasks: unknown[];
-  /** Options of the runtime, such as which. */
-  runtime?: RuntimeOptions;
+  /** Choose what computes as a page does that may have threads, on a machine with so many cores. */
+  cores?: number;
 }
 
 async function trainAll(spec: Spec): Promise<void> {
+  if (spec.cores !== undefined) {
+    const navigator = { hardwareConcurrency: spec.cores, userAgent: "Node" };
+    for (const [name, value] of Object.entries({ crossOriginIsolated: true, navigator })) {
+      Object.defineProperty(globalThis, name, { value, configurable: true });
+    }
+  }
   const store = new MemoryStore();
   const manifest = new Uint8Array(readFileSync(join(spec.bundle, "manifest.json")));
   await store.write({ [`file/${sha256(manifest)}`]: manifest });
@@ -37,8 +42,7 @@ async function trainAll(spec: Spec): Promise<void> {
   const outbox = new Outbox(store);
   const trainer = new Trainer(new Contents(store), outbox, readNpz(spec.data), {
     store,
-    log: () => {},
-    ...spec.runtime,
+    log: (text) => console.log(text),
   });
   for (const [number, message] of spec.tasks.entries()) {
     const task = readFromCoordinator(JSON.stringify(message)) as Task;

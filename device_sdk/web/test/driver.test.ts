@@ -1,0 +1,175 @@
+/** What the driver does where the network or the clock does something odd, with a WebSocket that the test plays. */
+
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { Device, type DeviceState, MemoryStore } from "../src/index.ts";
+
+/** A coordinator that welcomes a device, and then says nothing. */
+class Socket {
+  static made: Socket[] = [];
+  static readonly OPEN = 1;
+  static reachable = true;
+  readyState = 0;
+  bufferedAmount = 0;
+  readonly sent: { type: string; [field: string]: unknown }[] = [];
+  onopen: () => void = () => {};
+  onmessage: (event: { data: string }) => void = () => {};
+  onclose: (event: { code: number; reason: string }) => void = () => {};
+
+  constructor() {
+    Socket.made.push(this);
+    const { reachable } = Socket;
+    queueMicrotask(() => {
+      this.readyState = reachable ? 1 : 3;
+      if (reachable) this.onopen();
+      else this.onclose({ code: 1006, reason: "" });
+    });
+  }
+
+  send(frame: string): void {
+    const message = JSON.parse(frame);
+    this.sent.push(message);
+    if (message.type === "check-in") this.say({ type: "welcome", coordinator: "c", heartbeat: 10, chunk_bytes: 4096 });
+  }
+
+  say(message: object): void {
+    queueMicrotask(() => this.onmessage({ data: JSON.stringify(message) }));
+  }
+
+  close(): void {
+    if (this.readyState === 3) return;
+    this.readyState = 3;
+    queueMicrotask(() => this.onclose({ code: 1000, reason: "" }));
+  }
+}
+
+const states: DeviceState[] = [];
+let device: Device;
+let store: MemoryStore;
+let network: EventTarget;
+let served: Promise<void>;
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout", "performance", "Date"] });
+  vi.spyOn(Math, "random").mockReturnValue(0.5);
+  vi.stubGlobal("WebSocket", Socket);
+  network = new EventTarget();
+  vi.stubGlobal("addEventListener", network.addEventListener.bind(network));
+  vi.stubGlobal("removeEventListener", network.removeEventListener.bind(network));
+  vi.stubGlobal("navigator", { onLine: true });
+  Socket.made = [];
+  Socket.reachable = true;
+  states.length = 0;
+  store = new MemoryStore();
+  const x = { values: new Float32Array(2), shape: [2] };
+  device = new Device({ url: "ws://here/", data: { x }, store, onChange: (state) => states.push(state) });
+});
+
+afterEach(async () => {
+  device.stop();
+  await pass(10);
+  await served;
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+  vi.unstubAllGlobals();
+});
+
+async function pass(seconds: number): Promise<void> {
+  await vi.advanceTimersByTimeAsync(1000 * seconds);
+}
+
+/** Serve until the device is welcomed. */
+async function begin(): Promise<void> {
+  served = device.serve();
+  await pass(0.1);
+  expect(states.at(-1)?.phase).toBe(Socket.reachable ? "waiting" : "connecting");
+}
+
+describe("the clock", () => {
+  test("that runs on while the monotonic one stands still: the device slept, and connects again", async () => {
+    await begin();
+    vi.setSystemTime(Date.now() + 60_000);
+    await pass(10);
+    expect(Socket.made.length).toBe(2);
+    expect(states.find((state) => state.phase === "connecting" && state.why)?.why).toContain("was suspended for 60 s");
+    expect(states.at(-1)?.phase).toBe("waiting");
+  });
+  test.each([20_000, -86_400_000])("that is set by %i ms changes nothing", async (milliseconds) => {
+    await begin();
+    vi.setSystemTime(Date.now() + milliseconds);
+    await pass(30);
+    expect(Socket.made.length).toBe(1);
+    expect(Socket.made[0]!.sent.filter((message) => message.type === "heartbeat").length).toBe(3);
+  });
+});
+
+describe("the network", () => {
+  test("is tried seldom while the browser says that there is none, and at once when it is back", async () => {
+    vi.stubGlobal("navigator", { onLine: false });
+    Socket.reachable = false;
+    await begin();
+    await pass(119);
+    expect(Socket.made.length).toBe(4); // half of the longest wait, each time
+    expect(states.at(-1)).toMatchObject({ phase: "connecting", why: "there is no network" });
+    vi.stubGlobal("navigator", { onLine: true });
+    Socket.reachable = true;
+    network.dispatchEvent(new Event("online"));
+    await pass(0.5);
+    expect(states.at(-1)?.phase).toBe("waiting");
+  });
+  test("that is another one leaves the connection", async () => {
+    await begin();
+    network.dispatchEvent(new Event("online"));
+    await pass(0.5);
+    expect(Socket.made.map((socket) => socket.readyState)).toEqual([3, 1]);
+  });
+  test("does not bring a device back before the time that the coordinator named", async () => {
+    await begin();
+    Socket.made[0]!.say({ type: "come-back", after: 100, reason: "no-task" });
+    await pass(1);
+    expect(states.at(-1)?.phase).toBe("waiting");
+    network.dispatchEvent(new Event("online"));
+    await pass(90);
+    expect(Socket.made.length).toBe(1);
+    await pass(20);
+    expect(Socket.made.length).toBe(2);
+  });
+  test("that lost the connection unseen is noticed within two minutes", async () => {
+    const sha256 = "ab".repeat(32);
+    await store.write({
+      bundles: new TextEncoder().encode(JSON.stringify([sha256])),
+      [`file/${sha256}`]: new Uint8Array(7),
+    });
+    await begin();
+    await pass(61);
+    expect(Socket.made[0]!.sent.at(-1)).toMatchObject({ type: "fetch", sha256, offset: 7 });
+    await pass(61);
+    expect(Socket.made.length).toBe(2);
+  });
+});
+
+test("a coordinator that was never reached: what is shown says what it may be", async () => {
+  Socket.reachable = false;
+  await begin();
+  expect(states.at(-1)?.why).toContain("a device that it does not know needs a token");
+});
+
+test("a device that is paused serves when it is resumed", async () => {
+  await begin();
+  device.pause();
+  await pass(1);
+  expect(states.at(-1)).toMatchObject({ phase: "paused", why: "the device is paused" });
+  expect(Socket.made[0]!.readyState).toBe(3);
+  device.resume();
+  await pass(1);
+  expect(states.at(-1)?.phase).toBe("waiting");
+});
+
+test("an erased device has stopped, and left nothing", async () => {
+  await begin();
+  expect(await store.keys("")).not.toEqual([]);
+  const erased = device.erase();
+  await pass(1);
+  await erased;
+  expect(states.at(-1)).toMatchObject({ phase: "stopped", why: "the device was stopped" });
+  expect(await store.keys("")).toEqual([]);
+});
