@@ -71,11 +71,14 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
 
 
 def dense(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
+    """Multiply the weight with the columns: the other way round, ONNX Runtime would rearrange the weight, which is
+    larger (512 to 512 channels on 2 x 2, 20 examples: 1.66 CPU-ms, not 1.95)."""
     outputs, inputs, *_ = fixed_sizes(weight)
     flat = graph.reshaped(weight, [outputs, inputs * prod(windows.kernel)])
-    found = graph.node("Gemm", _columns(graph, x, windows), flat, bias, transB=1)
-    found = graph.node("Reshape", found, graph.integers([-1, prod(windows.places), outputs]))
-    return graph.node("Reshape", graph.transposed(found, [0, 2, 1]), graph.integers([-1, outputs, *windows.places]))
+    column_of_bias = None if bias is None else graph.reshaped(bias, [outputs, 1])
+    found = graph.node("Gemm", flat, _columns(graph, x, windows), column_of_bias, transB=1)
+    found = graph.node("Reshape", found, graph.integers([outputs, -1, prod(windows.places)]))
+    return graph.node("Reshape", graph.transposed(found, [1, 0, 2]), graph.integers([-1, outputs, *windows.places]))
 
 
 def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
@@ -103,10 +106,12 @@ def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, w
 
 
 def dense_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
+    """Multiply with the output's gradient transposed before: ONNX Runtime would do it again for each block of columns
+    (512 to 512 channels on 2 x 2, 20 examples: 1.6 CPU-ms, not 1.95)."""
     sizes = fixed_sizes(weight)
-    rows = graph.node("Reshape", _rows(graph, grad), graph.integers([-1, sizes[0]]))
-    found = graph.node("MatMul", graph.transposed(rows, [1, 0]), _columns(graph, x, windows))
-    return graph.reshaped(found, sizes)
+    rows = graph.transposed(graph.reshaped(grad, [grad.shape[0], sizes[0], prod(windows.places)]), [1, 0, 2])
+    rows = graph.node("Reshape", rows, graph.integers([sizes[0], -1]))
+    return graph.reshaped(graph.node("MatMul", rows, _columns(graph, x, windows)), sizes)
 
 
 def _taps_of_pairs(graph: Emitter, windows: Windows, sizes: Sequence[int]) -> str:

@@ -37,35 +37,37 @@ def weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, window
     sizes = fixed_sizes(weight)
     taps, channels = prod(windows.kernel), sizes[1]
     if groups == 1 and taps == 1 and not any(windows.padding):
-        found = _products(graph, grad, x, _picked(graph, x, windows), windows, channels)
+        found = _products(graph, grad, sizes[0], _picked(graph, x, windows), channels, windows)
     elif windows.side_by_side and groups == 1:
-        found = _products(graph, grad, x, _columns_side_by_side(graph, x, windows), windows, channels * taps)
+        found = _products(graph, grad, sizes[0], _columns_side_by_side(graph, x, windows), channels * taps, windows)
     elif taps > MANY_TAPS:
         return _by_convolution(graph, grad, x, windows, groups)
     elif channels == 1 and groups == sizes[0]:
         long = fixed_sizes(x, slice(2, None))[-1] > LONG_ROW * windows.kernel[-1]
         found = (_by_sums if long else _by_rows)(graph, grad, x, windows)
     elif channels < FEW_CHANNELS and groups == 1:
-        found = _products(graph, grad, x, _columns(graph, x, windows), windows, channels * taps)
+        # This way round, since a width that is a multiple of 16, as the number of outputs mostly is, is quicker.
+        found = _products(graph, _columns(graph, x, windows), channels * taps, grad, sizes[0], windows)
+        found = graph.transposed(found, [1, 0])
     else:
         found = _tap_by_tap(graph, grad, x, windows, groups)
     return graph.reshaped(found, sizes)
 
 
-def _products(graph: Emitter, grad: Value, x: Value, columns: Source, windows: Windows, inputs: int) -> str:
-    """Multiply (n, outputs, ...) and (n, inputs, places), summed over examples and places -> (outputs, inputs)."""
-    examples = grad.shape[0]
-    outputs, places = fixed_sizes(grad, [1])[0], prod(windows.places)
+def _products(graph: Emitter, a: Source, rows: int, b: Source, columns: int, windows: Windows) -> str:
+    """Multiply (n, rows, *places) and (n, columns, *places), summed over examples and places -> (rows, columns)."""
+    places = prod(windows.places)
     if places == 1:
-        flat = graph.reshaped(grad, [examples, outputs])
-        return graph.node("Gemm", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])), transA=1)
-    flat = graph.reshaped(grad, [examples, outputs, places])
-    columns = graph.transposed(graph.node("Reshape", columns, graph.integers([-1, inputs, places])), [0, 2, 1])
-    if outputs * inputs < (outputs + inputs) * places:
-        return total(graph, graph.node("MatMul", flat, columns), [0])
+        flat = [graph.node("Reshape", x, graph.integers([-1, size])) for x, size in ((a, rows), (b, columns))]
+        return graph.node("Gemm", *flat, transA=1)
+    a = graph.node("Reshape", a, graph.integers([-1, rows, places]))
+    b = graph.node("Reshape", b, graph.integers([-1, columns, places]))
+    b = graph.transposed(b, [0, 2, 1])
+    if rows * columns < (rows + columns) * places:
+        return total(graph, graph.node("MatMul", a, b), [0])
     # A product for each example would be larger than its factors.
-    flat = graph.node("Reshape", graph.transposed(flat, [1, 0, 2]), graph.integers([outputs, -1]))
-    return graph.node("MatMul", flat, graph.node("Reshape", columns, graph.integers([-1, inputs])))
+    a = graph.node("Reshape", graph.transposed(a, [1, 0, 2]), graph.integers([rows, -1]))
+    return graph.node("MatMul", a, graph.node("Reshape", b, graph.integers([-1, columns])))
 
 
 def _picked(graph: Emitter, x: Value, windows: Windows) -> Source:
@@ -76,12 +78,18 @@ def _picked(graph: Emitter, x: Value, windows: Windows) -> Source:
 
 
 def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
-    """Return the elements that each tap multiplies -> (n, channels, taps, ...)."""
-    image = padded(graph, x, windows, 2, x.rank)
-    rows = [
-        graph.node("Unsqueeze", shifted(graph, image, windows, 2, tap), graph.integers([2])) for tap in windows.taps
-    ]
-    return rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
+    """Return the elements that each tap multiplies -> (n, channels, *kernel, *places).
+
+    One axis after the other: elements that do not lie side by side are copied for few taps. With 7 x 7 taps two apart
+    on 20 x 3 x 64 x 64 the whole gradient takes 4.2 CPU-ms; tap by tap it took 6.5.
+    """
+    found = padded(graph, x, windows, 2, x.rank)
+    for done, axis in enumerate(reversed(range(x.rank - 2))):
+        along = Windows(*([values[axis]] for values in windows))
+        seen = [shifted(graph, found, along, 2 + done + axis, tap) for tap in along.taps]
+        rows = [graph.node("Unsqueeze", row, graph.integers([2])) for row in seen]
+        found = rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
+    return found
 
 
 def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
@@ -124,8 +132,9 @@ def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups:
     for tap in windows.taps:
         seen = graph.node("Reshape", shifted(graph, image, windows, first, tap), graph.integers(flat))
         products.append(graph.node("MatMul", rows, seen))
-    last = graph.integers([1 + first])
-    return graph.node("Concat", *(graph.node("Unsqueeze", row, last) for row in products), axis=1 + first)
+    whole = products[0] if len(products) == 1 else graph.node("Concat", *products, axis=0)
+    whole = graph.node("Reshape", whole, graph.integers([len(products), groups, outputs, inputs]))
+    return graph.transposed(whole, [1, 2, 3, 0])
 
 
 def _by_rows(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:

@@ -22,7 +22,11 @@ POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((8, 7), {"kernel_size": 2, "stride": 3, "ceil_mode": True}),
     ((8, 7), {"kernel_size": 2, "stride": 2, "ceil_mode": True}),
     ((8, 7), {"kernel_size": 3, "stride": 1, "dilation": 2, "padding": 1}),
+    ((8, 7), {"kernel_size": 1, "stride": 2}),
+    ((9, 9), {"kernel_size": 3, "stride": 2, "dilation": 2, "padding": 1}),
+    ((11, 9), {"kernel_size": (5, 4), "stride": (2, 3), "padding": (2, 1)}),
     ((8,), {"kernel_size": 2}),
+    ((70,), {"kernel_size": 66, "stride": 2, "padding": 1}),
     ((9,), {"kernel_size": 3, "stride": 2, "padding": 1}),
     ((4, 6, 4), {"kernel_size": 2}),
     ((5, 6, 4), {"kernel_size": (2, 3, 2), "stride": 2, "padding": (1, 1, 0), "ceil_mode": True}),
@@ -60,6 +64,17 @@ def test_indices(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
         lambda x: getattr(functional, f"max_pool{len(sizes)}d")(x, **options, return_indices=True),
         _images(sizes) + torch.arange(24).reshape(3, 2, 4)[..., :1].reshape(3, 2, *[1] * len(sizes)),
     )
+
+
+@pytest.mark.parametrize(("sizes", "options"), POOLS)
+def test_one_image_without_an_axis_of_examples(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
+    def pool(x: Tensor) -> Tensor:
+        result: Tensor = getattr(functional, f"max_pool{len(sizes)}d")(x, **options)
+        return result
+
+    x = _images(sizes)[0]
+    backward = aten.max_pool3d_with_indices_backward if len(sizes) == 3 else aten.max_pool2d_with_indices_backward
+    check_emission(backward.default, gradient_of(pool), x, torch.randn(pool(x).shape))
 
 
 def test_a_large_image_does_not_make_the_graph_large() -> None:
