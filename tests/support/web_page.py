@@ -208,7 +208,7 @@ class Fleet:
 
     def give(self, **options: Any) -> None:
         """What the device of a page that is opened from now on is given beside its data."""
-        self.site.give(**self._settings, **options)
+        self.site.give(**self._settings | options)
 
     def start(self) -> None:
         self.run.coordinator(self.plan)

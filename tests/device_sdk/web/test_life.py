@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import browsing, kill_tabs, tab_processes
 from playwright.sync_api import BrowserContext, Page
+from processes import wait_for
 from web_page import Fleet, fleet
 
 pytestmark = pytest.mark.slow
@@ -33,7 +36,7 @@ def opened(context: BrowserContext, parts: Fleet) -> Page:
 
 def wait_for_phase(page: Page, phase: str, more: str = "true") -> None:
     """Wait until the device is in this phase, and ``more`` holds of its state ``s``."""
-    page.wait_for_function(f"(s => s?.phase === '{phase}' && {more})(states.at(-1))")
+    page.wait_for_function(f"(s => s?.phase === '{phase}' && {more})(globalThis.states?.at(-1))")
 
 
 def wait_for_step(page: Page) -> None:
@@ -159,6 +162,35 @@ def test_a_store_that_is_evicted_ends_the_device_and_a_new_visit_makes_another(
         page.reload()
         parts.finish()
         assert len(parts.site.names()) == 2
+
+
+def test_a_device_whose_store_is_gone_needs_a_token_again(tmp_path: Path, context: BrowserContext) -> None:
+    with fleet(tmp_path, rounds=1) as parts:
+        url = parts.relay.target  # a relay takes any device
+        service = tmp_path / "service.toml"
+        service.write_text(service.read_text() + 'identities = "identities"\n')
+        parts.run.coordinator(parts.plan)
+        wait_for(lambda: "listening" in parts.run.log("coordinator"), "the coordinator")
+        parts.give(url=url, token=make_token(tmp_path))
+        page = opened(context, parts)
+        wait_for_phase(page, "waiting")
+        parts.give(url=url)
+        page.reload()
+        wait_for_phase(page, "waiting")  # its credential is in the store
+        page.goto("about:blank")
+        clear = {"origin": parts.site.origin, "storageTypes": "all"}
+        context.new_cdp_session(page).send("Storage.clearDataForOrigin", clear)
+        page.goto(parts.site.page)
+        page.wait_for_function("globalThis.states?.at(-1)?.why?.includes('needs a token')")
+        parts.give(url=url, token=make_token(tmp_path))
+        page.reload()
+        wait_for_phase(page, "waiting")
+        assert len(parts.site.names()) == 2
+
+
+def make_token(folder: Path) -> str:
+    command = [sys.executable, "-m", "fleetlearn_coordinator", "token", "service.toml"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_task_is_given_back_where_there_is_no_room_for_its_update(tmp_path: Path, context: BrowserContext) -> None:

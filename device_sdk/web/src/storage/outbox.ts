@@ -2,7 +2,7 @@
  * The finished update that the coordinator has not acknowledged, and what the device keeps from task to task.
  *
  *     pending/report, pending/parts      the update: its report, and the parts' bytes one after the other
- *     pending/room                       what tries whether there is room; gone before training
+ *     pending/room/PLACE                 what tries whether there is room; gone before training
  *     kept/BUNDLE                        the kept state (kept_state.ts) after the last task of a bundle
  *     personal/BUNDLE                    the personal model after the last task, where an algorithm has one
  *     tied/BUNDLE/TASK/NAME              the tied vectors that a task made
@@ -18,8 +18,10 @@ import { packChunk } from "../protocol/frames.ts";
 import { type Report, readFromDevice } from "../protocol/messages.ts";
 import { json, readJson, type Store, StoreError } from "./store.ts";
 
+/** Bytes that are written under one key to try whether there is room. */
+const PIECE = 1024 * 1024;
 /** Most bytes that `crypto.getRandomValues` gives at a time. */
-const NOISE = 65536;
+const RANDOM = 65536;
 
 /** What a task's training leaves, to be saved together. */
 export interface FinishedUpdate {
@@ -58,11 +60,11 @@ export class Outbox {
    * written, and deleted again: what a browser says of its room (`navigator.storage.estimate`) may be any figure.
    */
   async tryRoom(bytes: number): Promise<void> {
-    const noise = crypto.getRandomValues(new Uint8Array(NOISE)); // which a database cannot compress
-    const room = new Uint8Array(bytes);
-    for (let place = 0; place < bytes; place += NOISE) room.set(noise.subarray(0, bytes - place), place);
+    const piece = noise(Math.min(bytes, PIECE));
+    const room: Record<string, Uint8Array> = {};
+    for (let place = 0; place < bytes; place += PIECE) room[`pending/room/${place}`] = piece.subarray(0, bytes - place);
     try {
-      await this.#store.write({ "pending/room": room }, false);
+      await this.#store.write(room, false);
     } catch (error) {
       if (!(error instanceof StoreError) || error.reason !== "full") throw error;
       throw new StoreError(
@@ -70,16 +72,19 @@ export class Outbox {
         "full",
       );
     }
-    await this.#store.write({ "pending/room": null }, false);
+    await this.#dropRoom();
+  }
+
+  async #dropRoom(): Promise<void> {
+    const keys = await this.#store.keys("pending/room/");
+    if (keys.length > 0) await this.#store.write(Object.fromEntries(keys.map((key) => [key, null])), false);
   }
 
   /** Return the report of the update that an earlier process left. Deletes the update where it is damaged. */
   async load(): Promise<Report | null> {
     const content = await this.#store.read("pending/report");
-    if (content === undefined) {
-      if ((await this.#store.keys("pending/room")).length > 0) await this.#store.write({ "pending/room": null }, false);
-      return null;
-    }
+    await this.#dropRoom();
+    if (content === undefined) return null;
     try {
       const report = readFromDevice(new TextDecoder().decode(content));
       if (report.type === "report" && (await this.#isIntact(report))) return report;
@@ -147,6 +152,13 @@ export class Outbox {
   async setStarts(task: string | null, starts = 0): Promise<void> {
     await this.#store.write({ training: task === null ? null : json({ task, starts }) }, task !== null);
   }
+}
+
+/** Return bytes that a database cannot compress. */
+function noise(bytes: number): Uint8Array {
+  const made = new Uint8Array(bytes);
+  for (let place = 0; place < bytes; place += RANDOM) crypto.getRandomValues(made.subarray(place, place + RANDOM));
+  return made;
 }
 
 function* chunksOf(
