@@ -59,7 +59,10 @@ class Contender(NamedTuple):
 def contenders(threads: list[int], tensorflow: bool) -> dict[str, Contender]:
     engines = {count: "wasm" if count == 1 else f"wasm, {count} threads" for count in threads}
     found = {"own API": Contender("_web_session.js", "wasm")}
-    found |= {f"SDK, {count} threads": Contender("step_worker.js", name) for count, name in engines.items()}
+    found |= {
+        f"SDK, {count} {'thread' if count == 1 else 'threads'}": Contender("step_worker.js", name)
+        for count, name in engines.items()
+    }
     if tensorflow:
         found["TensorFlow.js"] = Contender("_web_tensorflow.js", "wasm")
     return found

@@ -208,8 +208,13 @@ export class Trainer {
       await this.#close(); // two models at a time may be more than the memory holds
       const engine = await this.#start(sha256, training);
       this.engine = engine.name;
-      const bundle = await openBundle(sha256, this.#contents, engine);
-      this.#opened = { bundle, data: new FittedData(this.#columns, bundle.manifest.batch) };
+      try {
+        const bundle = await openBundle(sha256, this.#contents, engine);
+        this.#opened = { bundle, data: new FittedData(this.#columns, bundle.manifest.batch) };
+      } catch (error) {
+        engine.close();
+        throw error;
+      }
     }
     const expected = this.#opened!.bundle.manifest.size;
     if (size !== expected) {
