@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -97,13 +98,12 @@ def check_eval(
     return _check_outputs(user, EvalModule(user), list(user.batch), session, values, feed, "batch.", names)
 
 
-def check_infer(user: UserModel, content: bytes, values: Tensors) -> float:
+def check_infer(user: UserModel, content: bytes | Path, values: Tensors) -> float:
     """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
 
-    values: the parameters that ``content`` holds.
+    content: the graph or its file. values: the parameters that it holds.
     """
     session = open_session(content)
-    del content  # as large as the model
     return _check_outputs(user, InferModule(user), list(user.inputs()), session, values, {}, "", None)
 
 
