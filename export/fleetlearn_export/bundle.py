@@ -10,6 +10,7 @@ from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
@@ -230,7 +231,11 @@ def export_bundle(
                 values = {row: torch.from_numpy(value) for row, value in views(vector, manifest.parameters).items()}
                 batch_of_one = checked.batch_of_one
                 del checked
-                difference = check_infer(user, write_inference_model(bundle, vector), values)
+                with TemporaryDirectory() as folder:  # a file: as bytes the graph would be in memory once more
+                    graph = Path(folder, Path(INFER).name)
+                    graph.write_bytes(write_inference_model(bundle, vector))
+                    give_back_freed_memory()
+                    difference = check_infer(user, graph, values)
             _publish(temporary, target)
         except BundleError as error:
             raise ExportError(f"the bundle does not fit its own format: {error}") from error

@@ -29,7 +29,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import InferModule, UserModel, evaluation_mode
+from fleetlearn_export.model.user_model import FEW, InferModule, UserModel, evaluation_mode
 
 PROBE = 2.0**20
 """A learning rate so large that the step's result shows the gradient, and hardly the parameter."""
@@ -96,9 +96,12 @@ def compare_training(
     precision: Precision,
     what: str = "exported step",
 ) -> CheckedStep:
-    """Compare gradients, and two steps on batches of other sizes. Raises ExportError; the text names the tensor."""
-    rule = step.rule
-    if precision.dtype == torch.float64 and _is_plain(step):
+    """Compare gradients, and two steps on batches of other sizes. Raises ExportError; the text names the tensor.
+
+    A plain step passes no state on, so besides the one that shows the gradients it is done once, on one example.
+    """
+    rule, plain = step.rule, _is_plain(step)
+    if precision.dtype == torch.float64 and plain:
         return _compare_plain_steps(user, step, run, features, seed, precision, what)
     hyper = {name: 0.5 if default is None else default for name, default in step.hyper.items()}
     hyper |= {name: USUAL[name] for name in hyper if rule.optimizer != "custom" and name in USUAL}
@@ -114,9 +117,9 @@ def compare_training(
     given = first_inputs(step, hyper, seed)
     fed = given
     worst, steps, batch_of_one = 0.0, 0, True
-    first, *others = batches(user, seed)
-    for number, batch in enumerate([*others, first]):
-        if steps == STEPS:
+    first, other, one = batches(user, seed)
+    for number, batch in enumerate([one, other] if plain else [other, one, first]):
+        if steps == (1 if plain else STEPS):
             break
         arrays = {f"batch.{name}": value for name, value in batch.items()}
         arrays |= {"seed": torch.tensor(seed + number)} if step.random else {}
@@ -176,8 +179,10 @@ def _compare_plain_steps(
     rate = hyper["lr"] = min(0.1, 0.1 / max(user.largest_gradient, 1e-30))
     given = first_inputs(step, hyper, seed)
     worst, batch_of_one = 0.0, True
-    first, *others = batches(user, seed)
-    for number, batch in enumerate([*others, first]):
+    first, other, one = batches(user, seed)
+    if len(next(iter(first.values()))) > FEW:
+        other = {name: value[:FEW] for name, value in other.items()}  # float64 takes long
+    for number, batch in enumerate([other, one, first]):
         if number == STEPS and batch_of_one:
             break
         given |= {f"batch.{name}": value for name, value in batch.items()}
@@ -236,24 +241,26 @@ def _compare_gradients(
     precision: Precision,
     what: str,
 ) -> float:
-    """Compare the gradients of a first step. Returns a learning rate that suits them. Raises ExportError.
+    """Compare the gradients, loss, metrics and buffers of a first step. Returns a learning rate that suits them.
 
     A step returns no gradients. They are read from the parameters after a step with a huge learning rate, or from a
-    state (momentum, Adam's m) that equals the gradient with these hyper-parameters.
+    state (momentum, Adam's m) that equals the gradient with these hyper-parameters. Raises ExportError.
     """
     hyper = dict.fromkeys(step.hyper, 0.0) | {"lr": PROBE, "max_norm": 1e30, "temperature": 0.5, "mu": 0.25}
     hyper = {name: value for name, value in hyper.items() if name in step.hyper}
     given = first_inputs(step, hyper | ({"epsilon": 1.0} if "epsilon" in hyper else {}), seed)
     given = {name: torch.zeros_like(v) if name.startswith("correction.") else v for name, v in given.items()}
-    given |= {f"batch.{name}": value for name, value in next(batches(user, seed)).items()}
+    _, batch, _ = batches(user, seed)
+    given |= {f"batch.{name}": value for name, value in batch.items()}
     got = run(given)
     give_back_freed_memory()
     training = PyTorchTraining(user, step, features, precision.dtype)
-    gradients, _ = training.gradients(given)
+    gradients, results = training.gradients(given)
     effect: dict[str, float] = {}
     for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
-        found, _ = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
+        found, others = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
         keep_larger(effect, difference_of_each(gradients, found))
+        keep_larger(effect, difference_of_each(results, others))
     differences = {}
     for name, gradient in gradients.items():
         slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
@@ -263,6 +270,9 @@ def _compare_gradients(
             else _difference_of_move(given[f"param.{name}"], got[f"next.param.{name}"], gradient)
         )
     _refuse_other_gradients(f"the {what}", differences, training.sizes, precision, effect)
+    rows = {_described(name): (got[name].numpy(), value) for name, value in results.items()}
+    where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
+    compare(rows, where, precision.values, {_described(name): value for name, value in effect.items()})
     return min(0.1, 0.1 / max(*training.sizes.values(), 1e-30))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.free_sizes import name_free_sizes
 from fleetlearn_export.graphs.rewrite import rewrite
 from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
 from fleetlearn_export.silence import silenced_python
@@ -73,8 +74,8 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     passes.InlinePass()(model)
     rewrite(model.graph)
     for cleaning in (
-        passes.CommonSubexpressionEliminationPass(),
         passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
         passes.IdentityEliminationPass(),
         passes.RemoveUnusedNodesPass(),
         passes.RemoveUnusedOpsetsPass(),
@@ -93,6 +94,7 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         for size in row.type.tensor_type.shape.dim:
             if size.dim_param:
                 size.dim_param = _SYMBOL.sub("n", size.dim_param)
+    name_free_sizes(proto)
     check_standard(proto)
     return proto
 

@@ -266,7 +266,7 @@ def _draws(user: UserModel) -> int:
     """Return how many random operators draw when the loss and the metrics are computed. The model does not change."""
     buffers = {f"model.{name}": value.detach().clone() for name, value in user.model.named_buffers()}
     with plain_kernels(), Seeded(torch.tensor(0)) as seeded:
-        functional_call(LossModule(user), buffers, tuple(value.clone() for value in user.batch.values()))
+        functional_call(LossModule(user), buffers, tuple(user.few().values()))
     return seeded.draws
 
 
@@ -387,7 +387,10 @@ def changed_buffers(user: UserModel) -> set[str]:
     Counters such as BatchNorm's num_batches_tracked do not travel: a mean of them has no use. Raises ExportError if
     training depends on one.
     """
-    model, inputs = user.model, tuple(value.clone() for value in user.inputs().values())
+    model, few = user.model, user.few()
+    inputs = tuple(few[name] for name in user.inputs())
+    if not any(True for _ in model.buffers()):
+        return set()
 
     def forward_pass(shifted: set[str]) -> tuple[Any, Tensors, set[str]]:
         """Return the outputs, the buffers afterwards and the names of those that changed, with these ones shifted."""

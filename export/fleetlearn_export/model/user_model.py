@@ -18,6 +18,9 @@ from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
 
+FEW = 2
+"""Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a size of 1 as a
+constant, and BatchNorm may not train on one."""
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
 """The dtypes that arrays of a batch, and outputs, may have."""
 
@@ -46,6 +49,10 @@ class UserModel(NamedTuple):
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
+
+    def few(self) -> dict[str, Tensor]:
+        """Return the first FEW rows of the example."""
+        return {name: value[:FEW].clone() for name, value in self.batch.items()}
 
     def sum_names(self) -> list[str]:
         """Return the names of EvalModule's results, in eval.onnx's order."""
@@ -222,23 +229,24 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
 
 
 def _check_by_running(user: UserModel, features: Function | None) -> tuple[tuple[str, ...], float]:
-    """Run the loss and its gradient on the example, and on the example with one more row.
+    """Run the loss and its gradient on the example, and on three of its rows; on one more if it has no more.
 
     Returns the names of the parameters that get no gradient, and the largest element of any gradient. Raises
     ExportError.
     """
     rows = len(next(iter(user.batch.values())))
+    other = 3 if rows > 3 else rows + 1
     what = "the model or its loss fails in PyTorch itself"
     with training_mode(user.model), as_export_error(f"on {rows} examples {what}"):
         sizes = _sizes_of_gradients(user, features, rows)
     with (
         training_mode(user.model),
-        as_export_error(f"the example's {rows} examples work, but on {rows + 1} examples {what}"),
+        as_export_error(f"the example's {rows} examples work, but on {other} examples {what}"),
     ):
-        others = _sizes_of_gradients(user, features, rows + 1)
+        others = _sizes_of_gradients(user, features, other)
     if different := sizes.keys() ^ others.keys():
         raise ExportError(
-            f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {rows + 1}, not on "
+            f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {other}, not on "
             "both: a graph computes the same for any number of examples"
         )
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
@@ -280,14 +288,14 @@ def _refuse_sum_as_loss(user: UserModel) -> None:
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
     with evaluation_mode(user.model), as_export_error(what):
         for times in (1, 2):
-            arrays = [torch.cat([array] * times) for array in user.batch.values()]
+            arrays = [torch.cat([array[:FEW]] * times) for array in user.batch.values()]
             inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
             found.append(user.loss(user.model(*inputs), *targets).item())
     once, twice = found
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
-            f"the loss is {once:.4g} on the example, and {twice:.4g} with each row there twice: it is a sum; expected "
-            'the mean over the batch, as reduction="mean" gives it'
+            f"the loss is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
+            'expected the mean over the batch, as reduction="mean" gives it'
         )
 
 

@@ -94,7 +94,7 @@ class Metric(nn.Module):
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
-        ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 5, not on both"),
+        ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 3, not on both"),
         ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
         ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
         ({"model": nn.Linear(3, 2, device="meta")}, r"weight is on meta; .* model.cpu\(\)"),
@@ -106,7 +106,7 @@ class Metric(nn.Module):
         ),
         (
             {"loss": nn.CrossEntropyLoss(reduction="sum")},
-            r"the loss is [\d.]+ on the example, and [\d.]+ with each row there twice: it is a sum",
+            r"the loss is [\d.]+ on 2 examples, and [\d.]+ with each of them there twice: it is a sum",
         ),
         ({"loss": lambda outputs, y: 0.5}, "the loss is a float; expected a scalar"),
         ({"loss": lambda outputs, y: y.float().mean()}, "does not depend on any parameter"),
@@ -153,7 +153,7 @@ def test_a_batch_size_written_into_the_model_is_found_with_its_line() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.view(4, 3))  # a fixed number of examples
 
-    with pytest.raises(ExportError, match=r"the example's 4 examples work, but on 5 .*shape.* at ") as caught:
+    with pytest.raises(ExportError, match=r"the example's 4 examples work, but on 3 .*shape.* at ") as caught:
         source_of(Fixed(3, 2))
     assert f"{__file__}:{line_of('a fixed number of examples')} in forward" in str(caught.value)
 
