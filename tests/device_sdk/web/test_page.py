@@ -46,7 +46,7 @@ def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "
         page.get_by_role("button", name="Agree and join").click()
         page.locator("#chart svg").wait_for()
         assert page.locator("#chart svg").get_attribute("aria-label") == (
-            "Accuracy after round 2: 38 %; after round 1 it was 10 %."
+            "Accuracy in round 2: 38 %; in round 1 it was 10 %."
         )
         look("no drawings")
         for digit in (1, 4, 7, 1, 4):

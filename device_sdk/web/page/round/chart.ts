@@ -40,8 +40,8 @@ export function chartOf(history: readonly Finished[]): Chart | null {
     xTicks: [...new Set([first.round, middle, last.round])].map((round) => ({ x: across(round), text: `${round}` })),
     summary:
       rows.length === 1
-        ? `${title(measure)} after round ${last.round}: ${shown}.`
-        : `${title(measure)} after round ${last.round}: ${shown}; after round ${first.round} it was ` +
+        ? `${title(measure)} in round ${last.round}: ${shown}.`
+        : `${title(measure)} in round ${last.round}: ${shown}; in round ${first.round} it was ` +
           `${valueWords(measure, first[measure]!)}.`,
   };
 }
