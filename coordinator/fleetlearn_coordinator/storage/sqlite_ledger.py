@@ -214,7 +214,10 @@ class SqliteLedger:
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
 
     def last_committed(self) -> dict[str, Any] | None:
-        return next((summary for _, summary in self.committed_rounds(1)), None)
+        row = self._db.execute(
+            "SELECT number, summary FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else self._summary(*row)
 
     def committed_rounds(self, most: int) -> list[tuple[int, dict[str, Any]]]:
         rows = self._db.execute(
@@ -222,11 +225,10 @@ class SqliteLedger:
             "WHERE outcome='committed' ORDER BY version DESC LIMIT ?",
             (most,),
         )
-        found = [
-            (version, decode(summary, dict[str, Any], f"{self.path}: the summary of round {number}"))
-            for version, number, summary in rows
-        ]
-        return found[::-1]
+        return [(version, self._summary(number, summary)) for version, number, summary in rows][::-1]
+
+    def _summary(self, round: int, text: str) -> dict[str, Any]:
+        return decode(text, dict[str, Any], f"{self.path}: the summary of round {round}")
 
     def remembered_devices(self) -> list[DeviceRemembered]:
         rows = self._db.execute("SELECT * FROM devices ORDER BY given, device")
