@@ -178,6 +178,7 @@ def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Pat
     assert "it ended with status 1 before it listened" in shown
 
 
+@pytest.mark.slow
 def test_hospitals(tmp_path: Path) -> None:
     sizes = ("--seeds", "2", "--updates", "1", "50", "--setups", "damaged", "--epsilon", "1e-5", "--lr", "0.5")
     results = figures(tmp_path, "hospitals.py", *sizes)["damaged"]

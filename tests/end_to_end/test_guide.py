@@ -56,6 +56,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     return made
 
 
+@pytest.mark.slow
 def test_it_trains_alone_and_with_a_coordinator_and_is_used(guide: Guide) -> None:
     guide.type_in(3)
     held_out = np.load(guide.folder / "held-out.npz")

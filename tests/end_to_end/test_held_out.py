@@ -69,6 +69,7 @@ def test_each_model_is_measured_once_whoever_dies(run: Processes, bundle_path: P
     assert {name: after[name] for name in before} == before, "each version has one result"
 
 
+@pytest.mark.slow
 def test_held_out_data_stop_the_run_and_a_higher_target_resumes_it(
     run: Processes, bundle_path: Path, shards: list[Path]
 ) -> None:

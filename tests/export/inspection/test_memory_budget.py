@@ -59,6 +59,7 @@ def export(case: zoo.Case, folder: Path, memory: str | None, stages: list[str], 
     return made
 
 
+@pytest.mark.slow
 def test_a_bundle_within_a_budget_trains_as_before_in_less_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = zoo.classifier(convolutions(), zoo.numbers(3, 32, 32), 10)

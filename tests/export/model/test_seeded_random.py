@@ -336,6 +336,7 @@ def onnx_of(graph: torch.fx.GraphModule, x: Tensor, outputs: int) -> onnxruntime
     return onnxruntime.InferenceSession(serialised(to_onnx(program, {})), providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.slow
 def test_the_graph_draws_what_pytorch_draws() -> None:
     x = torch.randn(5, 7)
     graph = make_fx(mixture, tracing_mode="symbolic")(x, torch.tensor(0))
