@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,7 +26,7 @@ import _models
 import numpy as np
 import step
 from _process_usage import Usage, cpu_between, family, usage
-from browser import browsing
+from browser import browsing, served
 from fleetlearn_protocol import open_bundle
 from web_sdk import FOLDER, RUNTIME_FILES, built
 
@@ -105,14 +104,8 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Site]:
-    with Site(folder) as site:
-        thread = threading.Thread(target=site.serve_forever)
-        thread.start()
-        try:
-            yield site
-        finally:
-            site.shutdown()
-            thread.join()
+    with served(Site(folder)) as site:
+        yield site
 
 
 def build(folder: Path, tensorflow: bool) -> None:

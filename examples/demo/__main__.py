@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fleetlearn_coordinator.service.status import Closed, Status, read_model, read_status, read_tasks
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -23,7 +22,7 @@ from fleetlearn_protocol.errors import FleetError
 
 from examples import digits
 from examples.demo import outcome
-from examples.demo.command_line import number, own_folder
+from examples.demo.command_line import add_number, number, own_folder, parser_of
 from examples.demo.fleet import Fleet, Paths, Phase, export, goal_of, prepare, start_coordinator, training_build
 from examples.demo.processes import DemoError, exit_on_signals
 from examples.demo.screen import Round, Screen
@@ -226,17 +225,9 @@ def _own(output: Path) -> Iterator[Paths]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="make demo" if "MAKELEVEL" in os.environ else "python -m examples.demo",
-        description="A fleet of real processes trains a digits model, some of them are killed, and the run goes on.",
-        epilog=EXIT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-    def add(name: str, default: Any, kind: Any, text: str) -> None:
-        parser.add_argument(name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s")
-
+    text = "A fleet of real processes trains a digits model, some of them are killed, and the run goes on."
+    parser = parser_of("demo", text, EXIT)
+    add = partial(add_number, parser)
     add("--devices", 12, number(int, 6, 140), "device processes")
     add("--rounds", 30, number(int, 6, 10_000), "rounds to commit")
     add("--kill", 4, number(int, 0, 100), "devices to kill at their work; the first half of them comes back")

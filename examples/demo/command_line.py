@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from examples.demo.processes import DemoError
 
@@ -26,6 +28,23 @@ def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[
         return value
 
     return convert
+
+
+def parser_of(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return a demo's parser. command: its name after ``make`` and as a module of examples/."""
+    module = command.replace("-", "_")
+    return argparse.ArgumentParser(
+        prog=f"make {command}" if "MAKELEVEL" in os.environ else f"python -m examples.{module}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_number(parser: argparse.ArgumentParser, name: str, default: float, kind: Any, text: str) -> None:
+    """Add an option that is a number, read by ``kind``."""
+    parser.add_argument(name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s")
 
 
 @contextmanager

@@ -6,20 +6,19 @@ make demo-web       make demo-web ARGS="--lan"       or       .venv/bin/python -
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fleetlearn_coordinator.service.status import Closed, read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.errors import FleetError
 
-from examples.demo.command_line import number, own_folder
+from examples.demo.command_line import add_number, number, own_folder, parser_of
 from examples.demo.fleet import Paths, export, free_port
 from examples.demo.processes import Child, DemoError, end_all, exit_on_signals
 from examples.demo_web import lan, parts
@@ -149,15 +148,9 @@ def _port(host: str, wanted: int) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="make demo-web" if "MAKELEVEL" in os.environ else "python -m examples.demo_web",
-        description="A coordinator with a page on which people draw digits and train together, until Ctrl-C.",
-        allow_abbrev=False,
-    )
-
-    def add(name: str, default: Any, kind: Any, text: str) -> None:
-        parser.add_argument(name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s")
-
+    text = "A coordinator with a page on which people draw digits and train together, until Ctrl-C."
+    parser = parser_of("demo-web", text)
+    add = partial(add_number, parser)
     add("--devices", 4, number(int, 2, 50), "devices that train along, in Python")
     add("--rounds", 400, number(int, 1, 100_000), "rounds")
     add("--gather", 5.0, number(float, 0.1, 3600), "seconds that a round waits for people")

@@ -6,16 +6,19 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from html import unescape
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 from playwright.sync_api import BrowserContext, sync_playwright
 
+Site = TypeVar("Site", bound=ThreadingHTTPServer)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless=new",
@@ -32,6 +35,19 @@ def chromium() -> str:
     if found is None:
         pytest.skip(f"no Chromium here (looked for {', '.join(NAMES)}; on Debian: apt-get install chromium)")
     return found
+
+
+@contextmanager
+def served(site: Site) -> Iterator[Site]:
+    """Let a site answer in a thread."""
+    thread = threading.Thread(target=site.serve_forever)
+    thread.start()
+    try:
+        yield site
+    finally:
+        site.shutdown()
+        site.server_close()
+        thread.join()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -12,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from browser import served
 from filelock import FileLock
 from web_sdk import FOLDER, node, npm
 
@@ -90,11 +90,5 @@ def page_site(
 ) -> Iterator[PageSite]:
     """``folder``: of a built page; left out: the page as it is now. ``port`` 0: any."""
     site = PageSite(coordinator, status, folder or built_page(), port)
-    thread = threading.Thread(target=site.serve_forever)
-    thread.start()
-    try:
+    with served(site):
         yield site
-    finally:
-        site.shutdown()
-        site.server_close()
-        thread.join()

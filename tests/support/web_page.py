@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from browser import served
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_device import open_runtime
 from fleetlearn_device.training.train import train
@@ -73,14 +74,8 @@ class Handler(SimpleHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     site = Site(folder, **settings)
-    thread = threading.Thread(target=site.serve_forever)
-    thread.start()
-    try:
+    with served(site):
         yield site
-    finally:
-        site.shutdown()
-        site.server_close()
-        thread.join()
 
 
 class Relay:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -54,8 +53,9 @@ class AdminListener:
     def __init__(self, answer: Answer, tls: Tls | None) -> None:
         """Raises FleetError where the files of TLS cannot be used."""
         self._answer = answer
-        self._port = HttpPort(self._talk, "an administrator", most=MOST_CONNECTIONS, timeout=TIMEOUT, tls=tls)
-        self._pool = ThreadPoolExecutor(THREADS, "administration")
+        self._port = HttpPort(
+            self._talk, "an administrator", most=MOST_CONNECTIONS, threads=THREADS, timeout=TIMEOUT, tls=tls
+        )
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
@@ -64,7 +64,6 @@ class AdminListener:
     async def close(self) -> None:
         """Accept nothing more, and end what is open."""
         await self._port.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Read the request, and answer it. Returns whether it was answered as asked."""
@@ -75,7 +74,7 @@ class AdminListener:
             head, body = await read_request(connection, reader, _check)
             request = _request(head, body)
             loop = asyncio.get_running_loop()
-            content = await loop.run_in_executor(self._pool, self._answer, request)
+            content = await loop.run_in_executor(self._port.pool, self._answer, request)
         except RefusedError as refused:
             status, content = refused.status, {"error": refused.text}
             if status == HTTPStatus.UNAUTHORIZED:

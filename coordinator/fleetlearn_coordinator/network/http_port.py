@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -71,18 +72,22 @@ class HttpPort:
         name: str,
         *,
         most: int,
+        threads: int,
         timeout: float,
         tls: Tls | None,
         limits: Limits | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """``name``: whose requests these are, for the log. ``most``: connections at a time. ``timeout``: seconds that
+        """``name``: whose requests these are, for the log. ``most``: connections at a time. ``threads``: of
+        ``pool``. ``timeout``: seconds that
         one lives. ``limits``: of each address; None: addresses have none. ``proxies``: networks whose addresses have
         none. Raises FleetError where the files of TLS cannot be used."""
         self._talk, self._name, self._most, self._timeout = talk, name, most, timeout
         self._certificates = None if tls is None else Certificates(tls)
         self._book, self._proxies = None if limits is None else AddressBook(limits), Networks(proxies)
         self._loop = asyncio.get_running_loop()
+        self.pool = ThreadPoolExecutor(threads, name)
+        """For what must not hold the event loop up."""
         self._accepts = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
         self._listening: list[socket.socket] = []
         self._pause: asyncio.TimerHandle | None = None
@@ -113,6 +118,7 @@ class HttpPort:
             task.cancel()
         if self._open:
             await asyncio.wait(self._open)
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
     # Accepting
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http import HTTPStatus
 
@@ -83,12 +82,18 @@ class PageListener:
         ``proxies``: networks without such limits. Raises FleetError where the files of TLS cannot be used."""
         self._folder, self._documents = folder, documents
         self._port = HttpPort(
-            self._talk, "the page", most=MOST_CONNECTIONS, timeout=LIFE, tls=tls, limits=limits, proxies=proxies
+            self._talk,
+            "the page",
+            most=MOST_CONNECTIONS,
+            threads=THREADS,
+            timeout=LIFE,
+            tls=tls,
+            limits=limits,
+            proxies=proxies,
         )
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self._requests, self._bytes = Bucket(REQUEST_RATE, REQUEST_BURST, now), Bucket(BYTE_RATE, BYTE_BURST, now)
-        self._pool = ThreadPoolExecutor(THREADS, "page")
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
@@ -97,7 +102,6 @@ class PageListener:
     async def close(self) -> None:
         """Accept nothing more, and end what is open."""
         await self._port.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer requests, one after the other. Returns whether one of them was for something that is there."""
@@ -129,7 +133,7 @@ class PageListener:
     async def _answer(self, request: h11.Request) -> Answer:
         try:
             target = read_target(request)
-            return await self._loop.run_in_executor(self._pool, self._find, target, dict(request.headers))
+            return await self._loop.run_in_executor(self._port.pool, self._find, target, dict(request.headers))
         except RefusedError as refused:
             return _refusal(refused)
 
@@ -153,7 +157,7 @@ class PageListener:
         writer.write(connection.send(head) or b"")
         left = 0 if silent else answer.size
         while left:
-            chunk = await self._loop.run_in_executor(self._pool, answer.content.read, min(left, CHUNK))
+            chunk = await self._loop.run_in_executor(self._port.pool, answer.content.read, min(left, CHUNK))
             if not chunk:  # the file became shorter: the connection ends, which tells the peer so
                 raise EOFError
             left -= len(chunk)
