@@ -2,7 +2,7 @@
 
 Whoever can reach the port may read all of it. So it is bounded in every way, and what it costs the event loop is a part
 of one core at most, whoever asks: requests and bytes have a rate for all peers together. Files are read in other
-threads and sent in chunks, each of which the peer must take before the next is read.
+threads and sent in chunks. The peer must take a chunk before the next is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of a folder as answers to HTTP requests: which may be read, of which type, and for how long they are kept.
+"""Answers to HTTP requests from the files of a folder: which may be read, their types, and how long browsers keep them.
 
 What is served is a regular file below the folder, by a path without a dot at the beginning of any part; a symbolic link
 counts as where it leads.
