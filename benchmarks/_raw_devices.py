@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from _measure import credential_of
 from _raw_peer import BINARY, CLOSE, TEXT, masked_header
+from _servers import credential_of
 from _websocket_device import EXAMPLES, Log, Update, report
 from fleetlearn_protocol.frames import CHUNK_BYTES, CHUNK_KIND, HEADER
 from fleetlearn_protocol.messages import (

@@ -57,7 +57,7 @@ class Comings:
         self.counts: Counter[str] = Counter()
         self.connected = 0
         self.round = 0
-        """The newest round of which a device was given a task."""
+        """The newest round for which a device was given a task."""
         self._identities, self._draws = Identities(identities), random.Random(seed)
         now = time.time()
         self._token = self._identities.make_token(10**6, now + 10**6, (), now)

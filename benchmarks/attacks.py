@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import _connection_attacks
 import _flood_attacks
 import _measure as measure
+import _servers
 import _transfer_attacks
 import _websocket_device
 from fleetlearn_coordinator.storage.identities import Identities
@@ -73,7 +74,7 @@ class Rounds:
             self.began.append(time.perf_counter())
 
 
-async def beside(server: measure.Server, name: str, chosen: argparse.Namespace) -> dict[str, float]:
+async def beside(server: _servers.Server, name: str, chosen: argparse.Namespace) -> dict[str, float]:
     """Rounds a second without and with the attack, in turns, and what it cost the coordinator. An honest device that is
     refused something, sent away or cut off is an error."""
     attack, rounds = ATTACKS[name], Rounds()
@@ -127,7 +128,7 @@ class Part:
 
 
 async def measured(
-    part: Part, rounds: Rounds, server: measure.Server, tasks: Sequence[asyncio.Future[None]], seconds: float
+    part: Part, rounds: Rounds, server: _servers.Server, tasks: Sequence[asyncio.Future[None]], seconds: float
 ) -> None:
     """Let the honest devices go on for some seconds."""
     begin, used, had = time.perf_counter(), measure.usage(server.pid).cpu, len(rounds.began)
@@ -138,7 +139,7 @@ async def measured(
 
 
 @contextmanager
-def attackers(server: measure.Server, name: str, chosen: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
+def attackers(server: _servers.Server, name: str, chosen: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
     """Run the attackers."""
     command = [sys.executable, str(RUN_ATTACK), ATTACKS[name].module, name, server.url, str(chosen.addresses)]
     process = subprocess.Popen(command)
@@ -150,7 +151,7 @@ def attackers(server: measure.Server, name: str, chosen: argparse.Namespace) -> 
         process.wait()
 
 
-def honest_devices(server: measure.Server, attack: Attack) -> dict[str, dict[str, str]]:
+def honest_devices(server: _servers.Server, attack: Attack) -> dict[str, dict[str, str]]:
     """Return the names of the honest devices and the headers of their handshakes."""
     names = [f"honest-{number}" for number in range(DEVICES)]
     if not attack.identities:
@@ -190,7 +191,7 @@ def main() -> None:
         attack, runs = ATTACKS[name], []
         identities: dict[str, Any] = {"identities": '"identities"'} if attack.identities else {}
         for _ in range(chosen.repeats):
-            with measure.coordinator(
+            with _servers.coordinator(
                 size=chosen.size,
                 devices=DEVICES,
                 rounds=10**6,

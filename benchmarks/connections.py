@@ -19,10 +19,11 @@ from typing import Any
 
 import _measure as measure
 import _raw_devices
+import _servers
 import _websocket_device
 from fleetlearn_coordinator.network import process_settings
 
-Serving = AbstractContextManager[measure.Server]
+Serving = AbstractContextManager[_servers.Server]
 IDLE_SECONDS = 10.0
 """For which the CPU of idle connections is measured."""
 
@@ -120,9 +121,9 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
         for _ in range(chosen.repeats if count else 0):
             enrolled = count if chosen.credentials else 0
-            ours = measure.coordinator(size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls)
+            ours = _servers.coordinator(size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls)
             runs["fleetlearn"].append(measured(ours, count, limit=chosen.limit, credentials=chosen.credentials))
-            floor = measure.floor("_connections_floor.py", needed, size)
+            floor = _servers.floor("_connections_floor.py", needed, size)
             runs["floor"].append(measured(floor, count, limit=chosen.limit))
             print(".", end="", flush=True, file=sys.stderr)
         if count:

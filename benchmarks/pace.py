@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import _measure as measure
+import _servers
 import numpy as np
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Evaluation
@@ -224,7 +225,7 @@ def main() -> None:
     chosen = options.parse_args()
     days: dict[str, tuple[float, Day]] = {}
     with measure.scratch() as folder:
-        bundle = measure.write_placeholder_bundle(folder / "bundle", PARAMETERS)
+        bundle = _servers.write_placeholder_bundle(folder / "bundle", PARAMETERS)
         for name in chosen.ways:
             hours = chosen.scale * WAYS[name][1]
             begin = time.monotonic()

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import _measure as measure
+import _servers
 import _websocket_device
 from fleetlearn_coordinator import ServiceSettings
 from fleetlearn_coordinator.service.several.operations import operating
@@ -48,7 +49,7 @@ def run(devices: int, size: int, rounds: int, held: int, durable: str, limit: fl
     """Figures of one run."""
     update, log = _websocket_device.make_update(size), _websocket_device.Log()
     waits: list[float] = []
-    with measure.coordinator(size=size, devices=devices, rounds=rounds, durable=durable, held=held) as server:
+    with _servers.coordinator(size=size, devices=devices, rounds=rounds, durable=durable, held=held) as server:
         began, before = time.monotonic(), measure.usage(server.pid)
         with pings(server.url, waits):
             parts = (_websocket_device.take_part(server.url, f"d{i}", update, log) for i in range(devices))
@@ -74,21 +75,21 @@ def begin(size: int) -> dict[str, float]:
     """Figures of a host to which a run is added, which begins with its bundle, and once more with its model."""
     waits: list[float] = []
     with measure.scratch() as folder:
-        measure.write_placeholder_bundle(folder / "bundle", size)
+        _servers.write_placeholder_bundle(folder / "bundle", size)
         plan, settings, log = folder / "plan.toml", folder / "service.toml", folder / "coordinator.log"
         values = {"durable": "process", "devices": 1, "minimum": 1, "deadline": 600.0, "encoding": "float32"}
-        plan.write_text(measure.PLAN.format(**values, rounds=1, participation=""))
+        plan.write_text(_servers.PLAN.format(**values, rounds=1, participation=""))
         settings.write_text('port = 0\nruns = "runs"\n')
         command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", str(settings)]
-        with measure.server_process(command, log) as process:
-            url = measure.wait_for(r"listening on (ws://\S+:\d+)", process, log)
+        with _servers.server_process(command, log) as process:
+            url = _servers.wait_for(r"listening on (ws://\S+:\d+)", process, log)
             with operating(ServiceSettings.load(settings)) as operations, pings(url, waits):
                 operations.add("large", plan, Population())
-                measure.wait_for("run large is (served|stopped:)", process, log)
+                _servers.wait_for("run large is (served|stopped:)", process, log)
                 operations.change("large", "stopped")
-                measure.wait_for("run large is (stopped;)", process, log)
+                _servers.wait_for("run large is (stopped;)", process, log)
                 operations.change("large", "resumed")
-                measure.wait_for("(?s)run large is stopped;.*run large is (served)", process, log)
+                _servers.wait_for("(?s)run large is stopped;.*run large is (served)", process, log)
             usage = measure.usage(process.pid)
     return {
         "longest_pause_ms": 1e3 * max(waits),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import _measure as measure
 import _rounds_floor
+import _servers
 import _websocket_device
 from fleetlearn_protocol.encodings import find_encoding
 
@@ -84,7 +85,7 @@ def fleetlearn(
     update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
-    with measure.coordinator(
+    with _servers.coordinator(
         size=size,
         devices=devices,
         rounds=total,
@@ -115,7 +116,7 @@ def bare(devices: int, size: int, rounds: int, limit: float) -> dict[str, float]
     """Figures of the floor."""
     content = _websocket_device.make_update(size).content
     total = WARM + rounds + 1
-    with measure.floor("_rounds_floor.py", devices, size, total) as server:
+    with _servers.floor("_rounds_floor.py", devices, size, total) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together((_rounds_floor.take_part(server.url, content, total, watch) for _ in range(devices)), limit)

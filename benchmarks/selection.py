@@ -1,6 +1,6 @@
 """Uniform selection beside power-of-choice and Oort: time and rounds to a test accuracy, on a fleet with slow tiers.
 
-The fleet, the network and the data are those of dropout.py, without dropout: 1,000 devices, of which 26 are chosen and
+The fleet, the network and the data are those of dropout.py, without dropout: 1,000 devices; 26 are chosen and
 20 count in a round, on scikit-learn's digits. Every run is the simulator's, with the coordinator's own engine. Finished
 runs are kept in --keep. docs/selection.md has what came out.
 """

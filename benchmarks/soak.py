@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import _measure as measure
+import _servers
 import _websocket_device
 from _growth import BOUNDS, Row, growths
 from _soak_devices import Comings
@@ -27,7 +28,7 @@ SAMPLE = 5.0
 """Seconds between two looks at the coordinators, at most."""
 
 
-def look(server: measure.Server, comings: Comings) -> dict[str, float]:
+def look(server: _servers.Server, comings: Comings) -> dict[str, float]:
     """Return what a coordinator holds now."""
     process = Path(f"/proc/{server.pid}")
     status = (process / "status").read_text()
@@ -61,7 +62,7 @@ def look(server: measure.Server, comings: Comings) -> dict[str, float]:
 
 
 async def come_and_go(
-    servers: Mapping[str, measure.Server], *, devices: int, size: int, heartbeat: float, seconds: float, every: float
+    servers: Mapping[str, _servers.Server], *, devices: int, size: int, heartbeat: float, seconds: float, every: float
 ) -> dict[str, list[Row]]:
     """Let devices come and go at each server for ``seconds``. Print what it holds ``every`` so often, in seconds.
     Returns all samples."""
@@ -113,9 +114,9 @@ def main() -> None:
     times = {"deadline": 5 * chosen.heartbeat, "heartbeat": chosen.heartbeat, "tls": chosen.tls}
     with ExitStack() as stack:
         servers = {
-            "synchronous": stack.enter_context(measure.coordinator(**common, **times, over_selection=1.3)),
-            "carried": stack.enter_context(measure.coordinator(**common, **times, over_selection=1.3, late="carry")),
-            "asynchronous": stack.enter_context(measure.coordinator(**common, **times, asynchronous=True)),
+            "synchronous": stack.enter_context(_servers.coordinator(**common, **times, over_selection=1.3)),
+            "carried": stack.enter_context(_servers.coordinator(**common, **times, over_selection=1.3, late="carry")),
+            "asynchronous": stack.enter_context(_servers.coordinator(**common, **times, asynchronous=True)),
         }
         rows = asyncio.run(
             come_and_go(
