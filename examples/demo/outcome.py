@@ -62,7 +62,7 @@ def show(summary: dict[str, Any], paths: Paths) -> None:
         "held-out accuracy": f"{summary['accuracy']:.1%} (loss {summary['loss']:.3f})",
         "rounds": f"{summary['rounds']} committed, {summary['abandoned']} abandoned",
         "reports": f"{summary['reports']} accepted; dropped: {dropped}",
-        "devices": f"{summary['devices']}, of which {summary['killed']} were killed and {summary['resumed']} came back",
+        "devices": f"{summary['devices']}: {summary['killed']} were killed, {summary['resumed']} came back",
         "runtimes": ", ".join(f"{count} on {name}" for name, count in sorted(summary["runtimes"].items())),
         "coordinator": f"killed in round {death['round']}, up again after {death['down']:.1f} s" if death else "",
         "bytes": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",

@@ -11,7 +11,7 @@ _BEGIN = "fleetlearn.v1 signed message"
 
 
 def signed_bytes(challenge: str, device: str, message: str) -> bytes:
-    """Return the bytes that are signed: four lines, of which the last is the message's JSON, to its end.
+    """Return the bytes that are signed: three lines, then the message's JSON.
 
     Args:
         challenge: From the device's check-in on this connection.

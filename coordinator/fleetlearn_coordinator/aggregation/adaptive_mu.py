@@ -27,8 +27,8 @@ class MuState(NamedTuple):
 
 
 def state_after(summary: Mapping[str, Any] | None, first: float) -> MuState:
-    """Return the state after the last committed round, of which this is the summary. None: there is none, and ``first``
-    is where mu begins."""
+    """Return the state after the last committed round. summary: that round's; None before the first. ``first`` is where
+    mu begins."""
     found = summary or {}
     if "mu" in found:
         return MuState(found["mu"]["next"], found["mu"]["loss"], found["mu"]["falls"])

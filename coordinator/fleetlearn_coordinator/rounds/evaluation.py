@@ -45,7 +45,7 @@ class SavedEvaluation(NamedTuple):
 
 @dataclass(slots=True)
 class Evaluations:
-    """The evaluations of a run, of which one at most is open. Times are seconds on the engine's clock."""
+    """The evaluations of a run. One at most is open. Times are seconds on the engine's clock."""
 
     settings: EvaluationSettings
     seed: int

@@ -102,7 +102,7 @@ class LeaseBook:
     # --- how leases begin and end ---
 
     def give(self, devices: Sequence[str], tasks: Sequence[str], terms: Terms, now: float) -> None:
-        """Begin a lease for each of these devices, none of which has one."""
+        """Begin a lease for each of these devices, which have none."""
         self.tasks.update(zip(devices, tasks, strict=True))
         self.terms.update(dict.fromkeys(devices, terms))
         if self.stall < inf:

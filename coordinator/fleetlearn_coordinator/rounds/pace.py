@@ -1,4 +1,4 @@
-"""Pace steering: at most so many devices stay connected; the others are told when to come back.
+"""Pace steering: a limited number of devices stays connected; the others are told when to come back.
 
 After Bonawitz et al., "Towards Federated Learning at Scale: System Design" (arXiv 1902.01046, section 2.3). What they
 want of it, and how it is reached here:

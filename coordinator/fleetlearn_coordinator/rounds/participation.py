@@ -14,9 +14,9 @@ from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
 
 TOGETHER = 100
-"""Asynchronously, slots that come free are given together as soon as one in so many is free. To choose a device and to
-tell it its task alone costs several times as much as among a hundred, and the others wait for a hundredth of the time
-that a task takes."""
+"""Asynchronously, slots that come free are given together as soon as one in this number is free. To choose a device
+and to tell it its task alone costs several times as much as among a hundred, and the others wait for a hundredth of the
+time that a task takes."""
 
 
 @dataclass(slots=True)

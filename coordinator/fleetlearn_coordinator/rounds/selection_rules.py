@@ -63,7 +63,7 @@ class Eligibility(NamedTuple):
     no_labels: frozenset[str] = frozenset()
     """Labels that it must not have."""
     tiers: frozenset[str] = frozenset()
-    """Labels of tiers, of which it must have one. Empty: any, or none."""
+    """Labels of tiers: it must have one of them. Empty: any label of a tier, or none."""
     charging: bool = False
     unmetered: bool = False
 

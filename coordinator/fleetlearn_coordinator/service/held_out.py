@@ -32,7 +32,7 @@ logger = logging.getLogger("fleetlearn.coordinator")
 MAX_WAITING = 16
 """Models that are kept for their measurement. Where training is faster, older ones are passed over."""
 MAX_DEATHS = 3
-"""A model during whose measurement so many processes died is not measured by this coordinator any more."""
+"""Processes that may die while they measure a model. After that this coordinator measures the model no more."""
 PAUSE = 1.0
 """Seconds between looks for new models, and before a process that died is replaced."""
 

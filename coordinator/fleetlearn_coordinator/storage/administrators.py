@@ -1,6 +1,6 @@
 """Who may operate a coordinator over the network: administrators, apart from devices. In the database of identities.
 
-An administrator has a token of 256 random bits, of which only the SHA-256 is kept, and a role: one who *views* may
+An administrator has a token of 256 random bits, kept as its SHA-256 alone, and a role: one who *views* may
 look, one who *operates* may also change. There is none by default. Every change is a row of the audit log.
 """
 

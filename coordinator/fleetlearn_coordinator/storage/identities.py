@@ -125,8 +125,8 @@ class Identities:
     # Tokens and enrolment
 
     def make_token(self, uses: int, until: float, tags: Sequence[str], now: float, who: str = COMMAND) -> str:
-        """Return a new token, for so many devices and up to that Unix time, whose devices get these tags. It is shown
-        once: only its hash is kept. ``who`` asks for it: an administrator's name, for the audit log."""
+        """Return a new token for ``uses`` devices, which get these tags. It is good up to the Unix time ``until``, and
+        shown once: only its hash is kept. ``who`` asks for it: an administrator's name, for the audit log."""
         token = token_hex(32)  # in hexadecimal: on a command line, what begins with - would be an option
         with self._db.transaction():
             self._db.execute("INSERT INTO tokens VALUES(?, ?, ?, ?)", (hash_of(token), uses, until, " ".join(tags)))

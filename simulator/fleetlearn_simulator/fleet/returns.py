@@ -92,7 +92,7 @@ class Returns:
         return bool(self.due[device] == time)
 
     def postpone(self, device: int, seconds: float) -> None:
-        """The device cannot check in now, and tries again after so many seconds."""
+        """The device cannot check in now, and tries again after ``seconds``."""
         self.send_away(device, seconds, self._ends.pop(device))
 
     def arrive(self, device: int) -> float:
@@ -109,7 +109,7 @@ class Returns:
         self.due[device] = self._window_end + BACK_OFF * self._draw()  # the next window tells whether it is online
 
     def send_away(self, device: int, after: float, leaves: float) -> None:
-        """The device, which is online until ``leaves``, is told to come back after so many seconds."""
+        """The device, which is online until ``leaves``, is told to come back after ``after`` seconds."""
         self.due[device] = due = self.events.now + (0.5 + self._draw()) * after
         if due >= self._window_end:
             return

@@ -160,7 +160,7 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
         if not ready:
             raise SimulatorError(
                 f"none of {len(self.handles)} workers, of one CPU each, has started in {START_TIMEOUT:g} s. Ray's "
-                f"cluster has {self.ray.cluster_resources().get('CPU', 0):g} CPUs, of which "
+                f"cluster has {self.ray.cluster_resources().get('CPU', 0):g} CPUs; "
                 f"{self.ray.available_resources().get('CPU', 0):g} are free: end what holds them, or add machines"
             )
         task = ready[0]

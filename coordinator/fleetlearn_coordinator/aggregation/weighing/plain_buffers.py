@@ -73,7 +73,7 @@ def add_many(
 
 
 def product(factors: NDArray[np.float64] | None, others: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    """Return the products of two columns of factors, of which None stands for ones."""
+    """Return the products of two columns of factors. None stands for a column of ones."""
     if factors is None or others is None:
         return others if factors is None else factors
     return factors * others

@@ -105,8 +105,8 @@ class Weighing(NamedTuple):
         return self.rule is not None and self.rule.needs_losses
 
     def state_after(self, summary: Mapping[str, Any] | None) -> RoundState:
-        """Return the state of the round after the last committed one, of which this is the summary. None: there is
-        none."""
+        """Return the state of the round after the last committed one. summary: that last round's; None before the
+        first."""
         found = summary or {}
         bound = 0.0 if self.bound is None else self.bound.first
         if self.bound is not None and self.bound.quantile is not None:

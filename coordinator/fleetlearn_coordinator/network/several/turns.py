@@ -209,7 +209,7 @@ class Turns:
         self._place_some()
 
     def decline(self, run: SharedRun, name: str, after: float) -> None:
-        """The run has devices enough without this one, for so many seconds. It leaves if no other run wants it."""
+        """The run has devices enough without this one for ``after`` seconds. It leaves if no other run wants it."""
         device = self.devices.get(name)
         if device is not None:
             device.waits.pop(run, None)

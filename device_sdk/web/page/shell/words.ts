@@ -16,7 +16,7 @@ export interface PhaseWords {
   readonly mood: "idle" | "busy" | "trouble";
 }
 
-/** Training begins with so many drawings: an update of fewer says much about each of them. */
+/** Training begins with this number of drawings: an update of fewer says much about each of them. */
 export const FEWEST = 5;
 
 /** Return the words for what the device does. */

@@ -80,7 +80,7 @@ export class Camera {
     };
   }
 
-  /** Yield so many frames, one after the other. */
+  /** Yield frames, one after the other. */
   async *frames({ count, every = 200, label }: FrameOptions): AsyncGenerator<Example> {
     for (let number = 0; number < count; number++) {
       if (number > 0) await new Promise((resolve) => setTimeout(resolve, every));

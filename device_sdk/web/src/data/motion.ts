@@ -46,7 +46,7 @@ export async function allowMotion(): Promise<void> {
 }
 
 /**
- * Yield windows of the motion sensors as they come, for so many seconds: float32 of the shape (3 for each signal, length).
+ * Yield windows of the motion sensors as they come, for `seconds`: float32 of the shape (3 for each signal, length).
  * A window that a gap interrupts is left out. `allowMotion` comes first. Throws SourceError where no samples come, and
  * DataError where no windows can be made so.
  */

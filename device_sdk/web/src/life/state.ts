@@ -25,7 +25,7 @@ export interface DeviceState {
   readonly acceptedBytes: number;
   /** Why the device is not connected, is paused or has stopped, in words for people. */
   readonly why?: string;
-  /** The conditions (`only`) of which the browser does not say whether they hold. The device serves all the same. */
+  /** The conditions (`only`) that the browser does not tell: they may hold or not. The device serves all the same. */
   readonly cannotTell?: readonly ("charging" | "network")[];
   /** What trains. */
   readonly runtime?: string;

@@ -25,7 +25,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** A string: of at least and at most so many characters (code points), or of a pattern for the whole string. */
+/** A string of `least` to `most` characters (code points), or of a pattern for the whole string. */
 export function text(most: number, least = 0): Check<string> {
   return (value, place) => {
     if (typeof value !== "string") return expected("a string", place);

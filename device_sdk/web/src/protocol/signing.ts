@@ -4,7 +4,7 @@ const BEGIN = "fleetlearn.v1 signed message";
 const encoder = new TextEncoder();
 
 /**
- * Return the bytes that are signed: four lines, of which the last is the message's JSON, to its end.
+ * Return the bytes that are signed: three lines, then the message's JSON.
  *
  * challenge: of the device's check-in on this connection. device: its name. message: as in `signed.message`.
  */

@@ -92,7 +92,7 @@ export class Enrolment {
   }
 }
 
-/** Return so many random bytes in base64url. The first is a letter or a digit, as a name's must be. */
+/** Return random bytes in base64url. The first is a letter or a digit, as a name's must be. */
 function randomText(bytes: number): string {
   const random = crypto.getRandomValues(new Uint8Array(bytes));
   const coded = btoa(String.fromCharCode(...random))

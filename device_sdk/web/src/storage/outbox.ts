@@ -56,7 +56,7 @@ export class Outbox {
   }
 
   /**
-   * Reject with StoreError (full) where there is no room for so many bytes, before they cost hours of training. They are
+   * Reject with StoreError (full) where there is no room for these bytes, before they cost hours of training. They are
    * written, and deleted again: what a browser says of its room (`navigator.storage.estimate`) may be any figure.
    */
   async tryRoom(bytes: number): Promise<void> {

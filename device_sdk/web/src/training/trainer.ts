@@ -61,7 +61,7 @@ export class Trainer {
     this.#runtimes = runtimes;
   }
 
-  /** Train for at most so many seconds, opening the bundle included. Rejects with TrainingError, StoppedError,
+  /** Train for at most `seconds`, opening the bundle included. Rejects with TrainingError, StoppedError,
    * ProtocolError (also BundleError), StoreError. */
   train(task: Task, seconds: number): Promise<FinishedUpdate> {
     const end = performance.now() + 1000 * seconds;

@@ -16,7 +16,7 @@ import { StoppedError } from "../../src/training/errors.ts";
 
 afterEach(() => vi.unstubAllGlobals());
 
-/** As in a page that may have threads, on a machine with so many cores. */
+/** As in a page that may have threads, on a machine with `cores` cores. */
 function isolated(cores: number): void {
   vi.stubGlobal("crossOriginIsolated", true);
   vi.stubGlobal("navigator", { hardwareConcurrency: cores, userAgent: "a browser" });

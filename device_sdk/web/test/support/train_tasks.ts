@@ -22,7 +22,7 @@ interface Spec {
   output: string;
   vectors: Record<string, string>;
   tasks: unknown[];
-  /** Choose what computes as a page does that may have threads, on a machine with so many cores. */
+  /** Choose what computes as a page does that may have threads, on a machine with `cores` cores. */
   cores?: number;
 }
 
