@@ -1,11 +1,15 @@
-"""For all tests: which of them this environment can run, and no reports of ONNX Runtime's from those that import it."""
+"""For all tests: which of them this environment can run, no reports of ONNX Runtime's from those that import it, and
+processes that start quickly."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
+from warm_processes import warm_server
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -21,3 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ort_training") and not TRAINING_BUILD:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A process with all imports done, of which the tests' processes are forks: imports take 4 of a kill's 5 s."""
+    with warm_server(tmp_path_factory.mktemp("warm")) as address:
+        yield address

@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,12 @@ from fleetlearn_protocol.vector import digest
 from peers import PERSONAL, SIZE, plan_text, write_personal_bundle
 from processes import Processes, processes, service_file, status_of, wait_for
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fleetlearn_coordinator", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+
+@pytest.fixture
+def command(tmp_path: Path, warm: Path) -> Command:
+    return Processes(tmp_path, warm).command
 
 
 @pytest.fixture
@@ -38,16 +36,17 @@ def plan(tmp_path: Path, bundle_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, plan: Path) -> Processes:  # type: ignore[misc]
-    with processes(tmp_path) as running:
+def run(tmp_path: Path, warm: Path, plan: Path) -> Processes:  # type: ignore[misc]
+    with processes(tmp_path, warm) as running:
         running.coordinator(plan)
         wait_for(lambda: (status := status_of(tmp_path / "run")) is not None and status.running, "the coordinator")
         yield running  # type: ignore[misc]
 
 
-def test_status_of_a_running_and_of_a_stopped_coordinator(run: Processes, plan: Path, tmp_path: Path) -> None:
+def test_status_of_a_running_and_of_a_stopped_coordinator(
+    command: Command, run: Processes, plan: Path, tmp_path: Path
+) -> None:
     shown = command("status", plan)
-    assert shown.returncode == 0
     assert "not finished; running at ws://127.0.0.1:" in shown.stdout
     found = json.loads(command("status", plan, "--json").stdout)
     assert found["running"]
@@ -67,14 +66,16 @@ def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture
     assert "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part lately" in shown
 
 
-def test_a_killed_coordinator_is_seen_to_be_gone(run: Processes, plan: Path) -> None:
+def test_a_killed_coordinator_is_seen_to_be_gone(command: Command, run: Processes, plan: Path) -> None:
     run.kill("coordinator")
     assert "not running" in command("status", plan).stdout
 
 
-def test_export_model_writes_the_parameters_into_the_graph(run: Processes, plan: Path, tmp_path: Path) -> None:
+def test_export_model_writes_the_parameters_into_the_graph(
+    command: Command, run: Processes, plan: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "infer.onnx"
-    assert command("export-model", plan, "-o", output).returncode == 0
+    command("export-model", plan, "-o", output)
     content = output.read_bytes()
     assert content[:4] == b"head"
     assert content[-4:] == b"tail"
@@ -82,12 +83,11 @@ def test_export_model_writes_the_parameters_into_the_graph(run: Processes, plan:
     assert version == 0
     np.testing.assert_array_equal(np.frombuffer(content[4:-4], np.float32), model)
     assert model.shape == (SIZE,)
-    missing = command("export-model", plan, "-o", output, "--version", "3")
-    assert missing.returncode == 1
+    missing = command("export-model", plan, "-o", output, "--version", "3", expected=1)
     assert "has no model of version 3; it keeps versions [0]" in re.sub(r"\s+", " ", missing.stderr)
 
 
-def test_an_exported_model_has_the_bundle_s_own_personal_part(tmp_path: Path) -> None:
+def test_an_exported_model_has_the_bundle_s_own_personal_part(command: Command, tmp_path: Path) -> None:
     path = write_personal_bundle(tmp_path / "personal.bundle")
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_text(path, tmp_path / "run"))
@@ -97,56 +97,51 @@ def test_an_exported_model_has_the_bundle_s_own_personal_part(tmp_path: Path) ->
     store.write(store.write_model(ModelMade(1, digest(vector), 1, 0.0), vector, {}))
     store.close()
     shown = command("export-model", plan, "-o", tmp_path / "infer.onnx")
-    assert shown.returncode == 0
     said = re.sub(r"\s+", " ", shown.stderr)
     assert "1000 personal parameters have the bundle's initial values: the trained are on the devices" in said
     content = np.frombuffer((tmp_path / "infer.onnx").read_bytes()[4:-4], np.float32)
     np.testing.assert_array_equal(content, np.concatenate([vector, bundle.parameters()[-PERSONAL:]]))
 
 
-def test_a_second_coordinator_on_the_same_data_is_refused(run: Processes, plan: Path) -> None:
-    second = command("serve", plan, "--service", service_file(plan))
-    assert second.returncode == 1
+def test_a_second_coordinator_on_the_same_data_is_refused(command: Command, run: Processes, plan: Path) -> None:
+    second = command("serve", plan, "--service", service_file(plan), expected=1)
     assert "is in use by another coordinator" in re.sub(r"\s+", " ", second.stderr)
 
 
-def test_a_port_in_use_is_an_error(run: Processes, plan: Path, tmp_path: Path, bundle_path: Path) -> None:
+def test_a_port_in_use_is_an_error(
+    command: Command, run: Processes, plan: Path, tmp_path: Path, bundle_path: Path
+) -> None:
     port = int(str(read_status(tmp_path / "run").address).rsplit(":", 1)[1])
     other = tmp_path / "other.toml"
     other.write_text(plan_text(bundle_path, tmp_path / "other"))
-    second = command("serve", other, "--service", service_file(other, port))
-    assert second.returncode == 1
+    second = command("serve", other, "--service", service_file(other, port), expected=1)
     assert "address already in use" in re.sub(r"\s+", " ", second.stderr)
 
 
-def test_errors_are_one_line_and_a_status(tmp_path: Path, plan: Path) -> None:
-    missing = command("serve", tmp_path / "nowhere.toml")
-    assert missing.returncode == 1
+def test_errors_are_one_line_and_a_status(command: Command, tmp_path: Path, plan: Path) -> None:
+    missing = command("serve", tmp_path / "nowhere.toml", expected=1)
     assert "nowhere.toml" in missing.stderr
     assert "Traceback" not in missing.stderr
-    none = command("status", plan)
-    assert none.returncode == 1
+    none = command("status", plan, expected=1)
     assert "is not a coordinator's data directory" in re.sub(r"\s+", " ", none.stderr)
-    assert command("serve", plan, "--log-level", "loud").returncode == 2
+    command("serve", plan, "--log-level", "loud", expected=2)
 
 
-def test_the_finished_run_says_so(tmp_path: Path, plan: Path) -> None:
+def test_the_finished_run_says_so(command: Command, tmp_path: Path, plan: Path) -> None:
     plan.write_text(plan.read_text() + "\nepsilon = 0.2\n")
     settings = Plan.load(plan)
     store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
     store.write([RoundOpened(1, 0.0), RoundClosed(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)])
     store.close()
     served = command("serve", plan, "--service", service_file(plan))
-    assert served.returncode == 0
     assert "is below 0.2" in served.stderr
 
 
-def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
+def test_a_damaged_database_is_an_error(command: Command, tmp_path: Path, plan: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "coordinator.sqlite3").write_bytes(b"not a database" * 100)
     for verb in ("serve", "status"):
-        shown = command(verb, plan)  # before it would listen
-        assert shown.returncode == 1
+        shown = command(verb, plan, expected=1)  # before it would listen
         assert "coordinator.sqlite3: file is not a database; it is damaged: put it back" in re.sub(
             r"\s+", " ", shown.stderr
         )
@@ -155,7 +150,6 @@ def test_a_damaged_database_is_an_error(tmp_path: Path, plan: Path) -> None:
 
 def test_an_error_is_one_line_also_where_it_is_long(tmp_path: Path) -> None:
     missing = tmp_path / ("a-rather-long-name-" * 8 + ".toml")
-    shown = command("status", missing)
-    assert shown.returncode == 1
+    shown = Processes(tmp_path).command("status", missing, expected=1)  # with imports of its own
     assert shown.stderr.startswith(f"error: {missing}: the plan cannot be read")
     assert shown.stderr.count("\n") == 1

@@ -74,6 +74,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    with processes(tmp_path) as running:
+def run(tmp_path: Path, warm: Path) -> Iterator[Processes]:
+    with processes(tmp_path, warm) as running:
         yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -14,11 +13,6 @@ import numpy as np
 from fleetlearn_coordinator import read_model, read_status
 from peers import plan_text
 from processes import Processes, free_port, status_of, wait_for
-
-
-def command(folder: Path, *arguments: str) -> str:
-    whole = [sys.executable, "-m", "fleetlearn_coordinator", *arguments]
-    return subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
@@ -43,8 +37,8 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
 
     write_plan(stop__rounds=2)
     (folder / "service.toml").write_text(f'port = {port}\nidentities = "ids"\n[admin]\nport = {admin_port}\n')
-    olga = command(folder, "administrator", "add", "service.toml", "olga", "--role", "operate")
-    vera = command(folder, "administrator", "add", "service.toml", "vera", "--role", "view")
+    olga = run.command("administrator", "add", "service.toml", "olga", "--role", "operate", cwd=folder).stdout.strip()
+    vera = run.command("administrator", "add", "service.toml", "vera", "--role", "view", cwd=folder).stdout.strip()
     run.coordinator(plan)
     wait_for(lambda: "administrators: http://127.0.0.1:" in run.log("coordinator"), "the administrators' port")
     token = ask(olga, "tokens", {"uses": 2})["token"]
@@ -83,7 +77,9 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
     start_devices()
     assert run.wait("coordinator") == 0, run.log("coordinator")
     assert [row.outcome for row in read_status(data_dir).rounds] == ["committed", "committed", "abandoned", "committed"]
-    events = [json.loads(line) for line in command(folder, "audit", "service.toml", "--json").splitlines()]
+    events = [
+        json.loads(line) for line in run.command("audit", "service.toml", "--json", cwd=folder).stdout.splitlines()
+    ]
     assert [row["what"] for row in events if row["about"].get("who") == "olga"] == ["token", "rolled back"]
     assert "Traceback" not in run.log("coordinator")
     for secret in (olga, vera):

@@ -20,7 +20,7 @@ from fleetlearn_coordinator import Plan, read_model
 from fleetlearn_coordinator.aggregation import round_sums
 from fleetlearn_coordinator.aggregation.commit import next_model
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
-from fleetlearn_coordinator.storage.file_blobs import model_path
+from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 from fleetlearn_device.runtimes.runtime import open_runtime
@@ -197,8 +197,8 @@ def test_processes_give_the_formula_s_bits(run: Processes, quadratics: Path, nam
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, quadratics: Path) -> list[bytes]:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, quadratics: Path) -> list[bytes]:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return play(fleet_of(run, quadratics, "scaffold", 3)).bits()
 
 
@@ -252,7 +252,7 @@ def test_killed_at_random_instants(run: Processes, quadratics: Path, name: str) 
 
     for process in names:
         start(process)
-    wait_for(lambda: (fleet.data_dir / DATABASE).exists() and read_model(fleet.data_dir)[0] > 0, "the first model")
+    wait_for(lambda: max(model_versions(fleet.data_dir), default=0) > 0, "the first model")
     for _ in range(KILLS):
         time.sleep(luck.uniform(0, LONGEST))
         process = luck.choice(names)

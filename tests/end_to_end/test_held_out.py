@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,14 @@ from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data, load_npz
 from fleetlearn_device.training.train import evaluate_data
 from peers import plan_text
-from processes import Processes, free_port, service_file, status_of, wait_for
+from processes import Processes, free_port, processes, service_file, status_of, wait_for
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    """Processes that import for themselves: what a coordinator has loaded is looked at."""
+    with processes(tmp_path) as running:
+        yield running
 
 
 def expected(bundle: Path, vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]], data: Path) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from peers import plan_text
@@ -139,7 +139,7 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, in
         assert status.finished is None
         assert not status.running
     if late:
-        os.waitpid(last.pid, os.WUNTRACED)
+        wait_for(lambda: psutil.Process(last.pid).status() == psutil.STATUS_STOPPED, "the late device to have trained")
         last.send_signal(signal.SIGCONT)
     assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
     version, model = read_model(data_dir)
@@ -151,8 +151,8 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, in
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]) -> bytes:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]) -> bytes:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return train(run, bundle_path, shards, None)
 
 
@@ -170,8 +170,10 @@ def test_the_coordinator_killed_changes_nothing(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_large(tmp_path_factory: pytest.TempPathFactory, large_bundle_path: Path, shards: list[Path]) -> bytes:
-    with processes(tmp_path_factory.mktemp("undisturbed-large")) as run:
+def undisturbed_large(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, large_bundle_path: Path, shards: list[Path]
+) -> bytes:
+    with processes(tmp_path_factory.mktemp("undisturbed-large"), warm) as run:
         return train(run, large_bundle_path, shards, None)
 
 
@@ -277,9 +279,9 @@ def train_with_own(
 
 @pytest.fixture(scope="session")
 def undisturbed_own(
-    tmp_path_factory: pytest.TempPathFactory, own_bundle_path: Path, shards: list[Path]
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, own_bundle_path: Path, shards: list[Path]
 ) -> dict[str, bytes]:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return train_with_own(run, own_bundle_path, shards, None)
 
 
@@ -301,9 +303,9 @@ def test_a_device_killed_keeps_its_own(
 
 @pytest.fixture(scope="session")
 def undisturbed_ditto(
-    tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]
 ) -> dict[str, bytes]:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         found = train_with_own(run, bundle_path, shards, None, "ditto")
         rows = [row.summary for row in read_status(run.folder / "run").rounds]
     assert [row["behind"]["personal.loss"] for row in rows] == [4, 4, 4]

@@ -154,8 +154,8 @@ def plain_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, plain_bundle: Path) -> tuple[bytes, list[object]]:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, plain_bundle: Path) -> tuple[bytes, list[object]]:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return train(run, plain_bundle, None)
 
 

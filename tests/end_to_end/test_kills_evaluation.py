@@ -4,8 +4,6 @@ lost, each device counts once, and the figures are those of an undisturbed run."
 from __future__ import annotations
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +67,10 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: str | None, t
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]) -> dict[str, Any]:
-    with processes(tmp_path_factory.mktemp("evaluated")) as run:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]
+) -> dict[str, Any]:
+    with processes(tmp_path_factory.mktemp("evaluated"), warm) as run:
         found = train(run, bundle_path, shards, None)
     assert [row[:2] for row in found["evaluations"]] == [(1, "valid"), (2, "valid")]
     assert [row[2]["devices"] for row in found["evaluations"]] == [3, 3]
@@ -103,15 +103,13 @@ def test_an_evaluation_on_request(run: Processes, bundle_path: Path, shards: lis
         plan_text(bundle_path, data_dir, local__lr=0.1, round__goal=1, stop__rounds=1, evaluation__devices=1)
     )
     service_file(plan, port)
-    command = [sys.executable, "-m", "fleetlearn_coordinator", "evaluate", str(plan)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
+    refused = run.command("evaluate", plan, expected=1)
     assert "serve the plan first" in " ".join(refused.stderr.split())
     run.coordinator(plan)
     run.device("a", f"ws://127.0.0.1:{port}", shards[0])
     assert run.wait("a") == 0
     assert run.wait("coordinator") == 0
-    asked = subprocess.run(command, capture_output=True, text=True, check=True)
+    asked = run.command("evaluate", plan)
     assert "when the plan is served again" in " ".join(asked.stderr.split())
     run.coordinator(plan)
     run.device("a", f"ws://127.0.0.1:{port}", shards[0])
@@ -119,5 +117,5 @@ def test_an_evaluation_on_request(run: Processes, bundle_path: Path, shards: lis
     assert run.wait("coordinator") == 0
     (found,) = read_status(data_dir).evaluations
     assert (found.version, found.outcome, found.summary["devices"]) == (1, "valid", 1)
-    shown = subprocess.run([*command[:3], "status", str(plan)], capture_output=True, text=True, check=True).stdout
+    shown = run.command("status", plan).stdout
     assert "evaluations on devices" in shown

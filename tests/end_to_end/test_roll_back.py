@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +30,6 @@ def write_plan(folder: Path, bundle: Path, port: int, **settings: object) -> Pat
     path.write_text(plan_text(bundle, folder / "run", **(values | settings)))  # type: ignore[arg-type]
     service_file(path, port)
     return path
-
-
-def command(*arguments: object) -> str:
-    whole = [sys.executable, "-m", "fleetlearn_coordinator", *map(str, arguments)]
-    done = subprocess.run(whole, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def start_devices(run: Processes, url: str, shards: list[Path]) -> list[str]:
@@ -70,7 +61,7 @@ def test_a_run_is_rolled_back_with_its_devices_connected(run: Processes, bundle_
     start_devices(run, url, shards)
     wait_for(lambda: all(trainings(run, name) > before[name] for name in names), "every device to train")
     before = {name: trainings(run, name) for name in names}
-    command("roll-back", plan, 1)
+    run.command("roll-back", plan, "1")
     wait_for(lambda: (status_of(data_dir) or read_status(data_dir)).version == 3, "the roll back")
     np.testing.assert_array_equal(read_model(data_dir, 3)[1], earlier)
     wait_for(lambda: all(trainings(run, name) > before[name] for name in names), "every device's next task")
@@ -85,7 +76,7 @@ def test_a_run_is_rolled_back_with_its_devices_connected(run: Processes, bundle_
     assert [(row.number, row.outcome) for row in status.rounds] == [
         (1, "committed"), (2, "committed"), (3, "abandoned"), (4, "committed")
     ]  # fmt: skip
-    rows = json.loads(command("models", plan, "--json"))
+    rows = json.loads(run.command("models", plan, "--json").stdout)
     assert [(row["version"], row["restores"]) for row in rows] == [(0, None), (2, None), (3, 1), (4, None)]
 
 
@@ -94,7 +85,7 @@ def roll_back_and_go_on(run: Processes, bundle: Path, shards: list[Path], before
     port = free_port()
     plan, data_dir = write_plan(run.folder, bundle, port, stop__rounds=5), run.folder / "run"
     shutil.copytree(before, data_dir)
-    command("roll-back", plan, 1)
+    run.command("roll-back", plan, "1")
     if point is not None:
         assert run.coordinator(plan, CRASH, point, "1", plan).wait(60) == -9, run.log("coordinator")
     run.coordinator(plan)
@@ -103,7 +94,7 @@ def roll_back_and_go_on(run: Processes, bundle: Path, shards: list[Path], before
     for name in names:
         assert run.wait(name) == 0, run.log(name)
     assert not list(data_dir.glob("*.request"))
-    rows = json.loads(command("models", plan, "--json", "--all"))
+    rows = json.loads(run.command("models", plan, "--json", "--all").stdout)
     assert [(row["version"], row["restores"]) for row in rows] == [
         (0, None), (1, None), (2, None), (3, 1), (4, None), (5, None)
     ]  # fmt: skip
@@ -111,9 +102,9 @@ def roll_back_and_go_on(run: Processes, bundle: Path, shards: list[Path], before
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path]) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]) -> Path:
     """The data directory of a run that ended after two rounds."""
-    with processes(tmp_path_factory.mktemp("finished")) as run:
+    with processes(tmp_path_factory.mktemp("finished"), warm) as run:
         port = free_port()
         run.coordinator(write_plan(run.folder, bundle_path, port, stop__rounds=2))
         start_devices(run, f"ws://127.0.0.1:{port}", shards)
@@ -123,9 +114,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards
 
 @pytest.fixture(scope="session")
 def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, bundle_path: Path, shards: list[Path], finished: Path
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path], finished: Path
 ) -> bytes:
-    with processes(tmp_path_factory.mktemp("undisturbed")) as run:
+    with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return roll_back_and_go_on(run, bundle_path, shards, finished, None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,15 +36,12 @@ def write_plan(folder: Path, name: str, bundle: Path) -> Path:
     return file
 
 
-def operate(folder: Path, *arguments: str | Path) -> str:
-    whole = [sys.executable, "-m", "fleetlearn_coordinator", *map(str, arguments)]
-    done = subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def operate(run: Processes, *arguments: str | Path) -> str:
+    return run.command(*arguments, cwd=run.folder).stdout
 
 
-def states(folder: Path) -> dict[str, dict[str, Any]]:
-    return {row["run"]: row for row in json.loads(operate(folder, "run", "list", "service.toml", "--json"))}
+def states(run: Processes) -> dict[str, dict[str, Any]]:
+    return {row["run"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))}
 
 
 def version(data: Path) -> int:
@@ -73,31 +69,31 @@ def test_runs_come_go_fail_and_survive_a_kill(
     (folder / "service.toml").write_text(f'port = {port}\nruns = "runs"\nidentities = "ids"\nopen = false\n')
     plans = {name: write_plan(folder, name, bundle_path) for name in SETTINGS}
     for name in ("steady", "diverging"):
-        operate(folder, "run", "add", "service.toml", name, plans[name])
+        operate(run, "run", "add", "service.toml", name, plans[name])
     run.start("coordinator", sys.executable, DIVERGING, "serve", folder / "service.toml")
-    token = operate(folder, "token", "service.toml", "--uses", "2").strip()
+    token = operate(run, "token", "service.toml", "--uses", "2").strip()
     for device, shard in zip(DEVICES, shards, strict=False):
         run.start(
             device, sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
             "--data", shard, "--state", folder / f"{device}.state", "--name", device, "--token", token,
         )  # fmt: skip
-    wait_for(lambda: states(folder)["diverging"]["state"] == "failed", "the failure of one run")
+    wait_for(lambda: states(run)["diverging"]["state"] == "failed", "the failure of one run")
     wait_for(lambda: version(folder / "steady.run") >= 1, "a round of the other run")
-    operate(folder, "run", "pause", "service.toml", "steady")
-    operate(folder, "run", "add", "service.toml", "late", plans["late"])
+    operate(run, "run", "pause", "service.toml", "steady")
+    operate(run, "run", "add", "service.toml", "late", plans["late"])
     wait_for(lambda: version(folder / "late.run") >= 1, "a round of the run that was added")
     run.kill("coordinator")
-    operate(folder, "run", "resume", "service.toml", "steady")  # while no coordinator runs
+    operate(run, "run", "resume", "service.toml", "steady")  # while no coordinator runs
     run.start("coordinator", sys.executable, DIVERGING, "serve", folder / "service.toml")
     for name in ("steady", "late"):
-        wait_for(lambda name=name: states(folder)[name]["state"] == "finished", f"the end of {name}")  # type: ignore[misc]
-    found = states(folder)
+        wait_for(lambda name=name: states(run)[name]["state"] == "finished", f"the end of {name}")  # type: ignore[misc]
+    found = states(run)
     assert found["diverging"]["state"] == "failed", "a restart does not try it again"
     assert "Training has diverged" in found["diverging"]["failed"]
     assert all(run.running[device].poll() is None for device in DEVICES), "the devices stay connected"
     run.running["coordinator"].send_signal(signal.SIGTERM)
     assert run.wait("coordinator") == 0, run.log("coordinator")
-    events = [json.loads(line) for line in operate(folder, "audit", "service.toml", "--json").splitlines()]
+    events = [json.loads(line) for line in operate(run, "audit", "service.toml", "--json").splitlines()]
     assert [row["about"]["run"] for row in events if row["what"] == "failed"] == ["diverging"]
     for name in ("steady", "late"):
         assert read_status(folder / f"{name}.run").version == ROUNDS

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from warm_processes import PACKAGES, Fork
 ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 """The names of the digits example, which is not in a package."""
+SCRIPTS = ROOT / "tests" / "end_to_end"
 PATIENCE = 60.0
 """Seconds after which waiting for something is a failure."""
 
@@ -29,7 +31,8 @@ class Processes:
     """The processes of one test. Each has its output in a log file of its name below ``folder``."""
 
     def __init__(self, folder: Path, warm: Path | None = None) -> None:
-        """``warm``: the socket of a ``warm_server``, if commands of fleetlearn are to be forks of its process."""
+        """``warm``: the socket of a ``warm_server``, if commands of fleetlearn, and scripts of the tests' that begin
+        them, are to be forks of its process."""
         self.folder, self.warm = folder, warm
         self.running: dict[str, Any] = {}
         """Name -> subprocess.Popen, or a Fork."""
@@ -37,24 +40,43 @@ class Processes:
     def start(
         self, name: str, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> Any:
-        arguments: list[str] = [str(part) for part in command]
-        process: subprocess.Popen[bytes] | Fork
-        with (self.folder / f"{name}.log").open("ab") as log:
-            if self.warm is not None and arguments[1] == "-m" and arguments[2] in PACKAGES:
-                process = Fork(
-                    self.warm,
-                    package=arguments[2],
-                    arguments=arguments[3:],
-                    log=log.name,
-                    folder=str(cwd or Path.cwd()),
-                    env=dict(os.environ if env is None else env),
-                )
-            else:
-                process = subprocess.Popen(
-                    arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=env
-                )
-        self.running[name] = process
-        return process
+        log = self.folder / f"{name}.log"
+        self.running[name] = self._start([str(part) for part in command], log, log, cwd, env)
+        return self.running[name]
+
+    def command(
+        self, *command: str | Path, cwd: Path | None = None, expected: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """A command of the coordinator's to its end: what it printed, and the status that is expected of it."""
+        with tempfile.TemporaryDirectory() as folder:
+            logs = Path(folder) / "output", Path(folder) / "errors"
+            words = [sys.executable, "-m", "fleetlearn_coordinator", *map(str, command)]
+            process = self._start(words, *logs, cwd, None)
+            try:
+                status = process.wait(PATIENCE)
+            finally:
+                process.kill()
+            done = subprocess.CompletedProcess(words, status, *(log.read_text() for log in logs))
+        assert done.returncode == expected, done
+        return done
+
+    def _start(
+        self, words: list[str], output: Path, errors: Path, cwd: Path | None, env: Mapping[str, str] | None
+    ) -> Any:
+        rest = words[2:] if words[1] == "-m" else words[1:]
+        output.touch()
+        errors.touch()
+        if self.warm is not None and (rest[0] in PACKAGES or Path(rest[0]).parent == SCRIPTS):
+            return Fork(
+                self.warm,
+                program=rest[0],
+                arguments=rest[1:],
+                logs=[str(output), str(errors)],
+                folder=str(cwd or Path.cwd()),
+                env=dict(os.environ if env is None else env),
+            )
+        with output.open("ab") as out, errors.open("ab") as error:
+            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=error, cwd=cwd, env=env)
 
     def coordinator(self, plan: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None) -> Any:
         """``fleetlearn-coordinator serve``, or the same begun by a script of the test's; with its ``service_file``."""

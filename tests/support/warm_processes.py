@@ -3,7 +3,8 @@
     python warm_processes.py SOCKET MODULE...
 
 serves a Unix socket. Each connection is one process: it sends the command as a line of JSON, and is told the process's
-id and later its exit status. ``WarmProcesses`` starts each ``python -m PACKAGE`` of PACKAGES so, the rest as usual.
+id and later its exit status. ``Processes`` starts each ``python -m PACKAGE`` of PACKAGES so, and each script of the
+tests'; the rest as usual.
 """
 
 from __future__ import annotations
@@ -66,20 +67,26 @@ def answer(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def become(package: str, arguments: list[str], log: str, folder: str, env: dict[str, str]) -> NoReturn:
-    """Do what ``python -m`` does."""
-    output, status = os.open(log, os.O_WRONLY | os.O_APPEND), 1
-    for standard in (1, 2):
-        os.dup2(output, standard)
+def become(program: str, arguments: list[str], logs: list[str], folder: str, env: dict[str, str]) -> NoReturn:
+    """Do what ``python -m program`` does, or ``python program`` where that is a script's path.
+
+    logs: the files, which exist, that get the standard output and the standard error."""
+    for standard, log in enumerate(logs, 1):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), standard)
+    status = 1
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     with suppress(AttributeError):
         ctypes.CDLL(None).faults_begin()
-    sys.argv = [package, *arguments]
-    sys.modules.pop(f"{package}.__main__", None)  # it is run again
+    sys.argv = [program, *arguments]
     try:
-        runpy.run_module(package, run_name="__main__", alter_sys=True)
+        if program in PACKAGES:
+            sys.modules.pop(f"{program}.__main__", None)  # it is run again
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(program).parent))
+            runpy.run_path(program, run_name="__main__")
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

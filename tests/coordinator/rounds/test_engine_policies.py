@@ -425,16 +425,23 @@ POLICIES = {
     "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
     "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
 }
-USUAL = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+USUAL = settings(max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LONG = settings(USUAL, max_examples=300)
 
 
 SLOW = {"carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated"}
-"""What the slow tests run too: the usual ones run pace and evaluations together."""
+"""What the slow tests alone run: the usual ones run pace and evaluations together."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in POLICIES])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in SLOW])
 def test_any_order(name: str) -> None:
     run_state_machine_as_test(machine(POLICIES[name]), settings=USUAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_order_for_long(name: str) -> None:
+    run_state_machine_as_test(machine(POLICIES[name]), settings=LONG)
 
 
 WEIGHED = SelectionRules(
@@ -537,10 +544,11 @@ class SelectedInAnyOrder(AnyOrder):
             assert not self.selection.idle or len(self.running) >= self.rules.cohort
 
 
+@pytest.mark.parametrize("usual", [USUAL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["", "for long"])
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_any_order_under_rules_on_selection(name: str) -> None:
+def test_any_order_under_rules_on_selection(name: str, usual: settings) -> None:
     rules = type("Selected", (SelectedInAnyOrder,), {"of": SELECTIONS[name]})
-    run_state_machine_as_test(rules, settings=USUAL)
+    run_state_machine_as_test(rules, settings=usual)
 
 
 def test_any_order_with_slots_that_are_given_together(monkeypatch: pytest.MonkeyPatch) -> None:

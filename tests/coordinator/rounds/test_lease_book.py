@@ -198,7 +198,12 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.slow
+class TestAnyOrderForLong(AnyOrder.TestCase):
+    settings = settings(TestAnyOrder.settings, max_examples=1000)
 
 
 def test_the_oldest_version_is_needed_until_its_last_lease_ends() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fleetlearn_coordinator import read_status
 from fleetlearn_coordinator.rounds.commands import STALLED
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_protocol import Code
@@ -62,9 +61,11 @@ async def work(peer: Peer) -> None:
     ],
 )
 def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadline: float) -> None:
-    """After the first few, rounds take as long as without ghosts. The first few take their whole deadline.
+    """After the first few rounds, the six that a round needs are honest devices among those that get its first tasks.
+    So it takes as long as without ghosts. The first few take their whole deadline, or a stall.
 
-    On a busy machine rounds take longer. Then those were not held up whose first tasks went to the honest devices."""
+    On a busy machine an honest device may stall too, and is then as far behind as the ghosts for some rounds: more than
+    half of the last ones count. Where ghosts held up rounds, none would be so."""
     plan = make_plan(
         round__goal=6, round__over_selection=1.3, round__minimum=3, round__deadline=deadline, round__grace=0.3,
         round__stall=0.5, round__gather=0.2, local__evaluate=False,
@@ -77,7 +78,7 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
             while len(coordinator.host.devices) < GHOSTS:
                 await asyncio.sleep(0.01)
             devices = [asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)]
-            while coordinator.engine.round < 60:
+            while coordinator.engine.round < 61:
                 await asyncio.sleep(0.01)
                 assert not any(device.done() for device in devices)
             for device in devices:
@@ -87,12 +88,12 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
             await asyncio.gather(*devices, return_exceptions=True)
 
     asyncio.run(test())
-    rounds = [(row.number, row.summary) for row in read_status(plan.data_dir).rounds if row.summary is not None]
-    slow = [number for number, summary in rounds[-20:] if summary["seconds"] >= 0.5]
-    for number in slow:
-        tasks = [row.task for row in read_tasks(plan.data_dir, number)[1] if row.state == "accepted"]
-        assert len(tasks) == 6, rounds
-        assert all(int(task.rpartition("-")[2]) <= COHORT for task in tasks), rounds
+    unhindered = 0
+    for number in range(41, 61):
+        accepted = [row for row in read_tasks(plan.data_dir, number)[1] if row.state == "accepted"]
+        assert all(row.device.startswith("honest") for row in accepted)
+        unhindered += [int(row.task.rpartition("-")[2]) <= COHORT for row in accepted] == [True] * 6
+    assert unhindered > 10
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

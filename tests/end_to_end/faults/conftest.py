@@ -1,4 +1,4 @@
-"""Processes that start quickly, and whose calls on files can be made to fail."""
+"""Processes whose calls on files can be made to fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from faults import compile_shim
-from processes import Processes, processes
 from warm_processes import warm_server
 
 
@@ -16,9 +15,3 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("warm")
     with warm_server(folder, compile_shim(folder)) as address:
         yield address
-
-
-@pytest.fixture
-def run(tmp_path: Path, warm: Path) -> Iterator[Processes]:
-    with processes(tmp_path, warm) as running:
-        yield running

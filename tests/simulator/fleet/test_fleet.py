@@ -746,8 +746,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("random")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+ANYTHING = given(
     size=st.integers(1, 9),
     seed=st.integers(0, 1000),
     failures=FAILURES,
@@ -760,7 +759,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend=st.sampled_from([ByThrees, AtOnce]),
     data=st.data(),
 )
-def test_whatever_happens(
+SEVERAL = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def whatever_happens(
     line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any], over: float,
     deadline: float, latency: float, crashes: list[float], limits: bool, backend: type[PerDevice], data: st.DataObject,
 ) -> None:  # fmt: skip
@@ -779,6 +781,19 @@ def test_whatever_happens(
         check(run)
         if run.handled < 3000:  # reports that are there together are handled together
             assert in_words(drive(scenario, backend=backend)) == in_words(run)
+
+
+@SEVERAL
+@ANYTHING
+def test_whatever_happens(line: Path, **drawn: Any) -> None:
+    whatever_happens(line, **drawn)
+
+
+@pytest.mark.slow
+@settings(SEVERAL, max_examples=200)
+@ANYTHING
+def test_whatever_happens_for_long(line: Path, **drawn: Any) -> None:
+    whatever_happens(line, **drawn)
 
 
 def check(run: Driven) -> None:

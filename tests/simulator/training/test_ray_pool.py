@@ -364,7 +364,7 @@ def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monke
     holder = on_ray(scenario, model)
     holder.train(RoundInputs(model), JOBS)
     monkeypatch.setattr(ray_pool, "START_TIMEOUT", 0.5)
-    with pytest.raises(SimulatorError, match=r"none of 2 workers.*has 2 CPUs, of which 0 are free"):
+    with pytest.raises(SimulatorError, match=r"none of 2 workers.*has 2 CPUs; 0 are free"):
         on_ray(scenario, model)
     holder.close()
 
