@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle, write_inference_model
+from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -31,18 +31,18 @@ from fleetlearn_protocol.manifest import (
     State,
     TrainMany,
 )
-from fleetlearn_protocol.vector import flatten, views
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
 from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.checks.memory import give_back_freed_memory
+from fleetlearn_export.checks.on_disk import on_disk
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import feature_graphs
-from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, parameter_offsets
-from fleetlearn_export.graphs.frozen_file import with_frozen_file
+from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
+from fleetlearn_export.graphs.frozen_file import with_frozen_file, write_safetensors
 from fleetlearn_export.graphs.half_precision import Compute, check_compute
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget
@@ -197,8 +197,17 @@ def export_bundle(
             )
             progress("making ONNX Runtime's own training artifacts")
             artifacts = make_artifacts(user, train_step)
+        # Parameters after the check's steps, with which infer.onnx is checked.
+        after_steps = changed.enter_context(on_disk())
+        for row, value in checked.values.items():
+            after_steps.keep(row, value)
+        checked = checked._replace(values={})
+        folder = Path(changed.enter_context(TemporaryDirectory(prefix="fleetlearn-export-")))
+        infer = folder / "infer.onnx"
         with evaluation_mode(model):
-            evaluation = evaluation_graphs(user, train_step, outputs, frozen, cache_features, constants, progress)
+            evaluation = evaluation_graphs(
+                user, train_step, outputs, frozen, cache_features, constants, infer, progress
+            )
         rows = zip(user.batch.items(), training.ranges, strict=True)
         table = tuple(array_row(row, value, found) for (row, value), found in rows)
         cached = None
@@ -209,33 +218,33 @@ def export_bundle(
             )
 
         files = {**training.files, **evaluation.files, **artifacts.files, **(cached.files if cached else {})}
-        files[PARAMETERS] = save_safetensors({row: value.numpy() for row, value in train_step.values.items()})
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
         if constants is not None:
             files = with_frozen_file(files, constants, names_of_constants(model, frozen))
-        manifest = _manifest(name or target.stem, user, train_step, table, outputs, many, files)
+        written: dict[str, bytes | Path] = {
+            **files,
+            INFER: infer,
+            PARAMETERS: write_safetensors(train_step.values, folder / "parameters"),
+        }
+        manifest = _manifest(
+            name or target.stem, user, train_step, table, outputs, many, FROZEN in files, evaluation.infer_offsets
+        )
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)
         if compute == "float16":
             manifest = msgspec.structs.replace(manifest, compute=compute)
         temporary = _name_beside(target, "part")
         try:
-            bundle = open_bundle(write_bundle(temporary, manifest, files))
-            del files
-            training, evaluation = training._replace(files={}), evaluation._replace(files={})
+            bundle = open_bundle(write_bundle(temporary, manifest, written))
+            with_steps = shutil.copyfile(temporary / INFER, infer)
+            with with_steps.open("r+b") as stream:
+                for row, place in evaluation.infer_offsets.items():
+                    stream.seek(place)
+                    stream.write(after_steps[row].numpy().data)
             give_back_freed_memory()
             with evaluation_mode(model):
-                vector = flatten({row: value.numpy() for row, value in checked.values.items()}, manifest.parameters)
-                # Views of one vector, so that the parameters are in memory once.
-                values = {row: torch.from_numpy(value) for row, value in views(vector, manifest.parameters).items()}
-                batch_of_one = checked.batch_of_one
-                del checked
-                with TemporaryDirectory() as folder:  # a file: as bytes the graph would be in memory once more
-                    graph = Path(folder, Path(INFER).name)
-                    graph.write_bytes(write_inference_model(bundle, vector))
-                    give_back_freed_memory()
-                    difference = check_infer(user, graph, values)
+                difference = check_infer(user, with_steps, after_steps)
             _publish(temporary, target)
         except BundleError as error:
             raise ExportError(f"the bundle does not fit its own format: {error}") from error
@@ -248,7 +257,7 @@ def export_bundle(
         return Exported(
             bundle,
             difference,
-            batch_of_one,
+            checked.batch_of_one,
             artifacts.reason,
             elements,
             by_pytorch,
@@ -265,13 +274,14 @@ def _manifest(
     batch: tuple[Input, ...],
     outputs: Sequence[Input],
     many: TrainMany | None,
-    files: Mapping[str, bytes],
+    has_frozen_file: bool,
+    infer_offsets: Mapping[str, int],
 ) -> Manifest:
     return Manifest(
         format=FORMAT,
-        version=FROZEN_VERSION if FROZEN in files else FORMAT_VERSION,
+        version=FROZEN_VERSION if has_frozen_file else FORMAT_VERSION,
         name=name,
-        parameters=_parameter_table(step, parameter_offsets(files[INFER], step.values)),
+        parameters=_parameter_table(step, infer_offsets),
         batch=batch,
         outputs=tuple(outputs),
         hyper=tuple(Hyper(row, value) for row, value in step.hyper.items()),
@@ -293,7 +303,7 @@ def _outputs(user: UserModel) -> list[Input]:
     """Return the manifest's rows for the model's outputs. Raises ExportError unless each has a row for each example."""
     inputs = user.inputs()
     with as_export_error("in evaluation mode the model fails in PyTorch itself"):
-        rows = named_outputs(user.model(*(value.clone() for value in inputs.values())))
+        rows = named_outputs(user.outputs(tuple(value.clone() for value in inputs.values())))
     size = len(next(iter(inputs.values())))
     for name, value in rows.items():
         if not isinstance(value, Tensor) or not value.dim() or len(value) != size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import onnx
@@ -23,7 +24,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
-from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, with_parameters
+from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, write_with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
 from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
@@ -64,6 +65,8 @@ class CheckedGraphs(NamedTuple):
     """Of the training graphs: the features that a device may keep, if they are asked for."""
     evaluation: onnx.ModelProto | None = None
     """Of the evaluation graphs: eval.onnx before its weights were coded, if features are asked for."""
+    infer_offsets: Mapping[str, int] = {}
+    """Of the evaluation graphs: where each parameter's bytes begin in infer.onnx."""
 
 
 def training_graphs(
@@ -158,15 +161,17 @@ def evaluation_graphs(
     frozen: Stored,
     cache_features: bool,
     constants: Constants | None,
+    infer: Path,
     progress: Callable[[str], None],
 ) -> CheckedGraphs:
     """Make eval.onnx and infer.onnx. The model is in evaluation mode. ``constants``: as for ``training_graphs``.
 
-    Raises ExportError.
+    infer: where infer.onnx is written, which has all weights. Raises ExportError.
     """
     progress("converting evaluation and inference")
     graphs, reason = _evaluation_graphs(user, step.values, [row.name for row in outputs], constants)
     files: dict[str, bytes] = {}
+    offsets: dict[str, int] = {}
     uncoded = None
     for name, make in graphs.items():
         graph = fold_batch_norms(make(), constants)
@@ -174,15 +179,15 @@ def evaluation_graphs(
             uncoded = copied(graph)
         code_weights(graph, frozen, constants, for_people=name == INFER)
         if name == INFER:
-            files[name] = with_parameters(constants.put_back(graph) if constants else graph, step.values)
+            offsets = write_with_parameters(graph, step.values, constants, infer)
         else:
             files[name] = serialised(graph, constants)
         del graph
         give_back_freed_memory()
-    by_pytorch = dict.fromkeys(files, reason) if reason else {}
+    by_pytorch = dict.fromkeys(graphs, reason) if reason else {}
     progress("evaluating against PyTorch")
     difference = check_eval(user, files[EVAL], step.values, constants=constants)
-    return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded)
+    return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded, infer_offsets=offsets)
 
 
 def _evaluation_graphs(

@@ -85,7 +85,7 @@ def feature_graphs(
 ) -> FeatureGraphs:
     """Make features.onnx and the graphs that read what it computes. Raises ExportError.
 
-    evaluation: the graph of eval.onnx, of which what it computes of the features is cut off too. batch: the manifest's
+    evaluation: the graph of eval.onnx. What it computes of the features is cut off too. batch: the manifest's
     rows. Arrays that are read beside the features are in the manifest's features.
     """
     again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values), constants)

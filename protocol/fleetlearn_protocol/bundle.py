@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import struct
 import tempfile
 import zipfile
@@ -109,17 +110,28 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
     return bundle
 
 
-def write_bundle(folder: Path, manifest: Manifest, contents: Mapping[str, bytes]) -> Path:
-    """Write a bundle's files (path below the bundle -> bytes) and its manifest into ``folder``, which is returned.
+def write_bundle(folder: Path, manifest: Manifest, contents: Mapping[str, bytes | Path]) -> Path:
+    """Write a bundle's files (path below the bundle -> bytes, or a file that is moved there) and its manifest into
+    ``folder``, which is returned.
 
     The manifest's table of files is made from ``contents``. Nothing is checked: ``open_bundle`` does that.
     """
-    table = {path: File(digest(content), len(content)) for path, content in contents.items()}
+    table = {path: _entry(content) for path, content in contents.items()}
     made = write_manifest(msgspec.structs.replace(manifest, files=table))
     for path, content in {**contents, MANIFEST: made}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+        if isinstance(content, Path):
+            shutil.move(content, folder / path)
+        else:
+            (folder / path).write_bytes(content)
     return folder
+
+
+def _entry(content: bytes | Path) -> File:
+    if isinstance(content, bytes):
+        return File(digest(content), len(content))
+    with content.open("rb") as stream:
+        return File(hashlib.file_digest(stream, "sha256").hexdigest(), content.stat().st_size)
 
 
 def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:

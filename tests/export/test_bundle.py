@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -356,3 +357,36 @@ def test_a_table_that_a_model_keeps_in_evaluation_mode_is_no_constant(tmp_path: 
     assert all(row.infer_offset is not None for row in bundle.manifest.parameters)
     assert list(model.tables) == ["shift"], "the user's own"
     assert not model.training
+
+
+def test_an_embedding_with_max_norm_trains_as_in_pytorch_and_the_export_leaves_its_rows(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 2))
+    random = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randint(0, 5, (4, 4), generator=random), torch.randint(0, 2, (4,), generator=random)) for _ in range(3)
+    ]
+    before = copy.deepcopy(model.state_dict())
+    exported = export_bundle(model, functional.cross_entropy, batches[0], tmp_path / "bundle")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found, losses = bundle_training(exported.bundle, batches, 0.5)
+    expected, expected_losses = pytorch_training(model, functional.cross_entropy, batches, 0.5)
+    assert largest_difference(found, expected) < 1e-5
+    assert losses == pytest.approx(expected_losses, abs=1e-5)
+
+
+def test_a_model_that_keeps_results_by_sizes_of_the_batch_is_exported(tmp_path: Path) -> None:
+    @cache
+    def weights(rows: int, columns: int) -> torch.Tensor:
+        return torch.full((rows, columns), 1.0 / rows)
+
+    class Cached(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * weights(*x.shape))
+
+    model = Cached(3, 2)
+    batches = [(torch.ones(rows, 3), torch.arange(rows) % 2) for rows in (4, 2, 5)]
+    exported = export_bundle(model, functional.cross_entropy, batches[0], tmp_path / "bundle")
+    found, losses = bundle_training(exported.bundle, batches, 0.5)
+    expected, expected_losses = pytorch_training(model, functional.cross_entropy, batches, 0.5)
+    assert largest_difference(found, expected) < 1e-6
+    assert losses == pytest.approx(expected_losses, abs=1e-6)

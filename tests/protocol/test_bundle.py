@@ -108,6 +108,15 @@ def test_what_is_written_can_be_opened(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_is_moved_into_the_bundle(tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    moved.write_bytes(CONTENTS[INFER])
+    written = write_bundle(tmp_path / "written", manifest_of(CONTENTS), {**CONTENTS, INFER: moved})
+    assert open_bundle(written).manifest == manifest_of(CONTENTS)
+    assert (written / INFER).read_bytes() == CONTENTS[INFER]
+    assert not moved.exists()
+
+
 def test_a_bundle(bundle: Bundle) -> None:
     assert bundle.manifest == manifest_of(CONTENTS)
     assert bundle.sha256 == digest(write_manifest(bundle.manifest)) == digest(bundle.read(MANIFEST))

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import torch
 from fleetlearn_export.checks.comparison import open_session
+from fleetlearn_export.emission.complex_numbers import without_complex_numbers
 from fleetlearn_export.emission.emit import Emission, emit
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import decompositions
@@ -32,7 +33,7 @@ def emitted(function: Callable[..., Any], arrays: list[Tensor], names: list[str]
 
     arguments = dict(zip(names, arrays, strict=True))
     rows = {name: 0 for name, value in arguments.items() if value.dim()}
-    module = without_writes(trace(named, arguments, rows, decompositions()))
+    module = without_complex_numbers(without_writes(trace(named, arguments, rows, decompositions())))
     return emit(module, names, outputs, names[0]), outputs
 
 

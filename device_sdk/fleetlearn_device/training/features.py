@@ -119,7 +119,7 @@ class FeatureData:
 
     def __init__(self, cache: FeatureCache, source: ArrayData, columns: Columns, manifest: Manifest) -> None:
         self.source, self.source_inputs = source, manifest.batch
-        """The data of which these are the features."""
+        """The data that these features are computed from."""
         self.examples = source.examples
         self._cache, self._columns = cache, columns
         self._names = [row.name for row in manifest.with_features_as_batch().batch]

@@ -51,6 +51,8 @@ class TrainingResult(NamedTuple):
 
     update: Vector
     """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    largest: float
+    """The greatest magnitude in the update."""
     kept_state: Vector
     """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
@@ -162,13 +164,15 @@ def train(
         now = clock()
     update: Vector = runtime.parameters - runtime.anchor
     kept_state = collect_kept_state(runtime)
+    largest = dict[str, float]()
     for what, vector in (("update", update), ("device's own part", kept_state)):
         try:
-            check_finite(vector)
+            largest[what] = check_finite(vector)
         except ProtocolError as error:
             raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
     return TrainingResult(
         update=update,
+        largest=largest["update"],
         kept_state=kept_state,
         examples=data.examples,
         steps=steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +37,7 @@ SEEDS = (1, 2, 3)
 chance, so only what fails with all seeds is wrong."""
 
 ROWS_FOR_FEWER = 4
-"""If an example has so many rows, the second size is one row less, as each row takes time; else it is one more."""
+"""If an example has this number of rows, the second size is one row less, as each row takes time; else one row more."""
 
 Array = NDArray[Any]
 Result = TypeVar("Result")
@@ -61,11 +61,17 @@ class Session(NamedTuple):
 
 
 def open_session(
-    content: bytes | Path, *, optimized: bool = True, before: bytes | None = None, constants: Constants | None = None
+    content: bytes | Path,
+    *,
+    optimized: bool = True,
+    before: bytes | None = None,
+    constants: Constants | None = None,
+    without: Sequence[str] = (),
 ) -> Session:
     """Open a graph, given as its bytes or, which takes less memory, as its file.
 
-    before: a graph that computes inputs of this one. constants: those that the graphs have kept apart.
+    before: a graph that computes inputs of this one. constants: those that the graphs have kept apart. without:
+    optimizers of ONNX Runtime that do not run.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -80,7 +86,9 @@ def open_session(
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in named.values()]
         options.add_external_initializers(list(named), values)
     with as_export_error("ONNX Runtime cannot load the exported graph"):
-        inner = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        inner = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
     vars(inner).pop("_model_bytes", None)  # kept only to load the graph again on another provider
     first = None if before is None else open_session(before, constants=constants)
     return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first)
@@ -137,6 +145,14 @@ def call_in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None
     return None if one and any(isinstance(row, Tensor) and bool(row.isnan().any()) for row in leaves) else result
 
 
+class Difference(NamedTuple):
+    """How far a tensor is from PyTorch's, and how far it may be."""
+
+    found: float
+    """The largest difference of an element; where the largest element is above 1, relative to that."""
+    allowed: float
+
+
 def compare(
     rows: Mapping[str, tuple[Array, Tensor]],
     what: str,
@@ -148,28 +164,39 @@ def compare(
     rounding: tensor -> the effect of rounding on it, of which ``TIMES_ROUNDING`` times are allowed besides
         ``tolerance``. Raises ExportError if a difference is larger; the text names the tensor.
     """
-    found, allowed = {}, {}
-    for name, (got, expected) in rows.items():
-        if got.shape != expected.shape:
-            raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {tuple(expected.shape)}")
-        size = largest(expected)
-        if np.isnan(size):
-            raise ExportError(
-                f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the example. "
-                "Give an example with which training gives numbers"
-            )
-        scale = max(1.0, size if np.isfinite(size) else largest(expected[expected.isfinite()]))
-        found[name] = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
-        allowed[name] = tolerance + TIMES_ROUNDING * (rounding or {}).get(name, 0.0) / scale
-    # NaN is neither above nor below: `not value <= ...` finds it too.
-    bad = [name for name, value in found.items() if not value <= allowed[name]]
-    if bad:
-        name = max(bad, key=lambda row: np.nan_to_num(found[row] / allowed[row], nan=np.inf))
+    effect = rounding or {}
+    found = {name: difference(name, *pair, what, tolerance, effect.get(name, 0.0)) for name, pair in rows.items()}
+    return refuse_larger(found, what)
+
+
+def difference(
+    name: str, got: Array, expected: Tensor, what: str, tolerance: float = TOLERANCE, rounding: float = 0.0
+) -> Difference:
+    """Compare one tensor. Raises ExportError if it has another shape, or PyTorch's has NaN."""
+    if got.shape != expected.shape:
+        raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {tuple(expected.shape)}")
+    size = largest(expected)
+    if np.isnan(size):
         raise ExportError(
-            f"{what} differs from PyTorch in {name} by {found[name]:.3g} (and in {len(bad) - 1} more), where "
-            f"{allowed[name]:.0e} is allowed"
+            f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the example. "
+            "Give an example with which training gives numbers"
         )
-    return max(found.values())
+    scale = max(1.0, size if np.isfinite(size) else largest(expected[expected.isfinite()]))
+    found = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
+    return Difference(found, tolerance + TIMES_ROUNDING * rounding / scale)
+
+
+def refuse_larger(differences: Mapping[str, Difference], what: str) -> float:
+    """Return the largest difference. Raises ExportError if one is larger than allowed; the text names the tensor."""
+    # NaN is neither above nor below: `not value <= ...` finds it too.
+    bad = {name: row for name, row in differences.items() if not row.found <= row.allowed}
+    if bad:
+        name = max(bad, key=lambda row: np.nan_to_num(bad[row].found / bad[row].allowed, nan=np.inf))
+        raise ExportError(
+            f"{what} differs from PyTorch in {name} by {bad[name].found:.3g} (and in {len(bad) - 1} more), where "
+            f"{bad[name].allowed:.0e} is allowed"
+        )
+    return max(row.found for row in differences.values())
 
 
 def difference_of_each(tensors: Tensors, others: Tensors) -> dict[str, float]:

@@ -40,3 +40,32 @@ def _as_double(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
+class Doubled(Tensor):
+    """A tensor that is float64 for autograd. Each operator gets a float64 copy of it, which is freed afterwards.
+
+    So a model in float64 takes no memory besides the float32 one. Views of it are such tensors too.
+    """
+
+    def __new__(cls, inner: Tensor) -> Doubled:
+        layout = inner.stride(), inner.storage_offset()
+        made: Any = Tensor._make_wrapper_subclass(cls, inner.shape, *layout, dtype=torch.float64)
+        made._inner = inner
+        return made  # type: ignore[no-any-return]
+
+    _inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.is_view:
+            args, kwargs = pytree.tree_map_only(Doubled, lambda value: value._inner, (args, kwargs or {}))
+            return pytree.tree_map_only(Tensor, Doubled, func(*args, **kwargs))
+        changed = [value for value, row in zip(args, func._schema.arguments, strict=False) if row.is_write]
+        if any(isinstance(value, Doubled) for value in pytree.tree_leaves(changed)):
+            raise TypeError(f"{func} writes into a tensor that nobody may write into")
+        args, kwargs = pytree.tree_map_only(Doubled, lambda value: value._inner.double(), (args, kwargs or {}))
+        return func(*args, **kwargs)

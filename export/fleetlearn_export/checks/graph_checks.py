@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetlearn_export.checks.comparison import (
     Array,
@@ -21,6 +21,7 @@ from fleetlearn_export.checks.comparison import (
     open_session,
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.pytorch_training import Take
 from fleetlearn_export.checks.training_comparison import (
     FLOAT16,
     FLOAT32,
@@ -74,7 +75,7 @@ def check_train_in_float16(
 
 
 def _runner(session: Session) -> Run:
-    def run(given: Tensors) -> Tensors:
+    def run(given: Tensors, take: Take) -> Tensors:
         found = session.run({name: value.numpy() for name, value in given.items()})
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
@@ -94,46 +95,55 @@ def check_eval(
     before, constants: as for ``check_train``.
     """
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
-    session, names = open_session(content, before=before, constants=constants), user.sum_names()
-    return _check_outputs(user, EvalModule(user), list(user.batch), session, values, feed, "batch.", names)
+    opened = cache(partial(open_session, content, before=before, constants=constants))
+    return _check_outputs(user, EvalModule(user), list(user.batch), opened, values, feed, "batch.", user.sum_names())
 
 
-def check_infer(user: UserModel, content: bytes | Path, values: Tensors) -> float:
+def check_infer(user: UserModel, content: bytes | Path, values: Mapping[str, Tensor]) -> float:
     """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
 
-    content: the graph or its file. values: the parameters that it holds.
+    content: the graph or its file. values: the parameters that it holds. PyTorch computes with them before the graph is
+    loaded, so that they may be freed.
     """
-    session = open_session(content)
-    return _check_outputs(user, InferModule(user), list(user.inputs()), session, values, {}, "", None)
+    # Folded constants, such as transposed weights, would be in memory twice more while the graph is loaded.
+    opened = cache(partial(open_session, content, without=["ConstantFolding"]))
+    return _check_outputs(user, InferModule(user), list(user.inputs()), opened, values, {}, "", None)
 
 
 def _check_outputs(
     user: UserModel,
     module: nn.Module,
     inputs: list[str],
-    session: Session,
-    values: Tensors,
+    opened: Callable[[], Session],
+    values: Mapping[str, Tensor],
     feed: Mapping[str, Array],
     prefix: str,
     names: list[str] | None,
 ) -> float:
-    given = {f"model.{name}": value for name, value in values.items()}
     what = f"the exported {'evaluation' if names else 'model'}"
+
+    def in_pytorch(some: Sequence[Tensors], double: bool = False) -> list[tuple[Tensor, ...] | None]:
+        given = {f"model.{name}": value.clone() if user.writes else value for name, value in values.items()}
+        with DoublePrecision() if double else nullcontext():
+            rows = [as_double(batch) if double else batch for batch in some]
+            given = as_double(given) if double else given
+            return [call_in_pytorch(partial(_in_pytorch, module, given, batch, inputs), batch) for batch in rows]
 
     def check(seed: int) -> float:
         worst = 0.0
-        for batch in [*batches(user, seed)][1:]:  # the example's own size shows nothing that another does not
-            expected = call_in_pytorch(partial(_in_pytorch, module, given, batch, inputs), batch)
+        two = [*batches(user, seed)][1:]  # the example's own size shows nothing that another does not
+        for batch, expected in zip(two, in_pytorch(two), strict=True):
             if expected is None:
                 continue
-            got = session.run({**feed, **{prefix + name: batch[name].numpy() for name in inputs}})
-            rows = dict(zip(names or session.outputs, expected, strict=True))
+            got = opened().run({**feed, **{prefix + name: batch[name].numpy() for name in inputs}})
+            rows = dict(zip(names or opened().outputs, expected, strict=True))
             pairs = {name: (got[name], value) for name, value in rows.items()}
             try:
                 worst = max(worst, compare(pairs, what))
             except ExportError:  # PyTorch in float64 tells whether float32 can do better
-                with DoublePrecision():
-                    found = _in_pytorch(module, as_double(given), as_double(batch), inputs)
+                (found,) = in_pytorch([batch], double=True)
+                if found is None:
+                    raise
                 effect = difference_of_each(rows, dict(zip(rows, found, strict=True)))
                 worst = max(worst, compare(pairs, what, rounding=effect))
         return worst

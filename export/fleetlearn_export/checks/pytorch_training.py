@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.checks.comparison import largest
-from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.double_precision import Doubled, DoublePrecision, as_double
 from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode
+
+Take = Callable[[str, Tensor], None]
+"""What gets a tensor with its name as soon as the tensor is computed."""
 
 
 class PyTorchStep(NamedTuple):
@@ -40,7 +45,7 @@ class PyTorchTraining:
         """``dtype``: float32, or float64 for all that the model and the step compute."""
         self.source, self.step, self.features, self.dtype = user, step, features, dtype
         self.sizes: dict[str, float] = {}
-        """Of a built-in step: the largest element of each parameter's last gradient, neither clipped nor corrected."""
+        """The largest element of each parameter's gradient, as ``gradients`` and ``plain_step`` have computed them."""
         self.leaves = {name: torch.empty(0, dtype=dtype, requires_grad=True) for name in step.objective.trained}
         rows = list(self.leaves.values())
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(rows, lr=1.0)
@@ -62,23 +67,61 @@ class PyTorchTraining:
                 results = self.step.run(rest, self.dtype)
             else:
                 rest = self._taken(given)
-                results = self._differentiated(rest)
+                self.optimizer.zero_grad()
+                results = self._differentiated(rest, self.leaves)
                 self._update(rest)
                 results |= {f"next.param.{name}": leaf.data for name, leaf in self.leaves.items()}
                 self._release()
         after = {name.removeprefix("next."): value for name, value in results.items() if name.startswith("next.")}
         return PyTorchStep({name: after[name] if name in after else rest[name] for name in given}, results)
 
-    def gradients(self, given: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the gradients of the loss with its penalties, neither clipped nor corrected, and the loss and metrics.
+    def gradients(self, given: Tensors, take: Take) -> Tensors:
+        """Compute the gradients of the loss with its penalties, neither clipped nor corrected, one after the other.
 
-        Not for a step of the user's own. It changes nothing in ``given``.
+        take: gets each with its parameter's name. A gradient that it does not keep is freed before the next is made.
+        Returns the loss, the metrics and the buffers after the step. Not for a step of the user's own. It changes
+        nothing in ``given``.
         """
+        return self._each_gradient(given, lambda name, _, gradient: take(name, gradient))
+
+    def _each_gradient(self, given: Tensors, take: Callable[[str, Tensor, Tensor], None]) -> Tensors:
+        """Do what ``gradients`` does. take: gets each name, the parameter as the model leaves it, and the gradient."""
+
+        def pass_on(name: str, leaf: Tensor) -> None:
+            gradient, leaf.grad = leaf.grad, None
+            assert gradient is not None
+            self.sizes[name] = largest(gradient)
+            take(name, leaf.detach(), gradient)
+
+        self.sizes = {}
         with self._precision(), right_for_one_example(given):
-            results = self._differentiated(self._taken(given))
-            found = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
-            self._release()
-        return found, results
+            leaves = {name: self._constant(given[f"param.{name}"]).requires_grad_() for name in self.leaves}
+            for name, leaf in leaves.items():
+                leaf.register_post_accumulate_grad_hook(partial(pass_on, name))  # type: ignore[no-untyped-call]
+            return self._differentiated(self._without_leaves(given), leaves)
+
+    def plain_step(self, given: Tensors, take: Take) -> Tensors:
+        """Do a step of plain SGD on each parameter as soon as its gradient is there.
+
+        take: gets each new parameter with its name. Returns the same as ``gradients``.
+        """
+
+        # One optimizer for all: Python frees an optimizer, and what it refers to, long after its last use.
+        optimizer = torch.optim.SGD([torch.empty(0)], lr=float(given["hyper.lr"]))
+
+        def move(name: str, after: Tensor, gradient: Tensor) -> None:
+            value = after if self.source.writes else given[f"param.{name}"]
+            leaf = nn.Parameter(value.to(self.dtype, copy=True))
+            leaf.grad = gradient
+            optimizer.param_groups[0]["params"] = [leaf]
+            optimizer.step()
+            optimizer.param_groups[0]["params"] = []
+            take(name, leaf.detach())
+
+        results = self._each_gradient(given, move)
+        for name in self.leaves.keys() - self.sizes.keys():
+            take(name, given[f"param.{name}"].to(self.dtype))
+        return results
 
     @property
     def _double(self) -> bool:
@@ -92,6 +135,16 @@ class PyTorchTraining:
         for name, leaf in self.leaves.items():
             value = given[f"param.{name}"]
             leaf.data = value.to(self.dtype, copy=value.data_ptr() == self.step.values[name].data_ptr())
+        return self._without_leaves(given)
+
+    def _constant(self, value: Tensor) -> Tensor:
+        """Return the values as a tensor of the dtype, without memory of its own unless the model writes into it."""
+        value = value.detach()
+        if self.source.writes or not value.is_floating_point():
+            return value.to(self.dtype if value.is_floating_point() else value.dtype, copy=True)
+        return Doubled(value) if self._double and value.dtype != torch.float64 else value
+
+    def _without_leaves(self, given: Tensors) -> Tensors:
         rest = {name: value for name, value in given.items() if name.removeprefix("param.") not in self.leaves}
         return as_double(rest) if self._double else rest
 
@@ -100,30 +153,28 @@ class PyTorchTraining:
         for leaf in self.leaves.values():
             leaf.data = torch.empty(0, dtype=self.dtype)
 
-    def _differentiated(self, given: Tensors) -> Tensors:
+    def _differentiated(self, given: Tensors, leaves: Tensors) -> Tensors:
         """Compute the gradients of the leaves. Returns the loss, the metrics and the buffers after the step."""
         rule, user = self.step.rule, self.source
-        self.optimizer.zero_grad()
         buffers = {name: given[f"param.{name}"].clone() for name in self.step.objective.buffers}
         arrays = [given[f"batch.{name}"].clone() for name in user.batch]
         inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
         with plain_kernels(), Seeded(given["seed"]) if "seed" in given else nullcontext():
             # A buffer that the model replaces by another tensor is replaced in this dict.
-            tensors = self._others() | buffers | self.leaves
+            tensors = self._others() | buffers | leaves
             outputs = functional_call(user.model, tensors, tuple(inputs))
             loss = user.loss(outputs, *targets)
         target = loss
         if rule.proximal:
             target = loss + given["hyper.mu"].item() / 2 * sum(
                 ((leaf - given[f"anchor.{name}"]) ** 2).sum()
-                for name, leaf in self.leaves.items()
+                for name, leaf in leaves.items()
                 if f"anchor.{name}" in given
             )
         elif rule.contrastive:
-            similar = self._contrastive(given, outputs, given["hyper.temperature"].item())
+            similar = self._contrastive(given, outputs, leaves, given["hyper.temperature"].item())
             target = loss + given["hyper.mu"].item() * similar
         target.backward()
-        self.sizes = {name: largest(leaf.grad) for name, leaf in self.leaves.items() if leaf.grad is not None}
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in user.metrics.items()}
         results = {f"next.param.{name}": tensors[name].detach() for name in buffers}
@@ -146,15 +197,17 @@ class PyTorchTraining:
     def _others(self) -> Tensors:
         """Return the model's frozen parameters, and copies of its buffers, so that the step does not change them."""
         model = self.source.model
-        others = {name: value.detach() for name, value in model.named_parameters() if name not in self.leaves}
-        others |= {name: value.detach().clone() for name, value in model.named_buffers()}
-        return as_double(others) if self._double else others
+        frozen = {name: value for name, value in model.named_parameters() if name not in self.leaves}
+        buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
+        return {name: self._constant(value) for name, value in frozen.items()} | (
+            as_double(buffers) if self._double else buffers
+        )
 
-    def _contrastive(self, given: Tensors, outputs: Any, temperature: float) -> Tensor:
+    def _contrastive(self, given: Tensors, outputs: Any, leaves: Tensors, temperature: float) -> Tensor:
         """Return MOON's loss as equation 3 states it, on the features of the global and the previous model."""
         assert self.features is not None
         values = {name: given[f"param.{name}"] for name in self.step.objective.buffers}
-        values |= {name: leaf.data for name, leaf in self.leaves.items()}
+        values |= {name: leaf.detach() for name, leaf in leaves.items()}
         similar = []
         for reference in ("anchor", "previous"):
             model = values | {name: given[f"{reference}.{name}"] for name in self.step.travelling}

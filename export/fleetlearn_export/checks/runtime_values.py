@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from torch import Tensor, fx
 
 from fleetlearn_export.checks.comparison import open_session
+from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.emission.constants import key_of
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
@@ -63,7 +64,7 @@ def values_by_part(
     dropped after the last part that reads it, so that never all of them are in memory.
     """
     graph = emission.model.graph
-    parts = list(_parts(emission, numbers))
+    parts = list(_parts(_calls_with_nodes(emission), emission, numbers))
     last = {name: place for place, part in enumerate(parts) for name in part.reads(emission)}
     constants = {row.name: row for row in graph.initializer}
     known = dict(given)
@@ -81,8 +82,8 @@ def values_by_part(
         apart = emission.constants.named(graph.initializer)
         known |= {name: torch.from_numpy(value) for name, value in apart.items() if name not in known}
     for place, part in enumerate(parts):
-        made = {name for node in part.nodes for name in node.output if last.get(name, -1) >= place}
-        known |= _run(emission, part, sorted(made), known, constants)
+        made = sorted(name for name in part.made if last.get(name, -1) >= place)
+        known |= _run(emission, part, made, known, constants)
         yield part.calls, known
         known = {name: value for name, value in known.items() if last.get(name, -1) > place}
 
@@ -91,7 +92,11 @@ class _Part(NamedTuple):
     """Calls that follow each other, and the nodes of the graph that they became."""
 
     calls: list[Call]
-    nodes: Sequence[onnx.NodeProto]
+    nodes: list[onnx.NodeProto]
+
+    @property
+    def made(self) -> set[str]:
+        return {name for node in self.nodes for name in node.output}
 
     @property
     def results(self) -> set[str]:
@@ -103,25 +108,38 @@ class _Part(NamedTuple):
         return self.results | arguments | {name for node in self.nodes for name in node.input}
 
 
-def _parts(emission: Emission, numbers: Numbers) -> Iterator[_Part]:
-    """Cut the graph into parts whose calls make at most MAX_BYTES, or of one call."""
+def _calls_with_nodes(emission: Emission) -> list[_Part]:
+    """Return each call with its nodes, in an order in which gradients need not all be in memory at once."""
     nodes = emission.model.graph.node
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    found = []
     begin = end = 0
-    calls: list[Call] = []
-    room = MAX_BYTES
     for call in emission.calls:
+        end = max([end, *(makers.get(name or "", -1) + 1 for name in call.results)])
+        found.append(_Part([call], nodes[begin:end]))
+        begin = end
+    made = [part.made for part in found]
+    reads = [part.reads(emission) - own for part, own in zip(found, made, strict=True)]
+    return [found[place] for place in early_results(reads, made)]
+
+
+def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator[_Part]:
+    """Join calls to parts that make at most MAX_BYTES, or of one call."""
+    joined = _Part([], [])
+    room = MAX_BYTES
+    for part in calls:
+        (call,) = part.calls
         made = call.node.meta["val"]
         made = made if isinstance(made, list | tuple) else [made]
         needed = sum(numbers.bytes_of(row) for name, row in zip(call.results, made, strict=False) if name)
-        if calls and needed > room:
-            yield _Part(calls, nodes[begin:end])
-            begin, calls, room = end, [], MAX_BYTES
-        calls.append(call)
+        if joined.calls and needed > room:
+            yield joined
+            joined, room = _Part([], []), MAX_BYTES
+        joined.calls.append(call)
+        joined.nodes.extend(part.nodes)
         room -= needed
-        end = max([end, *(makers.get(name or "", -1) + 1 for name in call.results)])
-    if calls:
-        yield _Part(calls, nodes[begin:end])
+    if joined.calls:
+        yield joined
 
 
 def _run(
@@ -130,8 +148,7 @@ def _run(
     """Run a part of the graph, as it is written. Returns the values of these names."""
     if not names:
         return {}
-    made = {name for node in part.nodes for name in node.output}
-    read = {name for node in part.nodes for name in node.input if name and name not in made}
+    read = {name for node in part.nodes for name in node.input if name} - part.made
     # Large constants are given like inputs: an initializer would be copied several times.
     feed = {name: known[name].numpy() for name in sorted(read) if name in known}
     inputs = [

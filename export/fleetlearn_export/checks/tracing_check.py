@@ -6,6 +6,7 @@ deep networks with ReLU or BatchNorm make to percents of a gradient.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import fx
 
 from fleetlearn_export.checks.comparison import first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.checks.one_example import right_for_one_example
+from fleetlearn_export.checks.pytorch_training import Take
 from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, CheckedStep, Precision, compare_training
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.steps import Function, Tensors
@@ -37,8 +40,8 @@ def _check(
     user: UserModel, step: TrainStep, module: fx.GraphModule, features: Function | None, seed: int
 ) -> CheckedStep:
     def compared(precision: Precision) -> CheckedStep:
-        def run(given: Tensors) -> Tensors:
-            return run_traced(step, module, given, precision.dtype)
+        def run(given: Tensors, take: Take) -> Tensors:
+            return run_traced(step, module, given, precision.dtype, take)
 
         return compare_training(user, step, run, features, seed, precision, "traced step")
 
@@ -51,21 +54,53 @@ def _check(
             raise error from None
 
 
-def run_traced(step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype) -> Tensors:
-    """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs."""
+def run_traced(
+    step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype, take: Take | None = None
+) -> Tensors:
+    """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs.
+
+    take: gets each output as soon as it is computed. What it takes is not returned, and so not kept.
+    """
     rows = [given[name] for name in step.inputs()]
     double = dtype == torch.float64
     precision = DoublePrecision(views_stay=True) if double else nullcontext()
+    interpreter = _Interpreter(module, step.outputs(), take)
     with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
-        results = _WithoutCopies(module).run(*rows)
-    return dict(zip(step.outputs(), as_double(results) if double else results, strict=True))
+        results = interpreter.run(*rows)
+    found = zip(step.outputs(), as_double(results) if double else results, strict=True)
+    return {name: value for name, value in found if name not in interpreter.taken}
 
 
-class _WithoutCopies(fx.Interpreter):
+class _Interpreter(fx.Interpreter):
     """Runs a graph that writes into no tensor: the copies that a step makes of its arguments are not needed."""
+
+    def __init__(self, module: fx.GraphModule, outputs: list[str], take: Take | None) -> None:
+        super().__init__(module, graph=_with_early_results(module.graph))
+        self._take, self.taken = take, set[str]()
+        self._names: dict[fx.Node, list[str]] = defaultdict(list)
+        returned: Any = self.graph.output_node().args[0]
+        for node, name in zip(returned, outputs, strict=True):
+            self._names[node].append(name)
 
     def run_node(self, n: fx.Node) -> Any:
         copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"
         if copied and all(user.op != "output" for user in n.users):
             return self.fetch_args_kwargs_from_env(n)[0][0]
-        return super().run_node(n)
+        value = super().run_node(n)
+        if self._take is None or n not in self._names or len(n.users) > 1:
+            return value
+        for name in self._names[n]:
+            self._take(name, value)
+            self.taken.add(name)
+        return None
+
+
+def _with_early_results(graph: fx.Graph) -> fx.Graph:
+    """Return a copy in which each new parameter is computed as soon as its gradient is there."""
+    inner = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    order = early_results([node.all_input_nodes for node in inner], [[node] for node in inner])
+    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    placeholders = list(graph.find_nodes(op="placeholder"))
+    for node in [*placeholders, *(inner[place] for place in order), graph.output_node()]:
+        copies[node] = found.node_copy(node, copies.__getitem__)
+    return found

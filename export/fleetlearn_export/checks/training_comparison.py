@@ -14,17 +14,21 @@ from fleetlearn_export.checks.comparison import (
     NUDGE,
     TIMES_ROUNDING,
     TOLERANCE,
+    Difference,
     batches,
     call_in_pytorch,
     compare,
+    difference,
     difference_of_each,
     first_inputs,
     in_blocks,
     largest_difference,
     nudged,
+    refuse_larger,
 )
 from fleetlearn_export.checks.memory import give_back_freed_memory
-from fleetlearn_export.checks.pytorch_training import PyTorchTraining
+from fleetlearn_export.checks.on_disk import on_disk
+from fleetlearn_export.checks.pytorch_training import PyTorchTraining, Take
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
@@ -37,8 +41,8 @@ USUAL = {"mu": 0.25, "max_norm": 0.5, "weight_decay": 0.1, "temperature": 0.5, "
 # A large epsilon: a gradient that is rounding errors alone would make a whole step of lr under Adam.
 USUAL |= {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
 """The hyper-parameters of the compared steps."""
-Run = Callable[[Tensors], Tensors]
-"""A graph: named inputs -> named outputs."""
+Run = Callable[[Tensors, Take], Tensors]
+"""A graph: named inputs -> named outputs. It may pass an output on to its second argument instead, when it has it."""
 
 
 STEPS = 2
@@ -100,8 +104,8 @@ def compare_training(
 
     A plain step passes no state on, so besides the one that shows the gradients it is done once, on one example.
     """
-    rule, plain = step.rule, _is_plain(step)
-    if precision.dtype == torch.float64 and plain:
+    rule = step.rule
+    if _is_plain(step):
         return _compare_plain_steps(user, step, run, features, seed, precision, what)
     hyper = {name: 0.5 if default is None else default for name, default in step.hyper.items()}
     hyper |= {name: USUAL[name] for name in hyper if rule.optimizer != "custom" and name in USUAL}
@@ -118,19 +122,19 @@ def compare_training(
     fed = given
     worst, steps, batch_of_one = 0.0, 0, True
     first, other, one = batches(user, seed)
-    for number, batch in enumerate([one, other] if plain else [other, one, first]):
-        if steps == (1 if plain else STEPS):
+    for number, batch in enumerate([other, one, first]):
+        if steps == STEPS:
             break
         arrays = {f"batch.{name}": value for name, value in batch.items()}
         arrays |= {"seed": torch.tensor(seed + number)} if step.random else {}
         given, fed = given | arrays, fed | arrays
         if len(next(iter(batch.values()))) == 1:
-            attempt = reference if rule.optimizer == "custom" else reference.gradients
+            attempt = reference if rule.optimizer == "custom" else partial(_gradients, reference)
             if call_in_pytorch(partial(attempt, given), batch) is None:
                 batch_of_one = False
                 continue
         steps += 1
-        got = run(fed)
+        got = _all_of(run, fed)
         give_back_freed_memory()
         # PyTorch's step changes parameters in place. Where they are needed afterwards, it gets copies.
         expected = reference({name: value.clone() for name, value in given.items()} if precise else given)
@@ -170,46 +174,122 @@ def _compare_plain_steps(
     precision: Precision,
     what: str,
 ) -> CheckedStep:
-    """Do the same in float64 for a plain step, which shows gradients so exactly that they need no runs of their own.
-
-    Every step begins with the step's own parameters, since no state goes from one to the next: so neither side holds
-    parameters besides those that it computes.
+    """Do the same for a plain step, of which no state goes from one to the next, so that each begins with the step's
+    own parameters. In float64 a step shows gradients so exactly that they need no runs of their own.
     """
     hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
-    rate = hyper["lr"] = min(0.1, 0.1 / max(user.largest_gradient, 1e-30))
+    double = precision.dtype == torch.float64
+    hyper["lr"] = min(0.1, 0.1 / max(user.largest_gradient, 1e-30))
+    if not double:
+        hyper["lr"] = _compare_gradients(user, step, run, features, seed, precision, what)
+        give_back_freed_memory()
     given = first_inputs(step, hyper, seed)
-    worst, batch_of_one = 0.0, True
+    worst, steps, batch_of_one, values = 0.0, 0, True, dict(step.values)
     first, other, one = batches(user, seed)
-    if len(next(iter(first.values()))) > FEW:
-        other = {name: value[:FEW] for name, value in other.items()}  # float64 takes long
-    for number, batch in enumerate([other, one, first]):
-        if number == STEPS and batch_of_one:
+    few = {name: value[:FEW] for name, value in other.items()}  # float64 takes long
+    if len(next(iter(first.values()))) <= FEW:
+        few = other
+    for number, batch in enumerate([few, one, first] if double else [one, other]):
+        if steps == (STEPS if double else 1):
             break
         given |= {f"batch.{name}": value for name, value in batch.items()}
         given |= {"seed": torch.tensor(seed + number)} if step.random else {}
-        reference = PyTorchTraining(user, step, features, precision.dtype)
-        expected = call_in_pytorch(partial(reference, given), batch)
-        if expected is None:
+        found = _compare_plain_step(user, step, run, features, given, precision, what)
+        if found is None:
             batch_of_one = False
             continue
+        steps += 1
+        worst, values = max(worst, found[0]), found[1]
         give_back_freed_memory()
-        got = run(given)
-        where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-        differences = {
-            name: largest_difference(got[f"next.param.{name}"], expected.results[f"next.param.{name}"]) / rate
-            for name in reference.sizes
-        }
-        _refuse_other_gradients(f"the {what}", differences, reference.sizes, precision, {})
-        rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
-        worst = max(worst, compare(rows, where, precision.values))
-        del expected, got, rows  # before the next step: each is as large as the model
+    if double or not _gives_numbers(user, step, values):
+        values = dict(step.values)
+    return CheckedStep(worst, values, batch_of_one)
+
+
+def _compare_plain_step(
+    user: UserModel,
+    step: TrainStep,
+    run: Run,
+    features: Function | None,
+    given: Tensors,
+    precision: Precision,
+    what: str,
+) -> tuple[float, Tensors] | None:
+    """Compare one plain step. PyTorch's parameters wait on disk, and each is compared as soon as the graph has its own.
+
+    Returns the largest difference, and the parameters and buffers after the step if they are float32; None if the model
+    takes no batch of one. Raises ExportError.
+    """
+    batch = {name: value for name, value in given.items() if name.startswith("batch.")}
+    what_on = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
+    double = precision.dtype == torch.float64
+    reference = PyTorchTraining(user, step, features, precision.dtype)
+    with on_disk() as parameters:
+
+        def in_pytorch() -> tuple[Tensors, list[Tensor]]:
+            found = reference.plain_step(given, lambda name, value: parameters.keep(f"next.param.{name}", value))
+            return found, [torch.tensor(size) for size in reference.sizes.values()]  # NaN if a gradient has NaN
+
+        found = call_in_pytorch(in_pytorch, batch)
+        if found is None:
+            return None
+        others, _ = found
+
+        def expected(name: str) -> Tensor:
+            return others[name] if name in others else parameters[name]
+
+        effect: dict[str, float] = {}
+
+        def keep_effect(name: str, value: Tensor) -> None:
+            keep_larger(effect, difference_of_each({name: expected(name)}, {name: value}))
+
+        for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
+            training = PyTorchTraining(user, step, features, torch.float64)
+            results = training.plain_step(inputs, lambda name, value: keep_effect(f"next.param.{name}", value))
+            for name, value in results.items():
+                keep_effect(name, value)
         give_back_freed_memory()
-    return CheckedStep(worst, dict(step.values), batch_of_one)
+        differences: dict[str, Difference] = {}
+        of_gradients: dict[str, float] = {}
+        values: Tensors = {}
+
+        def take(name: str, value: Tensor) -> None:
+            exact, parameter = expected(name), name.removeprefix("next.param.")
+            if double and parameter in reference.sizes:
+                of_gradients[parameter] = largest_difference(value, exact) / float(given["hyper.lr"])
+            described = _described(name)
+            differences[name] = difference(
+                described, value.numpy(), exact, what_on, precision.values, effect.get(name, 0.0)
+            )
+            if parameter in step.values and not double:
+                values[parameter] = value
+
+        for name, value in run(given, take).items():
+            take(name, value)
+        if double:
+            _refuse_other_gradients(f"the {what}", of_gradients, reference.sizes, precision, {})
+        worst = refuse_larger({_described(name): row for name, row in differences.items()}, what_on)
+    return worst, {name: values[name] for name in step.values} if values else {}
+
+
+def _all_of(run: Run, given: Tensors) -> Tensors:
+    """Return all outputs of a graph."""
+    taken: Tensors = {}
+    return run(given, taken.__setitem__) | taken
+
+
+def _gradients(training: PyTorchTraining, given: Tensors) -> tuple[Tensors, Tensors]:
+    """Return all gradients, and the loss and metrics."""
+    gradients: Tensors = {}
+    return gradients, training.gradients(given, gradients.__setitem__)
 
 
 def _gives_numbers(user: UserModel, step: TrainStep, values: Tensors) -> bool:
     """Whether the model with these parameters gives no NaN, on the example and in evaluation mode."""
-    given = {f"model.{name}": value.to(step.values[name].dtype, copy=True) for name, value in values.items()}
+    given = {
+        f"model.{name}": value.to(step.values[name].dtype, copy=user.writes or name in step.buffers)
+        for name, value in values.items()
+    }
     with evaluation_mode(user.model), torch.no_grad():
         found = functional_call(InferModule(user), given, tuple(value.clone() for value in user.inputs().values()))
     return not any(bool(value.isnan().any()) for value in found)
@@ -252,23 +332,32 @@ def _compare_gradients(
     given = {name: torch.zeros_like(v) if name.startswith("correction.") else v for name, v in given.items()}
     _, batch, _ = batches(user, seed)
     given |= {f"batch.{name}": value for name, value in batch.items()}
-    got = run(given)
+    got = _all_of(run, given)
     give_back_freed_memory()
     training = PyTorchTraining(user, step, features, precision.dtype)
-    gradients, results = training.gradients(given)
-    effect: dict[str, float] = {}
-    for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
-        found, others = PyTorchTraining(user, step, features, torch.float64).gradients(inputs)
-        keep_larger(effect, difference_of_each(gradients, found))
-        keep_larger(effect, difference_of_each(results, others))
-    differences = {}
-    for name, gradient in gradients.items():
+    differences: dict[str, float] = {}
+    gradients: Tensors = {}
+
+    def take(name: str, gradient: Tensor) -> None:
+        if precision.widened:
+            gradients[name] = gradient
         slot = next((f"next.state.{row}.{name}" for row in ("momentum", "m") if f"state.{row}.{name}" in given), None)
         differences[name] = (
             largest_difference(got[slot], gradient)
             if slot
             else _difference_of_move(given[f"param.{name}"], got[f"next.param.{name}"], gradient)
         )
+        del got[f"next.param.{name}"]
+
+    results = training.gradients(given, take)
+    effect: dict[str, float] = {}
+
+    def keep_effect(name: str, gradient: Tensor) -> None:
+        keep_larger(effect, difference_of_each({name: gradients[name]}, {name: gradient}))
+
+    for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
+        others = PyTorchTraining(user, step, features, torch.float64).gradients(inputs, keep_effect)
+        keep_larger(effect, difference_of_each(results, others))
     _refuse_other_gradients(f"the {what}", differences, training.sizes, precision, effect)
     rows = {_described(name): (got[name].numpy(), value) for name, value in results.items()}
     where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"

@@ -56,13 +56,6 @@ class Constants:
                 row.CopyFrom(self.reference(row.name, numpy_helper.to_array(row)))
         return model
 
-    def put_back(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Write the constants into the graph. Changes it in place, and returns it."""
-        for row in model.graph.initializer:
-            if key := key_of(row):
-                row.CopyFrom(numpy_helper.from_array(self.arrays[key], row.name))
-        return model
-
     def array(self, row: TensorProto) -> Array:
         """Return an initializer's values."""
         key = key_of(row)

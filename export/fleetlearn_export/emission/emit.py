@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -126,5 +127,10 @@ def _axis(size: Size) -> int | str | None:
     size = fixed_size(size)
     if isinstance(size, int):
         return size
-    expression = size.node.expr
+    return _in_n(size.node.expr)
+
+
+@cache
+def _in_n(expression: Any) -> str:
+    """Return the expression with n in the place of its symbol. A graph has few, each thousands of times."""
     return str(expression.subs(dict.fromkeys(expression.free_symbols, "n")))

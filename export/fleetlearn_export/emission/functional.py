@@ -13,6 +13,8 @@ from fleetlearn_export.emission.emitter import EmissionError, is_reshape
 aten = torch.ops.aten
 FUNCTIONAL_NAMES = {
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.transpose_.default: aten.transpose.int,
 }
 """Where the functional operator is not the one without the underscore. Its further results are the new values of the

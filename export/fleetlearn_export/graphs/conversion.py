@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
-from torch import Tensor
+from onnx import TensorProto, helper, numpy_helper
 
-from fleetlearn_export.emission.constants import Constants
+from fleetlearn_export.emission.constants import Array, Constants, key_of
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.free_sizes import name_free_sizes
 from fleetlearn_export.graphs.rewrite import rewrite
 from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
+from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
@@ -144,60 +148,74 @@ def serialised(model: onnx.ModelProto, constants: Constants | None = None) -> by
     return content
 
 
-def with_parameters(model: onnx.ModelProto, values: dict[str, Tensor]) -> bytes:
-    """Serialise the graph with its inputs ``param.NAME`` replaced by initializers that hold ``values`` as raw bytes."""
-    kept = [row for row in model.graph.input if not row.name.startswith("param.")]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    used = {name for node in _nodes(model.graph) for name in node.input}
-    for name, value in values.items():
-        if f"param.{name}" in used:
-            model.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), f"param.{name}"))
-    return serialised(model)
+def write_with_parameters(
+    model: onnx.ModelProto, values: Tensors, constants: Constants | None, path: Path
+) -> dict[str, int]:
+    """Write the graph to a file, with its inputs ``param.NAME`` replaced by initializers that hold ``values`` as raw
+    bytes. The file has all ``constants`` to which the graph refers.
+
+    The bytes are protobuf's own, but they are written tensor by tensor, so that a large model is in memory once.
+    Returns where each parameter's raw bytes begin in the file. Leaves out unused parameters.
+    """
+    graph = model.graph
+    used = {name for node in _nodes(graph) for name in node.input}
+    tensors: list[tuple[bytes, Array]] = []  # a tensor's message up to its raw bytes, and these
+    for row in graph.initializer:
+        key = key_of(row) if constants is not None else None
+        array = constants.arrays[key] if constants is not None and key else numpy_helper.to_array(row)
+        tensors.append(_message(row.name, array))
+    names = [name for name in values if f"param.{name}" in used]
+    tensors += [_message(f"param.{name}", values[name].numpy()) for name in names]
+    shell = copied(model)
+    shell.graph.ClearField("initializer")
+    kept = [row for row in graph.input if not row.name.startswith("param.")]
+    del shell.graph.input[:]
+    shell.graph.input.extend(kept)
+    before, after = _around(shell.graph, "initializer")
+    sizes = [len(head) + array.nbytes for head, array in tensors]
+    heads = [_key(graph, "initializer", size) + head for size, (head, _) in zip(sizes, tensors, strict=True)]
+    length = len(before) + len(after) + sum(map(len, heads)) + sum(array.nbytes for _, array in tensors)
+    first, last = _around(shell, "graph")
+    if len(first) + length + len(last) > MAX_BYTES:
+        raise ExportError(f"a graph of {length} bytes; ONNX files end at {MAX_BYTES}")
+    begins = []
+    with path.open("wb") as stream:
+        stream.write(first + _key(shell, "graph", length) + before)
+        for head, (_, array) in zip(heads, tensors, strict=True):
+            stream.write(head)
+            begins.append(stream.tell())
+            stream.write(array.data)
+        stream.write(after + last)
+    return dict(zip(names, begins[len(tensors) - len(names) :], strict=True))
 
 
-def parameter_offsets(content: bytes, values: dict[str, Tensor]) -> dict[str, int]:
-    """Return where each parameter's raw bytes begin in the serialised graph. Leaves out unused parameters."""
-    offsets = {}
-    (graph,) = _fields(content, 0, len(content), _GRAPH)
-    for place, end in _fields(content, *graph, _INITIALIZER):
-        name = b"".join(content[slice(*row)] for row in _fields(content, place, end, _NAME)).decode()
-        if name.startswith("param."):
-            name = name.removeprefix("param.")
-            ((begin, stop),) = _fields(content, place, end, _RAW_DATA)
-            if content[begin:stop] != values[name].numpy().tobytes():
-                raise ExportError(f"the serialised graph does not show where the bytes of parameter {name} are")
-            offsets[name] = begin
-    return offsets
+def _message(name: str, array: Array) -> tuple[bytes, Array]:
+    """Return an initializer's message up to its raw bytes, and the array in C order."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    row = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    return row.SerializeToString(deterministic=True) + _key(row, "raw_data", array.nbytes), array
 
 
-_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
-_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
-_NAME = onnx.TensorProto.NAME_FIELD_NUMBER
-_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
-_FIXED_SIZES = {1: 8, 5: 4}
-"""Protobuf's wire types of a fixed size, in bytes. The others are 0, a number, and 2, bytes behind their length."""
+def _around(message: Any, field: str) -> tuple[bytes, bytes]:
+    """Return the serialised fields before a message's field, and those behind it."""
+    number = message.DESCRIPTOR.fields_by_name[field].number
+    before, after = type(message)(), type(message)()
+    before.CopyFrom(message)
+    after.CopyFrom(message)
+    for row in message.DESCRIPTOR.fields:
+        if row.number >= number:
+            before.ClearField(row.name)
+        if row.number <= number:
+            after.ClearField(row.name)
+    return before.SerializeToString(deterministic=True), after.SerializeToString(deterministic=True)
 
 
-def _fields(content: bytes, place: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yield where the bytes of a message's fields of this number begin and end. The message is in place:end."""
-    while place < end:
-        key, place = _varint(content, place)
-        if key % 8 in _FIXED_SIZES:
-            place += _FIXED_SIZES[key % 8]
-            continue
-        size, place = _varint(content, place)
-        if key % 8 == 2:
-            if key // 8 == number:
-                yield place, place + size
-            place += size
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """Read a number as protobuf has it: seven bits a byte, the lowest first, the high bit set on all but the last."""
-    found = shift = 0
-    while True:
-        byte = content[place]
-        found, shift, place = found | (byte & 127) << shift, shift + 7, place + 1
-        if byte < 128:
-            return found, place
+def _key(message: Any, field: str, size: int) -> bytes:
+    """Return protobuf's key of a field, and the length of what follows: numbers of seven bits a byte, lowest first."""
+    found = bytearray()
+    for number in (message.DESCRIPTOR.fields_by_name[field].number << 3 | 2, size):
+        while number > 127:
+            found.append(number & 127 | 128)
+            number >>= 7
+        found.append(number)
+    return bytes(found)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
 
+from fleetlearn_export.emission.complex_numbers import without_complex_numbers
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emit import Emission, emit
 from fleetlearn_export.emission.emitter import EmissionError
@@ -54,7 +55,7 @@ def written(
     except ExportError as error:
         raise EmissionError(str(error)) from error
     fuse_operators(traced.module.graph)
-    module = without_writes(traced.module)
+    module = without_complex_numbers(without_writes(traced.module))
     sum_before_slicing(module.graph)
     module.graph.eliminate_dead_code()
     examples, axis = next(iter(traced.rows.items()), ("", 0))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import onnx
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, TRAIN, TRAIN_MANY
 from onnx import StringStringEntryProto, TensorProto
+from torch import Tensor
 
 from fleetlearn_export.emission.constants import Array, Constants, key_of
 
@@ -55,6 +56,22 @@ def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
             row.ClearField("external_data")
             row.ClearField("data_location")
     return model
+
+
+def write_safetensors(values: Mapping[str, Tensor], path: Path) -> Path:
+    """Write float32 tensors, one after the other, as ``safetensors.numpy.save`` would. Returns ``path``."""
+    header: dict[str, object] = {}
+    end = 0
+    for name in sorted(values):
+        begin, end = end, end + values[name].nbytes
+        header[name] = {"dtype": "F32", "shape": list(values[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in header:
+            stream.write(values[name].numpy().data)
+    return path
 
 
 def _name(key: str, known: Mapping[str, str]) -> str:

@@ -244,7 +244,7 @@ class _Writer:
     def again(self, name: str, place: int, wanted: str) -> str:
         """Return the name of the result as computed again for the node at ``place``, or its own if it is kept.
 
-        wanted: what that node reads, of which the result is computed.
+        wanted: the input of that node for which the result is computed.
         """
         node = self._second(self._maker[name]) if name in self._maker and name not in self._kept else None
         if node is None:

@@ -34,6 +34,8 @@ def rewrite(graph: ir.Graph) -> None:
             _remove_transpose_back(graph, node)
         elif node.op_type == "Sub":
             _update_within_product(graph, node)
+        elif node.op_type == "MatMul":
+            _multiply_without_copies(node)
     inner: dict[ir.Value, Shape] = {}
     for node in graph:
         if node.op_type in BROADCASTING | FOR_EACH_ELEMENT:
@@ -112,6 +114,23 @@ def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
     for row in (node, first):
         if not row.outputs[0].uses() and not row.outputs[0].is_graph_output():
             graph.remove(row, safe=True)
+
+
+def _multiply_without_copies(node: ir.Node) -> None:
+    """Multiply with a matrix itself where PyTorch multiplies with a copy of it for each matrix of the other operand.
+
+    In evaluation a linear layer on a transposed sequence would copy its weights for each token: 1.4 GB in eval.onnx of
+    torchvision's vit_b_16 with 17 tokens, all of them before the first layer runs.
+    """
+    for place, value in enumerate(node.inputs):
+        expand = _producer(value, "Expand")
+        shapes = [_shape(row) for row in (expand.inputs[0], value, node.inputs[1 - place])] if expand else []
+        if expand is None or any(shape is None or len(shape) < 2 for shape in shapes):
+            continue
+        source, copies, other = (list[Any](shape or ()) for shape in shapes)
+        known = all(isinstance(size, int) or size.value is not None for size in other[:-2])
+        if known and source[-2:] == copies[-2:] and copies[:-2] == other[:-2]:
+            node.replace_input_with(place, expand.inputs[0])
 
 
 def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:

@@ -1,7 +1,7 @@
 """ONNX Runtime's arena of CPU memory: how many bytes it touches for a sequence of allocations.
 
-The arena takes regions from the system, each larger than the one before, and cuts pieces from them. It gives a piece
-whole to a result that needs more than half of it, and does not move anything, so there are gaps.
+The arena takes regions from the system, each larger than the one before, and cuts pieces from them. It does not move
+anything, so there are gaps. A piece is cut if the rest is large enough.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ ROUNDING = 256
 FIRST_REGION = 2**20
 LARGEST_STEP = 2**30
 """Regions double up to this many bytes."""
-DEAD = 128 * 2**20
-"""A piece that is this much larger than the result is always cut."""
+DEAD = 2**20
+"""A piece that is this much larger than the result is cut, as is one of twice the result's bytes.
+
+The device's arena cuts from 2**16 bytes on. A real one has more gaps than one that is simulated so: for a step of
+MobileNetV2 with results computed again 749 MiB were measured, and estimated 629 with 2**16, 712 with 2**20. Without
+any computed again 1,013 were measured, and estimated 987 and 1,008."""
 
 Piece = tuple[int, int]
 """The number of a region, and where the piece begins in it."""

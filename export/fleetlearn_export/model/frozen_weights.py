@@ -62,7 +62,7 @@ def encode(values: Array, stored: Stored, axis: int = 0) -> Coded:
 
 
 def find_codes(values: Array, stored: Stored) -> Coded | None:
-    """Return codes of which the tensor is made already, or None.
+    """Return the codes that the tensor was made from, or None.
 
     They are found again where the values were multiplied by a number for each slice (a BatchNorm that was folded into a
     convolution), and where the axes were exchanged.

@@ -25,14 +25,24 @@ from fleetlearn_export.errors import ExportError
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__)))
+_IN_A_LIBRARY = (
+    ". This is a library's line: look for a setting that leaves it out, such as layerdrop=0 for layers that are "
+    "skipped at random, apply_spec_augment=False for inputs that are masked at random, or validate_args=False for "
+    "distributions"
+)
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
 def fixed_size_error(what: str, location: str) -> ExportError:
     return ExportError(
         f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0]; "
-        "len(x), int(...) or a number written out fix it"
+        f"len(x), int(...) or a number written out fix it{_hint(location)}"
     )
+
+
+def _hint(location: str) -> str:
+    """Return what else an error says if the location is a library's."""
+    return _IN_A_LIBRARY if "site-packages" in location else ""
 
 
 def location_of_error(error: BaseException) -> str:
@@ -168,10 +178,11 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
     except passed:
         raise
     except GuardOnDataDependentSymNode as error:
+        place = location_of_error(error)
         raise ExportError(
-            f"{what}: control flow depends on the values of tensors{location_of_error(error)}. A graph takes one "
+            f"{what}: control flow depends on the values of tensors{place}. A graph takes one "
             "way for all data: choose between values with torch.where instead, and compute with tensors, not with "
-            "float(...)"
+            f"float(...){_hint(place)}"
         ) from error
     except Exception as error:
         fixed = location_of_fixed_size(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -39,9 +40,10 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
     """Give the model's modules their attributes again, and what these dicts and lists held, when the block ends.
 
     Models keep what they computed between calls, such as a table of positions. What tracing left there has no values.
+    Some also register hooks at their first call, and keep an attribute that says so: both go together.
     """
     own = [vars(module) for module in model.modules()]
-    kept = [value for row in own for value in row.values() if type(value) in (dict, list)]
+    kept = [value for row in own for value in row.values() if type(value) in (dict, OrderedDict, list)]
     before = [(value, copy(value)) for value in (*own, *kept)]
     try:
         yield

@@ -32,6 +32,11 @@ OptimizerStep = Callable[[Tensors, Tensors, Tensors, Mapping[str, Tensor]], tupl
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 
+def detached(value: Tensor) -> Tensor:
+    """Return the tensor without its gradient's history. Where it has none, tracing records nothing."""
+    return value.detach() if value.requires_grad else value
+
+
 class Evaluated(NamedTuple):
     """What ``Objective`` returns for a batch."""
 
@@ -76,7 +81,7 @@ class Objective:
         """
         leaves = {name: params[name].detach().requires_grad_() for name in self.trained}
         # Copies: training changes buffers in place, and a model may change its inputs in place.
-        given = {**{name: value.detach().clone() for name, value in self._buffers(params).items()}, **leaves}
+        given = {**{name: detached(value).clone() for name, value in self._buffers(params).items()}, **leaves}
         arrays, targets = self._split({name: value.clone() for name, value in batch.items()})
         with torch.enable_grad():
             outputs = functional_call(self.model, given, arrays)
@@ -92,7 +97,7 @@ class Objective:
             loss.detach(),
             metrics,
             dict(zip(leaves, gradients, strict=True)),
-            {name: given[name].detach() for name in self.buffers},
+            {name: detached(given[name]) for name in self.buffers},
         )
 
     def outputs(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:

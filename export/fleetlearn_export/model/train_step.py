@@ -28,6 +28,7 @@ from fleetlearn_export.model.steps import (
     Objective,
     Tensors,
     built_in,
+    detached,
     hyper_defaults,
     initial_state,
     keyword_needs,
@@ -124,33 +125,38 @@ class TrainStep(NamedTuple):
             *(f"metric.{name}" for name in self.objective.metrics),
         ]
 
-    def run(self, given: Tensors, dtype: torch.dtype = torch.float32) -> Tensors:
+    def run(self, given: Tensors, dtype: torch.dtype = torch.float32, *, copies: bool = True) -> Tensors:
         """Do the step with the graph's named inputs. Returns the graph's named outputs. Raises ExportError.
 
-        dtype: what parameters, state and metrics must have.
+        dtype: what parameters, state and metrics must have. copies: whether the step gets copies of its inputs, into
+        which it may write, and each output is a tensor of its own.
         """
-        return self.run_counting_draws(given, dtype)[0]
+        return self.run_counting_draws(given, dtype, copies=copies)[0]
 
-    def run_counting_draws(self, given: Tensors, dtype: torch.dtype = torch.float32) -> tuple[Tensors, int]:
+    def run_counting_draws(
+        self, given: Tensors, dtype: torch.dtype = torch.float32, *, copies: bool = True
+    ) -> tuple[Tensors, int]:
         """Do the step. Returns its named outputs, and how many random operators drew from ``given["seed"]``."""
 
         def named(kind: str) -> Tensors:
-            # Copies: a step may write into its inputs.
             found = {name: value for name, value in given.items() if name.startswith(f"{kind}.")}
-            return {name.partition(".")[2]: value.clone() for name, value in found.items()}
+            return {name.partition(".")[2]: value.clone() if copies else value for name, value in found.items()}
 
         extra: dict[str, Any] = {name: self.objective if name == "objective" else named(name) for name in self.needs}
         seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
         with plain_kernels(), seeded, own_tensors_restored(self.objective.model):
             result = self.function(named("param"), named("state"), named("batch"), named("hyper"), **extra)
-        return self._checked_outputs(result, dtype), getattr(seeded, "draws", 0)
+        outputs = {name: detached(value) for name, value in self._checked_outputs(result, dtype).items()}
+        if copies:
+            outputs = {name: value.clone() for name, value in outputs.items()}
+        return outputs, getattr(seeded, "draws", 0)
 
-    def run_with_means(self, given: Tensors) -> Tensors:
+    def run_with_means(self, given: Tensors, *, copies: bool = True) -> Tensors:
         """Do the step. Returns its outputs and, named ``mean.*``, the means over the batch that it is made from: loss,
         metrics and gradients, before the step works on them. Raises ExportError if the step asks for them twice.
         """
         objective = RecordedObjective(self.objective)
-        outputs = self._replace(objective=objective).run(given)
+        outputs = self._replace(objective=objective).run(given, copies=copies)
         if len(objective.results) != 1:
             raise ExportError(f"the step asks for gradients {len(objective.results)} times")
         (found,) = objective.results
@@ -186,8 +192,7 @@ class TrainStep(NamedTuple):
                 "state is what export_bundle was given as `state`, metrics are `loss` and what it was given as "
                 "`metrics`"
             )
-        # Copies: a step may return one tensor in two places, and each output of a graph needs its own name.
-        return {name: found[name].detach().clone() for name in self.outputs()}
+        return {name: found[name] for name in self.outputs()}
 
 
 def make_train_step(
@@ -264,9 +269,10 @@ def make_train_step(
 
 def _draws(user: UserModel) -> int:
     """Return how many random operators draw when the loss and the metrics are computed. The model does not change."""
-    buffers = {f"model.{name}": value.detach().clone() for name, value in user.model.named_buffers()}
+    buffers = {name: value.detach().clone() for name, value in user.model.named_buffers()}
+    tensors = {f"model.{name}": value for name, value in (buffers | user.written()).items()}
     with plain_kernels(), Seeded(torch.tensor(0)) as seeded:
-        functional_call(LossModule(user), buffers, tuple(user.few().values()))
+        functional_call(LossModule(user), tensors, tuple(user.few().values()))
     return seeded.draws
 
 
@@ -384,8 +390,9 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], argument: str,
 def changed_buffers(user: UserModel) -> set[str]:
     """Return the names of the float32 buffers that a pass in training mode changes. The model itself does not change.
 
-    Counters such as BatchNorm's num_batches_tracked do not travel: a mean of them has no use. Raises ExportError if
-    training depends on one.
+    Counters such as BatchNorm's num_batches_tracked do not travel: a mean of them has no use. Neither do buffers that
+    no state_dict holds and that change their shape: what a layer keeps of one batch. Raises ExportError if training
+    depends on a counter.
     """
     model, few = user.model, user.few()
     inputs = tuple(few[name] for name in user.inputs())
@@ -398,9 +405,11 @@ def changed_buffers(user: UserModel) -> set[str]:
         for name in shifted:
             before[name] += 7
         given = {name: value.clone() for name, value in before.items()}
+        tensors = given | user.written()
         fresh = {name: (value, value._version) for name, value in given.items()}
         with torch.no_grad(), plain_kernels(), Seeded(torch.tensor(0)):
-            outputs = functional_call(model, given, tuple(value.clone() for value in inputs))
+            outputs = functional_call(model, tensors, tuple(value.clone() for value in inputs))
+        given = {name: tensors[name] for name in given}
         # Batch norm's write does not raise the version; another write may leave the values as they were.
         changed = {
             name
@@ -413,7 +422,9 @@ def changed_buffers(user: UserModel) -> set[str]:
         outputs, after, changed = forward_pass(set())
     # Integers that do not change are indices.
     counters = {name for name in changed if not after[name].is_floating_point()}
-    travelling = sorted(changed - counters)
+    saved, shapes = model.state_dict().keys(), {name: value.shape for name, value in model.named_buffers()}
+    resized = {name for name in changed if after[name].shape != shapes[name]}
+    travelling = sorted(changed - counters - (resized - saved))
     if counters:
         shifted_outputs, shifted, _ = forward_pass({row for row in counters if after[row].dtype != torch.bool})
         one, other = ([found[name] for name in travelling] for found in (after, shifted))
@@ -426,6 +437,13 @@ def changed_buffers(user: UserModel) -> set[str]:
     wrong = [name for name in travelling if after[name].dtype != torch.float32]
     if wrong:
         raise ExportError(f"buffer {wrong[0]} changes in training and is {after[wrong[0]].dtype}; expected float32")
+    if resized & set(travelling):
+        name = min(resized & set(travelling))
+        raise ExportError(
+            f"buffer {name} of shape {tuple(shapes[name])} has shape {tuple(after[name].shape)} after a training pass; "
+            "a buffer that travels keeps its shape. If it only keeps something of one batch, register it with "
+            "persistent=False"
+        )
     return set(travelling)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
@@ -46,6 +47,8 @@ class UserModel(NamedTuple):
     """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim skips them."""
     largest_gradient: float = 1.0
     """The largest element of any parameter's gradient on the example."""
+    writes: bool = False
+    """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)`` does."""
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
@@ -53,6 +56,14 @@ class UserModel(NamedTuple):
     def few(self) -> dict[str, Tensor]:
         """Return the first FEW rows of the example."""
         return {name: value[:FEW].clone() for name, value in self.batch.items()}
+
+    def outputs(self, inputs: tuple[Tensor, ...]) -> Any:
+        """Call the model, without a change of its parameters."""
+        return functional_call(self.model, self.written(), inputs)
+
+    def written(self) -> dict[str, Tensor]:
+        """Return copies of the parameters for one call, into which the model may write; none if it does not write."""
+        return {name: value.detach().clone() for name, value in self.model.named_parameters() if self.writes}
 
     def sum_names(self) -> list[str]:
         """Return the names of EvalModule's results, in eval.onnx's order."""
@@ -141,9 +152,9 @@ def make_user_model(
         check_name("metric", name)
     user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
     _check_parameters(model, loss)
-    without_gradient, largest_gradient = _check_by_running(user, features)
+    user = _checked_by_running(user, features)
     _refuse_sum_as_loss(user)
-    return user._replace(without_gradient=without_gradient, largest_gradient=largest_gradient)
+    return user
 
 
 def check_name(what: str, name: object, kind: Any = Name) -> None:
@@ -228,33 +239,36 @@ def _check_parameters(model: nn.Module, loss: Function) -> None:
                 raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
 
 
-def _check_by_running(user: UserModel, features: Function | None) -> tuple[tuple[str, ...], float]:
+def _checked_by_running(user: UserModel, features: Function | None) -> UserModel:
     """Run the loss and its gradient on the example, and on three of its rows; on one more if it has no more.
 
-    Returns the names of the parameters that get no gradient, and the largest element of any gradient. Raises
-    ExportError.
+    Returns the same with the fields that this shows. Raises ExportError.
     """
     rows = len(next(iter(user.batch.values())))
     other = 3 if rows > 3 else rows + 1
     what = "the model or its loss fails in PyTorch itself"
     with training_mode(user.model), as_export_error(f"on {rows} examples {what}"):
-        sizes = _sizes_of_gradients(user, features, rows)
+        sizes, writes = _sizes_of_gradients(user, features, rows)
     with (
         training_mode(user.model),
         as_export_error(f"the example's {rows} examples work, but on {other} examples {what}"),
     ):
-        others = _sizes_of_gradients(user, features, other)
+        others, _ = _sizes_of_gradients(user, features, other)
     if different := sizes.keys() ^ others.keys():
         raise ExportError(
             f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {other}, not on "
             "both: a graph computes the same for any number of examples"
         )
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
-    return tuple(name for name in trained if name not in sizes), max(sizes.values(), default=0.0)
+    without_gradient = tuple(name for name in trained if name not in sizes)
+    return user._replace(
+        without_gradient=without_gradient, largest_gradient=max(sizes.values(), default=0.0), writes=writes
+    )
 
 
-def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -> dict[str, float]:
-    """Return the largest element of each gradient on the first rows of the example. Raises ExportError."""
+def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -> tuple[dict[str, float], bool]:
+    """Return the largest element of each gradient on the first rows of the example, and whether the model writes into
+    its parameters. Raises ExportError."""
     batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
     state = copy_of_state(user.model)
     leaves = {
@@ -277,9 +291,45 @@ def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -
     if not loss.requires_grad:
         raise ExportError("the loss does not depend on any parameter of the model")
     target = loss if features is None else loss + features(outputs).sum()
-    gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
-    found = zip(leaves, gradients, strict=True)
-    return {name: float(torch.linalg.vector_norm(row.to_dense(), torch.inf)) for name, row in found if row is not None}
+    sizes = {}
+    hidden: set[str] = set()
+    run = []  # the number of this backward pass: a backward pass inside it has another
+
+    def keep_size(name: str, leaf: Tensor) -> None:  # and free the gradient before the next is made
+        gradient, leaf.grad = leaf.grad, None
+        if torch._C._current_graph_task_id() not in run:
+            hidden.add(name)
+        elif gradient is not None:
+            sizes[name] = float(torch.linalg.vector_norm(gradient.to_dense(), torch.inf))
+
+    for name, leaf in leaves.items():
+        leaf.register_post_accumulate_grad_hook(partial(keep_size, name))  # type: ignore[no-untyped-call]
+    target.register_hook(lambda _: run.append(torch._C._current_graph_task_id()))
+    with _gradients_put_aside(user.model):
+        target.backward(inputs=list(leaves.values()))
+        hidden |= {name for name, value in user.model.named_parameters() if value.grad is not None}
+    if hidden:
+        raise ExportError(
+            "a torch.autograd.Function calls backward() in its own backward; what parameters get there is in no graph, "
+            "which has only the gradients that the Function returns. Give these parameters to the Function's apply() "
+            "and return their gradients, call their layers without the Function, or freeze them with "
+            f"requires_grad_(False): {', '.join(sorted(hidden))}"
+        )
+    writes = any(not torch.equal(value, state[name]) for name, value in user.model.named_parameters())
+    return sizes, writes
+
+
+@contextmanager
+def _gradients_put_aside(model: nn.Module) -> Iterator[None]:
+    """Leave the parameters without ``.grad``, and give them their own again when the block ends."""
+    kept = [(value, value.grad) for value in model.parameters()]
+    for value, _ in kept:
+        value.grad = None
+    try:
+        yield
+    finally:
+        for value, gradient in kept:
+            value.grad = gradient
 
 
 def _refuse_sum_as_loss(user: UserModel) -> None:
@@ -288,9 +338,9 @@ def _refuse_sum_as_loss(user: UserModel) -> None:
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
     with evaluation_mode(user.model), as_export_error(what):
         for times in (1, 2):
-            arrays = [torch.cat([array[:FEW]] * times) for array in user.batch.values()]
+            arrays = tuple(torch.cat([array[:FEW]] * times) for array in user.batch.values())
             inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
-            found.append(user.loss(user.model(*inputs), *targets).item())
+            found.append(user.loss(user.outputs(inputs), *targets).item())
     once, twice = found
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(

@@ -95,7 +95,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return the loss with smoothed labels, part of which is the mean over all classes.
+    """Return the loss with smoothed labels: a part of each label is spread over all classes.
 
     Szegedy et al. 2015, arXiv 1512.00567, section 7.
     """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from fleetlearn_export.tracing import missing_functions, missing_pooling
+from fleetlearn_export.tracing import linear_algebra, missing_functions, missing_pooling
 from fleetlearn_export.tracing import missing_operators as missing
 from fleetlearn_export.tracing.convolution import convolution_backward
 from fleetlearn_export.tracing.max_pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
@@ -34,11 +34,13 @@ FORWARD: Decompositions = {
     aten.cummax.default: missing_functions.cummax,
     aten.cummin.default: missing_functions.cummin,
     aten.digamma.default: missing_functions.digamma,
+    aten.histc.default: missing_functions.histc,
     aten.kthvalue.default: missing_functions.kthvalue,
     aten.lgamma.default: missing_functions.lgamma,
     aten.logcumsumexp.default: missing_functions.logcumsumexp,
     aten.median.default: missing_functions.median_of_all,
     aten.median.dim: missing_functions.median,
+    **linear_algebra.DECOMPOSITIONS,
 }
 BACKWARD: Decompositions = {
     aten._adaptive_avg_pool2d_backward.default: missing_pooling.adaptive_avg_pool2d_backward,

@@ -52,10 +52,27 @@ def mask_before_pooling(graph: torch.fx.Graph) -> None:
         if threshold != 0 or undetached(passed) is not undetached(spread.args[1]) or indices.target is not getitem:
             continue
         maxima = [item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0]
-        if maxima:
+        # PyTorch keeps the indices only, so the model may write into the maxima, as ``x += positions`` does.
+        if maxima and not _written_into(maxima[0]):
             with graph.inserting_before(spread):
                 masked = graph.call_function(node.target, (spread.args[0], maxima[0], 0))
             masked.meta["val"] = spread.args[0].meta["val"]
             spread.replace_input_with(spread.args[0], masked)
             node.replace_all_uses_with(spread)
             graph.erase_node(node)
+
+
+def _written_into(tensor: torch.fx.Node) -> bool:
+    """Whether an operator writes into the tensor or into a view of the tensor."""
+    for user in tensor.users:
+        operator = user.target
+        if operator is getitem and _written_into(user):
+            return True
+        if not isinstance(operator, torch._ops.OpOverload):
+            continue
+        given = dict(zip((row.name for row in operator._schema.arguments), user.args, strict=False)) | user.kwargs
+        if any(row.is_write and given.get(row.name) is tensor for row in operator._schema.arguments):
+            return True
+        if any(row.alias_info is not None for row in operator._schema.returns) and _written_into(user):
+            return True
+    return False

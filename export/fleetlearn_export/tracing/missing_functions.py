@@ -1,5 +1,5 @@
 """Functions that PyTorch computes with operators of their own, and ONNX does not have: running extrema and sums of
-exponentials, medians, the gamma function's logarithm."""
+exponentials, medians, histograms, the gamma function's logarithm."""
 
 from __future__ import annotations
 
@@ -80,6 +80,16 @@ def median_of_all(x: Tensor) -> Tensor:
     flat = x.reshape(-1)
     values: Tensor = flat.sort(0)[0]
     return values.select(0, (flat.shape[0] - 1) // 2)
+
+
+def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
+    """Count the elements in each of ``bins`` equal parts from ``low`` to ``high``. Others, and NaN, are not counted."""
+    if not low < high:
+        raise NotImplementedError("histc that takes its limits from the data: give min and max")
+    flat = x.reshape(-1, 1)
+    places = ((flat - low) * (bins / (high - low))).floor().clamp(max=bins - 1)
+    counted = (flat >= low) & (flat <= high) & (places == torch.arange(bins))
+    return counted.to(x.dtype).sum(0)
 
 
 SHIFT = 8

@@ -6,7 +6,9 @@ operator of the forward pass, the backward pass and the update. The record is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,9 +33,12 @@ from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import EvalInferModule, EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
+from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
+from fleetlearn_export.tracing.distributions import distributions_unchecked
 from fleetlearn_export.tracing.formulas.recording import formulas_recorded
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+from fleetlearn_export.tracing.stand_ins import shapes_known
 
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
@@ -110,7 +115,10 @@ def trace(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
     for name, value in arguments.items():
-        axes = [DimDynamic.DUCK if rows.get(name) == axis else DimDynamic.STATIC for axis in range(value.dim())]
+        if name not in rows:
+            stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), static_shapes=True))
+            continue
+        axes = [DimDynamic.DUCK if rows[name] == axis else DimDynamic.STATIC for axis in range(value.dim())]
         context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
         stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context))
 
@@ -122,6 +130,10 @@ def trace(
         silenced_python(),
         user_frames_recorded(),
         formulas_recorded(),
+        shapes_known(),
+        distributions_unchecked(),
+        ranges_known(),
+        _sizes_hashable(),
     ):
         graph: torch.fx.GraphModule = make_fx(
             flat,
@@ -144,6 +156,20 @@ def trace(
     return graph
 
 
+@contextmanager
+def _sizes_hashable() -> Iterator[None]:
+    """Let models keep results in functools.cache by sizes of the batch, as transformers' DETR does.
+
+    A size that stays free is never found again in such a cache: equal sizes have different hashes.
+    """
+    kept = torch.SymInt.__hash__
+    torch.SymInt.__hash__ = object.__hash__  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymInt.__hash__ = kept  # type: ignore[method-assign]
+
+
 def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
     """Export a traced graph as a program in which nothing is changed in place. Raises ExportError."""
     shapes = tuple({rows[name]: FREE_BATCH_SIZE} if name in rows else None for name in arguments)
@@ -155,10 +181,12 @@ def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping
     return exported
 
 
-def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = False) -> Traced:
+def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = False, copies: bool = False) -> Traced:
     """Trace one local step: forward, backward and update. ``table`` as for ``trace``. Raises ExportError.
 
     with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch behind its own.
+    copies: whether the graph copies its inputs, rather than write into them, and has a tensor for each output. The
+        emission needs neither, and copies are a fifth of what tracing records of a network with batch norms.
     """
     # Nobody reads the values, so parameters and all that is like them take no memory: empty tensors, not written into.
     real = ("batch.", "hyper.", "seed")
@@ -168,7 +196,8 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
     }
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
     with attributes_restored(step.objective.model):
-        module = trace(step.run_with_means if with_means else step.run, arguments, rows, table)
+        run = step.run_with_means if with_means else step.run
+        module = trace(partial(run, copies=copies), arguments, rows, table)
     _refuse_unsupported_operators(module.graph)
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
@@ -183,12 +212,11 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
     arguments |= {f"batch.{name}": value for name, value in user.batch.items()}
 
     def function(given: Tensors) -> Tensors:
-        rows = [value.clone() for value in given.values()]
+        rows = list(given.values())
         own = {f"model.{name}": value for name, value in zip(values, rows, strict=False)}
         with torch.no_grad(), plain_kernels():
             results = functional_call(module, own, tuple(rows[len(values) :]))
-        # Copies: a model may return one tensor in two places, and each output of a graph needs its own name.
-        return {name: value.clone() for name, value in zip(names, results, strict=True)}
+        return dict(zip(names, results, strict=True))
 
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
     with attributes_restored(user.model):
@@ -200,7 +228,8 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
 
 def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
     """Return the program of one local step: forward, backward and update. Raises ExportError."""
-    traced = trace_step(step, tracing_decompositions())
+    traced = trace_step(step, tracing_decompositions(), copies=True)
+    _refuse_complex_numbers(traced.module.graph)
     exported = export_traced(traced.module, traced.arguments, traced.rows)
     return Program(exported, list(traced.arguments), traced.outputs, located, traced.module.graph)
 
@@ -232,6 +261,10 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
         silenced_python(),
         user_frames_recorded(),
         formulas_recorded(),
+        shapes_known(),
+        distributions_unchecked(),
+        ranges_known(),
+        _sizes_hashable(),
         attributes_restored(module),
     ):
         return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
@@ -245,18 +278,25 @@ def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
         reason = reason_without_gradient(node)
         if reason:
             raise ExportError(f"operator {node.target}{location_of_node(node)} {reason}")
+
+
+def _refuse_complex_numbers(graph: torch.fx.Graph) -> None:
+    """Raise ExportError on complex numbers, where the emission could not replace them by pairs of real ones."""
+    for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.is_complex():
             raise ExportError(
                 f"operator {node.target}{location_of_node(node)} gives complex numbers, which ONNX does not compute "
-                "with"
+                "with. Those of torch.fft and torch.stft, of a fixed length, can be exported where all that reads them "
+                "are products, sums, conj, abs, angle, real and imag; write the rest with two real tensors"
             )
 
 
 def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
     """Raise ExportError if the model draws random numbers in evaluation mode."""
     with as_export_error("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
-        LossModule(user)(*(value.clone() for value in user.batch.values()))
+        tensors = {f"model.{name}": value for name, value in user.written().items()}
+        functional_call(LossModule(user), tensors, tuple(value.clone() for value in user.batch.values()))
     if seeded.draws:
         # A dropout that is switched off is still in the graph: it has the argument False.
         random = [

@@ -25,7 +25,7 @@ from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.messages import PLAIN, UPDATE, Evaluation
-from fleetlearn_protocol.vector import Vector, check_finite
+from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
@@ -213,7 +213,7 @@ class PerDevice:
             result.seen,
             result.complete,
             result.loss,
-            check_finite(result.update),
+            result.largest,
             vectors=vectors,
         )
 

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from fleetlearn_device.runtimes.providers import borrow
 from fleetlearn_device.runtimes.runtime import open_runtime
-from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime, StepError
+from fleetlearn_device.runtimes.runtime_onnx import NOTHING_TO_FIND, OnnxRuntime, StepError, session_options
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, read_manifest, write_manifest
 from fleetlearn_protocol.manifest import EVAL, TRAIN, File, Reference
 from fleetlearn_protocol.vector import digest, views
@@ -53,6 +57,22 @@ def test_steps_write_into_the_flat_buffers_themselves(cases: Cases) -> None:
         assert len(buffers) == 2, step
 
 
+def test_a_session_runs_the_same_graph_without_the_optimizers_that_find_nothing(cases: Cases, tmp_path: Path) -> None:
+    def optimized(disabled: Sequence[str]) -> list[tuple[Any, ...]]:
+        options = session_options(1)
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(disabled))
+        onnxruntime.InferenceSession(cases("cnn").path / TRAIN, options, providers=["CPUExecutionProvider"])
+        nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+        # Without the nodes' own names, which differ from run to run.
+        return [(node.op_type, [*node.input], [*node.output], [*map(str, node.attribute)]) for node in nodes]
+
+    expected = optimized([])
+    assert optimized(NOTHING_TO_FIND) == expected
+    assert optimized(["AnotherVersionsOptimizer"]) == expected
+    assert optimized(["NchwcTransformer", "TransposeOptimizer", "MatmulTransposeFusion"]) != expected
+
+
 def _bound(runtime: OnnxRuntime) -> list[str]:
     """The outputs in the order in which they were bound."""
     names = [row.name for row in runtime.manifest.parameters]
@@ -72,6 +92,22 @@ def test_a_step_allocates_nothing_of_the_models_size_in_python(cases: Cases) -> 
     finally:
         tracemalloc.stop()
     assert peak < runtime.manifest.size * 4 / 4, f"{peak} bytes at peak; the model has {runtime.manifest.size * 4}"
+
+
+def test_an_anchor_that_the_step_does_not_read_is_not_copied(tmp_path: Path) -> None:
+    bundle = write_line_bundle(tmp_path / "line.bundle", references=())
+    runtime = open_runtime(bundle)
+    model = runtime.parameters + np.float32(1)
+    runtime.load(model)
+    assert np.shares_memory(runtime.anchor, model)
+    # The runtime's own vectors change with its steps: such an anchor must be a copy.
+    for _ in range(2):
+        runtime.load(runtime.parameters)
+        start = runtime.parameters.copy()
+        for _ in range(2):
+            runtime.step(line_data(4), lr=0.1)
+        np.testing.assert_array_equal(runtime.anchor, start)
+        assert not np.array_equal(runtime.parameters, start)
 
 
 def test_what_training_read_before_is_still_there_after_one_step(cases: Cases) -> None:
@@ -132,6 +168,25 @@ def changed(case: Any, path: Path, train: bytes) -> Path:
     (path / TRAIN).write_bytes(train)
     (path / "manifest.json").write_bytes(write_manifest(msgspec.structs.replace(manifest, files=files)))
     return path
+
+
+PEAKS = """
+import sys
+import numpy as np
+from fleetlearn_device import open_runtime
+runtime = open_runtime(sys.argv[1], kind="onnx")
+batch = np.zeros((2000, *runtime.manifest.batch[0].shape), np.float32), np.zeros(2000, np.int64)
+for work in (lambda: runtime.step(batch, lr=0.1), lambda: runtime.evaluate(batch)):
+    work()
+    print(open("/proc/self/status").read().partition("VmRSS:")[2].split()[0])
+"""
+
+
+def test_evaluation_uses_the_memory_that_training_took(cases: Cases) -> None:
+    """In a process of its own, since the arena of this one may have room already."""
+    command = [sys.executable, "-c", PEAKS, str(cases("cnn").path)]
+    trained, evaluated = map(int, subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.split())
+    assert evaluated - trained < 4096  # KiB: 200 here, and 15,700 with an arena for each session
 
 
 def test_a_graph_that_onnx_runtime_cannot_read_is_named(cases: Cases, tmp_path: Path) -> None:

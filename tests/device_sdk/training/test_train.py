@@ -64,6 +64,7 @@ def test_it_is_the_runtimes_steps_over_the_batches(case: Any, runtime: Runtime, 
     np.testing.assert_array_equal(outcome.update, by_hand.parameters - start)
     assert np.abs(outcome.update).max() > 1e-3
     assert outcome.update.dtype == np.float32
+    assert outcome.largest == np.abs(outcome.update).max()
     assert (outcome.steps, outcome.seen, outcome.examples, outcome.epochs) == (6, 100, 50, 2.0)
     assert outcome.complete
     assert outcome.loss == pytest.approx(sum(losses) / 100)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
+from fleetlearn_export.checks.double_precision import Doubled, DoublePrecision, as_double
 from torch import nn
 from torch.nn import functional
 
@@ -55,3 +56,31 @@ def test_nested_values() -> None:
     assert found["a"][1:4] == [3, torch.float64, torch.int32]
     assert found["a"][4].dtype == torch.int64
     assert found["b"] is None
+
+
+def test_a_doubled_model_has_the_gradients_of_a_double_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 8),
+        nn.Unflatten(1, (2, 4)),
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        nn.LSTM(4, 3, batch_first=True),
+    )
+    x = torch.randn(5, 2, 4, 4).double()
+    found = []
+    for double in (Doubled, torch.Tensor.double):
+        leaves = {name: double(value.detach()).requires_grad_() for name, value in model.named_parameters()}
+        with DoublePrecision():
+            outputs, _ = torch.func.functional_call(model, leaves, (x,))
+            outputs.square().sum().backward()
+        found.append([value.grad for value in leaves.values()])
+    assert all(type(value) is torch.Tensor and value.dtype == torch.float64 for value in found[0])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_nobody_writes_into_a_doubled_tensor() -> None:
+    with pytest.raises(TypeError, match=r"aten.add_.Tensor writes into a tensor that nobody may write into"):
+        Doubled(torch.ones(2)).add_(1)

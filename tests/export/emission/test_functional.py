@@ -12,7 +12,7 @@ from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
 
-from tests.support.emission_cases import gradient_of
+from tests.support.emission_cases import check_emission, gradient_of
 
 X = torch.arange(72.0).reshape(3, 4, 6) - 30
 
@@ -176,3 +176,10 @@ def test_average_pooling_in_channels_last_order() -> None:
 def test_other_writes_are_refused(function: Callable[[Tensor], Tensor], reason: str) -> None:
     with pytest.raises(EmissionError, match=reason):
         check(function)
+
+
+def test_powers_in_place() -> None:
+    """pow.Scalar is a number to the power of a tensor; pow_.Scalar is not."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(7)) + 0.5
+    check_emission(torch.ops.aten.pow.Tensor_Scalar, lambda x: (2 * x).pow_(3), x)
+    check_emission(torch.ops.aten.pow.Tensor_Tensor, lambda x: (2 * x).pow_(x), x)

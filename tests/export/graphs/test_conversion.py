@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -8,7 +9,8 @@ import pytest
 import torch
 from export_cases import Case
 from fleetlearn_export import ExportError
-from fleetlearn_export.graphs.conversion import check_standard, parameter_offsets, serialised, with_parameters
+from fleetlearn_export.emission.constants import Constants
+from fleetlearn_export.graphs.conversion import check_standard, serialised, write_with_parameters
 from onnx import TensorProto, helper
 
 
@@ -72,7 +74,7 @@ def test_exported_graphs_hold_standard_operators_only(cases: Callable[[str], Cas
         assert len(set(names)) == len(names)
 
 
-def test_parameters_become_initializers_whose_bytes_are_found() -> None:
+def test_parameters_become_initializers_whose_bytes_are_found(tmp_path: Path) -> None:
     """Two parameters with the same bytes, of which one has a long name and the other's name is a part of it."""
     long = "layer." * 30 + "w"
     inputs = [
@@ -83,10 +85,10 @@ def test_parameters_become_initializers_whose_bytes_are_found() -> None:
         [helper.make_node("Add", ["param.w", f"param.{long}"], ["output"])], "g", inputs, [output]
     )
     values = {name: torch.arange(300).float() for name in ("w", long, "unused")}
-    content = with_parameters(helper.make_model(graph), values)
-    offsets = parameter_offsets(content, values)
+    offsets = write_with_parameters(helper.make_model(graph), values, None, tmp_path / "g.onnx")
     assert set(offsets) == {"w", long}
-    changed = bytearray(content)
+    changed = bytearray((tmp_path / "g.onnx").read_bytes())
+    assert changed == onnx.load_model_from_string(bytes(changed)).SerializeToString(deterministic=True)
     for name, factor in (("w", 10), (long, 1000)):
         changed[offsets[name] : offsets[name] + 1200] = (np.arange(300, dtype="<f4") * factor).tobytes()
     model = onnx.load_model_from_string(bytes(changed))
@@ -96,7 +98,21 @@ def test_parameters_become_initializers_whose_bytes_are_found() -> None:
     assert arrays[f"param.{long}"][7] == 7000
 
 
-def test_a_graph_above_protobufs_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_that_are_kept_apart_are_written_into_the_file(tmp_path: Path) -> None:
+    constants = Constants()
+    table = np.arange(2000, dtype=np.float32).reshape(4, 500)
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, [4, 500])
+    nodes = [helper.make_node("Mul", ["table", "factor"], ["output"])]
+    rows = [constants.reference("table", table), onnx.numpy_helper.from_array(np.float32(2), "factor")]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], [output], rows))
+    assert write_with_parameters(model, {}, constants, tmp_path / "g.onnx") == {}
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(table, "table"))
+    assert (tmp_path / "g.onnx").read_bytes() == model.SerializeToString(deterministic=True)
+
+
+def test_a_graph_above_protobufs_limit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("fleetlearn_export.graphs.conversion.MAX_BYTES", 10)
     with pytest.raises(ExportError, match="ONNX files end at 10"):
         serialised(model_of(RELU))
+    with pytest.raises(ExportError, match="ONNX files end at 10"):
+        write_with_parameters(model_of(RELU), {}, None, tmp_path / "g.onnx")

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import torch
 from fleetlearn_export.emission.constants import MIN_BYTES, Constants
 from fleetlearn_export.graphs.conversion import serialised
-from fleetlearn_export.graphs.frozen_file import ALIGNMENT, with_constants, with_frozen_file
+from fleetlearn_export.graphs.frozen_file import ALIGNMENT, with_constants, with_frozen_file, write_safetensors
 from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 random = np.random.default_rng(0)
 SHARED = random.standard_normal((16, 32)).astype(np.float32)
@@ -109,3 +110,15 @@ def test_small_constants_stay_where_they_are() -> None:
 def test_the_file_is_the_same_whatever_the_graphs_call_their_constants() -> None:
     other = {TRAIN: content({"c1": HALVES, "c2": ODD, "c3": SHARED}), EVAL: content({"c7": ODD * 2})}
     assert move_constants(other, KNOWN)[FROZEN] == move_constants(FILES, KNOWN)[FROZEN]
+
+
+def test_tensors_are_written_as_safetensors_writes_them(tmp_path: Path) -> None:
+    arrays = {
+        "layer.10.w": SHARED,
+        "layer.9.w": ODD,
+        "b": SMALL,
+        "a\u00e9": SMALL[0],
+        "number": np.array(3, np.float32),
+    }
+    path = write_safetensors({name: torch.from_numpy(array) for name, array in arrays.items()}, tmp_path / "file")
+    assert path.read_bytes() == save(arrays)

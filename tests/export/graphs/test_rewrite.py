@@ -171,3 +171,15 @@ def test_number_gets_the_axes_of_a_tensor_that_ends_in_one_element(number: str) 
 def test_number_stays_as_it_is_beside_other_tensors() -> None:
     graph = rewritten_graph("a = Mul(y, lr) b = Neg(a) c = Sub(b, lr) out = Add(c, x)", ONE_ELEMENT)
     assert [node.op_type for node in graph.node] == ["Mul", "Neg", "Sub", "Add"]
+
+
+@pytest.mark.parametrize(("copies", "expected"), [(5, []), (1, ["Expand"])])
+def test_a_product_with_copies_of_a_matrix_needs_no_copies(copies: int, expected: list[str]) -> None:
+    """Where the other operand has only one matrix, the copies make as many products."""
+    head = f"""<ir_version: 8, opset_import: ["" : 18]>
+    main (float[{copies},4,3] a, float[3,2] w) => (float[5,4,2] out)
+    """
+    graph = rewritten_graph(
+        "sizes = Constant<value = int64[3] {5, 3, 2}>() e = Expand(w, sizes) out = MatMul(a, e)", head
+    )
+    assert [node.op_type for node in graph.node] == [*expected, "MatMul"]

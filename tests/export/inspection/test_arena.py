@@ -13,9 +13,15 @@ def test_free_memory_is_used_again() -> None:
     assert arena_bytes([("a", 1024), ("a", 0), ("b", 512), ("c", 512)]) == 1024
 
 
-def test_a_piece_is_not_cut_for_more_than_half_of_it() -> None:
-    """a leaves 4 MiB in a region of 4 MiB; b takes 3 of it, and c, which needs the last, a new region."""
-    assert arena_bytes([("a", 4 * MIB), ("a", 0), ("b", 3 * MIB), ("c", MIB)]) == 4 * MIB + MIB
+def test_the_rest_of_a_piece_is_used_again() -> None:
+    """a leaves 4 MiB in a region of 4 MiB; b takes 3 of it, and c the last."""
+    assert arena_bytes([("a", 4 * MIB), ("a", 0), ("b", 3 * MIB), ("c", MIB)]) == 4 * MIB
+
+
+def test_a_piece_is_not_cut_where_little_would_be_left() -> None:
+    """b takes all of a's piece; c, which would fit behind b, needs a new region."""
+    small = 2**14
+    assert arena_bytes([("a", MIB), ("a", 0), ("b", MIB - small), ("c", small)]) == MIB + small
 
 
 def test_neighbours_that_are_free_become_one() -> None:

@@ -59,3 +59,19 @@ def test_what_modules_keep_between_calls_is_forgotten() -> None:
     assert model.calls == [1]
     assert not hasattr(model, "extra")
     assert model.two is model.one
+
+
+def test_hooks_of_the_first_call_are_forgotten_with_the_attribute_that_says_so() -> None:
+    """transformers registers hooks at the first call that asks a model for its hidden states."""
+
+    class Hooked(Twice):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "hooked"):
+                self.hooked = self.one.register_forward_hook(lambda module, given, result: result + 1)
+            return super().forward(x)
+
+    model, x = Hooked(), torch.ones(1, 2)
+    with attributes_restored(model):
+        once = model(x)
+    assert torch.equal(model(x), once)
+    assert torch.equal(model(x), once)

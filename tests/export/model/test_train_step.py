@@ -270,6 +270,22 @@ def test_buffers_that_training_changes() -> None:
     assert changed_buffers(source_of(twice)) == {"norm.running_mean", "norm.running_var"}
 
 
+class Remembering(nn.Linear):
+    """Keeps its last outputs, as spiking layers do."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("last", torch.zeros(0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return torch.tanh(self.last)
+
+
+def test_what_a_layer_keeps_of_one_batch_does_not_travel() -> None:
+    assert changed_buffers(source_of(Remembering(persistent=False))) == set()
+
+
 class Averaging(Counting):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / self.calls
@@ -296,8 +312,13 @@ class Precise(nn.Linear):
         ),
         (Averaging(), "training depends on calls, a counter that does not travel"),
         (Precise(), "buffer sum changes in training and is torch.float64; expected float32"),
+        (
+            Remembering(persistent=True),
+            r"buffer last of shape \(0,\) has shape \(\d+, 3\) after a training pass; .* register it with "
+            "persistent=False",
+        ),
     ],
-    ids=["batch norm", "counter", "float64"],
+    ids=["batch norm", "counter", "float64", "shape"],
 )
 def test_buffers_that_cannot_travel_are_refused(model: nn.Module, text: str) -> None:
     with pytest.raises(ExportError, match=text):
@@ -452,7 +473,7 @@ def counting(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
 
 
 def transforming(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
-    rate = torch.fft.fft(b["x"]).abs().mean() * h["lr"]  # transforming
+    rate = torch.fft.fft(b["x"]).exp().abs().mean() * h["lr"]  # transforming
     return sgd(p, s, b, {"lr": rate}, objective=objective)
 
 

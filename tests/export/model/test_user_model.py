@@ -148,6 +148,65 @@ def test_parameters_on_which_the_loss_does_not_depend() -> None:
     assert source_of(Projected(), loss, features=lambda outputs: outputs[1]).without_gradient == ("idle",)
 
 
+class Rerun(torch.autograd.Function):
+    """Runs a layer again in its backward, as reversible layers do: autograd does not see the layer's parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.layer(x).backward(gradient)
+        return x.grad, None
+
+
+class Scale(torch.autograd.Function):
+    """The same with a tensor in the place of the layer: the gradient arrives at the tensor, from the inner backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.saved = x.detach(), scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        x, scale = ctx.saved
+        with torch.enable_grad():
+            (x * scale + 0 * x.requires_grad_()).backward(gradient)
+        return gradient * scale.detach(), None
+
+
+@pytest.mark.parametrize("hidden", ["last.bias, last.weight", "scale"])
+def test_a_gradient_that_only_backward_inside_a_function_gives_is_refused(hidden: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.scale = nn.Linear(3, 2), nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            result = Scale.apply(self.last(x), self.scale) if hidden == "scale" else Rerun.apply(x, self.last)
+            assert isinstance(result, torch.Tensor)
+            return result
+
+    model = Model()
+    own = model.last.weight.grad = torch.ones(2, 2)
+    with pytest.raises(ExportError, match=rf"Function calls backward\(\) .*: {hidden}$"):
+        source_of(model)
+    assert model.last.weight.grad is own
+    assert bool((own == 1).all())
+    assert model.last.bias.grad is None
+    for name, value in model.named_parameters():
+        value.requires_grad_(name not in hidden)
+    left = {"last.bias, last.weight": ("scale",), "scale": ()}  # the first model does not use it
+    assert source_of(model).without_gradient == left[hidden]
+
+
 def test_a_batch_size_written_into_the_model_is_found_with_its_line() -> None:
     class Fixed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -190,3 +249,20 @@ def test_named_outputs() -> None:
     assert named_outputs(X) == {"output": X}
     assert named_outputs((X, Y)) == {"output_0": X, "output_1": Y}
     assert list(named_outputs({"z": X, "a": Y})) == ["output_z", "output_a"]
+
+
+def test_a_model_that_writes_into_its_parameters_is_known() -> None:
+    class Renormalised(nn.Module):
+        def __init__(self, longest: float | None) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(5, 3, max_norm=longest)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rows(x)
+
+    example = torch.tensor([0, 1, 2, 3]), Y
+    for longest, writes in ((0.1, True), (None, False)):
+        model = Renormalised(longest)
+        before = model.rows.weight.detach().clone()
+        assert source_of(model, example=example).writes is writes
+        assert torch.equal(model.rows.weight, before)

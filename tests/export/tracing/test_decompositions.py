@@ -91,8 +91,8 @@ def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> 
         return graph, check_train(user, step, serialised(graph))
 
 
-SLOW = ("convolutions", "transposed", "pools")
-"""Each takes seconds; the other stacks go through the same code."""
+SLOW = ("convolutions", "one dimension", "transposed", "pools", "ties")
+"""Each takes seconds; the other stacks go through most of the same code."""
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,7 @@ def test_pools_that_cover_the_image_have_no_indices() -> None:
     assert [len(node.output) for node in pools] == [1, 1]
 
 
+@pytest.mark.slow
 def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
     """MaxUnpool costs less than ScatterElements."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))

@@ -53,3 +53,17 @@ def test_a_mask_of_more_than_the_pooling_stays() -> None:
     graph.recompile()
     assert graph.code == before
     assert torch.equal(graph(x), expected)
+
+
+def test_maxima_that_the_model_writes_into_are_no_mask() -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        pooled = functional.max_pool2d(functional.relu(x), 3, 2).flatten(2).transpose(1, 2)
+        pooled += 1
+        return torch.autograd.grad((pooled**2).sum(), x)[0]
+
+    x = torch.randn(3, 2, 8, 8) - 1  # windows without a positive element have no gradient
+    graph = make_fx(gradient)(x)
+    mask_before_pooling(graph.graph)
+    graph.recompile()
+    assert torch.equal(graph(x), gradient(x))

@@ -63,3 +63,9 @@ def test_gamma_functions() -> None:
     torch.testing.assert_close(
         *(function(x[:, 20:].double()) for function in (missing_functions.lgamma, torch.lgamma)), rtol=1e-9, atol=1e-9
     )
+
+
+@pytest.mark.parametrize(("bins", "low", "high"), [(4, 0, 3), (5, -1.5, 2)])
+def test_histograms(bins: int, low: float, high: float) -> None:
+    """Of halves from -4.5 to 4, with some on the limits of the bins and some outside."""
+    check_emission(None, lambda x: torch.histc(x.flatten(), bins, low, high), X)

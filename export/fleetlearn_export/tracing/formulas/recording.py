@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fleetlearn_export.tracing.formulas import chunks, distances, grids, resizing
+from fleetlearn_export.tracing.formulas import chunks, ctc, distances, experts, grids, resizing, spectrograms
 
 AUTOGRAD, COMPOSITE = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
 """Where PyTorch looks for its own formulas."""
@@ -17,6 +17,9 @@ FORMULAS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **grids.FORMULAS,
     **distances.FORMULAS,
     **chunks.FORMULAS,
+    **ctc.FORMULAS,
+    **experts.FORMULAS,
+    **spectrograms.FORMULAS,
 }
 
 
