@@ -195,22 +195,19 @@ def _evaluation_graphs(
 ) -> tuple[dict[str, Callable[[], onnx.ModelProto]], str | None]:
     """Return functions that make the graphs of eval.onnx and infer.onnx, and why PyTorch's ONNX exporter writes them,
     unless they are written straight from one trace."""
-    reason = None
-    # PyTorch's exporter writes a recurrent layer as one operator, which is faster than the steps of a traced one.
-    if not any(isinstance(module, nn.RNNBase) for module in user.model.modules()):
-        try:
-            traced, emission, _ = written(partial(trace_evaluation, user, values, outputs), constants)
-        except EmissionError as error:
-            reason = str(error)
-        else:
-            check_evaluation(user, values, traced, emission)
-            given = {f"param.{name}": f"param.{name}" for name in values}
-            batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
-            inputs = {f"batch.{name}": name for name in user.inputs()}
-            return {
-                EVAL: partial(part, emission, given | batch, user.sum_names()),
-                INFER: partial(part, emission, given | inputs, outputs),
-            }, None
+    try:
+        traced, emission, _ = written(partial(trace_evaluation, user, values, outputs), constants)
+    except EmissionError as error:
+        reason = str(error)
+    else:
+        check_evaluation(user, values, traced, emission)
+        given = {f"param.{name}": f"param.{name}" for name in values}
+        batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
+        inputs = {f"batch.{name}": name for name in user.inputs()}
+        return {
+            EVAL: partial(part, emission, given | batch, user.sum_names()),
+            INFER: partial(part, emission, given | inputs, outputs),
+        }, None
 
     def converted(found: Program) -> onnx.ModelProto:
         return to_onnx(found, inference_decompositions(found.located))

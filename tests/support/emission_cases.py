@@ -14,6 +14,7 @@ from fleetlearn_export.emission.emit import Emission, emit
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import decompositions
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
+from fleetlearn_export.tracing.formulas.recording import FORMULAS, Formulas
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor
 
@@ -21,7 +22,9 @@ SIZES = (3, 1, 5)
 """Numbers of examples that an emitted graph is run with; it is traced with the first."""
 
 
-def emitted(function: Callable[..., Any], arrays: list[Tensor], names: list[str]) -> tuple[Emission, list[str]]:
+def emitted(
+    function: Callable[..., Any], arrays: list[Tensor], names: list[str], formulas: Formulas = FORMULAS
+) -> tuple[Emission, list[str]]:
     """Trace the function with a free first axis of each array, and emit it. Returns it with its outputs' names."""
     outputs: list[str] = []
 
@@ -33,7 +36,7 @@ def emitted(function: Callable[..., Any], arrays: list[Tensor], names: list[str]
 
     arguments = dict(zip(names, arrays, strict=True))
     rows = {name: 0 for name, value in arguments.items() if value.dim()}
-    module = without_complex_numbers(without_writes(trace(named, arguments, rows, decompositions())))
+    module = without_complex_numbers(without_writes(trace(named, arguments, rows, decompositions(), formulas)))
     return emit(module, names, outputs, names[0]), outputs
 
 
@@ -43,14 +46,16 @@ def check_emission(
     *arrays: Tensor,
     fixed: tuple[Tensor, ...] = (),
     tolerance: float = 1e-6,
+    formulas: Formulas = FORMULAS,
 ) -> onnx.ModelProto:
     """Emit ``function(*arrays, *fixed)`` and compare with PyTorch, for several numbers of examples. Returns the graph.
 
     operator: must be among the emitted ones. arrays: have SIZES[0] examples on the first axis; more examples repeat
         them. fixed: arrays of which no axis is free. tolerance: relative to each result's largest element.
+    formulas: as for ``trace``.
     """
     names = [f"in{place}" for place in range(len(arrays))]
-    emission, outputs = emitted(lambda *given: function(*given, *fixed), list(arrays), names)
+    emission, outputs = emitted(lambda *given: function(*given, *fixed), list(arrays), names, formulas)
     assert operator is None or operator in {call.node.target for call in emission.calls}, (
         f"{operator} is not in the traced graph, but {sorted({str(call.node.target) for call in emission.calls})}"
     )

@@ -23,6 +23,7 @@ from fleetlearn_export.emission.operators import (
     normalization,
     padding,
     pooling,
+    recurrent,
     recursions,
     reductions,
     shapes,
@@ -54,6 +55,7 @@ OPERATORS: dict[Operator, Handler] = {
     **max_pooling.OPERATORS,
     **batch_norm.OPERATORS,
     **normalization.OPERATORS,
+    **recurrent.OPERATORS,
     **recursions.OPERATORS,
 }
 

@@ -36,7 +36,7 @@ from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.distributions import distributions_unchecked
-from fleetlearn_export.tracing.formulas.recording import formulas_recorded
+from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas, formulas_recorded
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 from fleetlearn_export.tracing.stand_ins import shapes_known
 
@@ -105,12 +105,17 @@ def export_loss(user: UserModel) -> torch.fx.Graph:
 
 
 def trace(
-    function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int], table: Decompositions
+    function: Callable[[Tensors], Tensors],
+    arguments: Tensors,
+    rows: Mapping[str, int],
+    table: Decompositions,
+    formulas: Formulas = FORMULAS,
 ) -> torch.fx.GraphModule:
     """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
 
     rows: argument -> the axis whose size is the number of examples, which stays free. table: operator -> a function
-        that is recorded in its place. Raises ExportError.
+        that is recorded in its place. formulas: the same for operators that PyTorch would not look up there.
+        Raises ExportError.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     stand_ins = []
@@ -129,7 +134,7 @@ def trace(
         as_export_error("the training step cannot be traced"),
         silenced_python(),
         user_frames_recorded(),
-        formulas_recorded(),
+        formulas_recorded(formulas),
         shapes_known(),
         distributions_unchecked(),
         ranges_known(),
@@ -220,7 +225,7 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
 
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
     with attributes_restored(user.model):
-        graph = trace(function, arguments, rows, table)
+        graph = trace(function, arguments, rows, table, IN_EVALUATION)
     _refuse_unsupported_operators(graph.graph)
     _refuse_random_evaluation(user, graph.graph)
     return Traced(graph, arguments, rows, names)

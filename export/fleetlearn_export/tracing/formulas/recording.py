@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from fleetlearn_export.tracing.formulas import chunks, ctc, distances, experts, grids, resizing, spectrograms
+from fleetlearn_export.tracing.formulas import chunks, ctc, distances, experts, grids, recurrent, resizing, spectrograms
 
 AUTOGRAD, COMPOSITE = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
 """Where PyTorch looks for its own formulas."""
-FORMULAS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+Formulas = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+FORMULAS: Formulas = {
     **resizing.FORMULAS,
     **grids.FORMULAS,
     **distances.FORMULAS,
@@ -21,14 +22,15 @@ FORMULAS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **experts.FORMULAS,
     **spectrograms.FORMULAS,
 }
+IN_EVALUATION: Formulas = {**FORMULAS, **recurrent.FORMULAS}
 
 
 @contextmanager
-def formulas_recorded() -> Iterator[None]:
-    """While active, tracing records FORMULAS. PyTorch would use its own before it asks a table of decompositions, or
-    would record an operator for the gradient."""
-    originals = {operator: dict(operator.py_kernels) for operator in FORMULAS}
-    for operator, formula in FORMULAS.items():
+def formulas_recorded(formulas: Formulas = FORMULAS) -> Iterator[None]:
+    """While active, tracing records the formulas. PyTorch would use its own before it asks a table of decompositions,
+    or would record an operator for the gradient."""
+    originals = {operator: dict(operator.py_kernels) for operator in formulas}
+    for operator, formula in formulas.items():
         operator.py_kernels[AUTOGRAD] = formula
         if torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, COMPOSITE):
             operator.py_kernels[COMPOSITE] = formula
