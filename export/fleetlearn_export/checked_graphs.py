@@ -13,6 +13,7 @@ from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, 
 from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
+from fleetlearn_export.checks.comparison import ROWS_FOR_FEWER
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_eval, check_train, check_train_in_float16
 from fleetlearn_export.checks.memory import give_back_freed_memory
@@ -27,6 +28,7 @@ from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, write_with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
 from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
+from fleetlearn_export.graphs.micro_batches import part_size
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
@@ -47,6 +49,8 @@ from fleetlearn_export.tracing.trace import (
 )
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+RANDOM_PART = ROWS_FOR_FEWER
+"""The least number of examples in a micro-batch of a step that draws random numbers: the check trains on one."""
 
 
 class CheckedGraphs(NamedTuple):
@@ -100,7 +104,9 @@ def training_graphs(
     if budget is not None:
         progress("fitting the training step to the memory")
         means = partial(step_with_means, step, frozen, constants)
-        graph = within_budget(graph, means, train_elements(step), budget, progress)
+        smallest = RANDOM_PART if step.random else 1
+        graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
+    together = part_size(graph)
     rounding = None
     if compute == "float16":
         graph = with_half_products(graph)
@@ -117,6 +123,9 @@ def training_graphs(
     del written
     give_back_freed_memory()
     progress("training some steps against PyTorch")
+    if step.random and together is not None:
+        # Each micro-batch draws numbers of its own, so that PyTorch draws the same for the first one alone.
+        user = user._replace(batch={name: value[:together] for name, value in user.batch.items()})
     checked = check_train(user, step, compared, features, constants=constants)
     if rounding is not None:
         progress("training some steps with products in float16")

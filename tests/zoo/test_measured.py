@@ -19,7 +19,10 @@ def test_a_failure_is_told_in_the_table() -> None:
     assert len(row(found)) == len(row(Measured("m", *[1] * 10))) == len(HEADINGS)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("ds_cnn", 23_180), ("unet", 9_823_466), ("rnnt_lstm", 28_872_704)])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("ds_cnn", 23_180), ("unet", 9_823_466), ("rnnt_lstm", 28_872_704), ("shakespeare", 822_570)],
+)
 def test_models_of_papers_have_their_size(name: str, parameters: int) -> None:
     """As counted by hand from the shapes."""
     assert sum(value.numel() for value in make(name).module.parameters()) == parameters

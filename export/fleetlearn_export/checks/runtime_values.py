@@ -17,6 +17,7 @@ from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.emission.constants import key_of
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.reading import reads
 from fleetlearn_export.model.source_locations import location_of_node
 from fleetlearn_export.model.steps import Tensors
 
@@ -105,7 +106,7 @@ class _Part(NamedTuple):
     def reads(self, emission: Emission) -> set[str]:
         """Return the names of all values that the nodes read, and that the calls are compared by."""
         arguments = {emission.values.get(node, "") for call in self.calls for node in call.node.all_input_nodes}
-        return self.results | arguments | {name for node in self.nodes for name in node.input}
+        return self.results | arguments | {name for node in self.nodes for name in reads(node)}
 
 
 def _calls_with_nodes(emission: Emission) -> list[_Part]:
@@ -148,7 +149,7 @@ def _run(
     """Run a part of the graph, as it is written. Returns the values of these names."""
     if not names:
         return {}
-    read = {name for node in part.nodes for name in node.input if name} - part.made
+    read = {name for node in part.nodes for name in reads(node)} - part.made
     # Large constants are given like inputs: an initializer would be copied several times.
     feed = {name: known[name].numpy() for name in sorted(read) if name in known}
     inputs = [

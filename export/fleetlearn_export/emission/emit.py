@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import getitem
 from typing import Any, NamedTuple
@@ -15,7 +15,10 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
-from fleetlearn_export.emission.table import OPERATORS
+from fleetlearn_export.emission.functional import without_writes
+from fleetlearn_export.emission.table import OPERATORS, decompositions
+from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.tracing.trace import trace
 
 BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -53,7 +56,8 @@ def emit(
     examples, if that is free. constants: gets the large constants; unless given the graph has them. Raises
     EmissionError if an operator is not in the table, or its use is not written.
     """
-    graph = Emitter(examples, any(node.target is BACKWARD for node in module.graph.nodes), axis, constants)
+    backward = any(node.target is BACKWARD for node in module.graph.nodes)
+    graph = Emitter(examples, backward, axis, constants, write=_written)
     values: dict[fx.Node, Any] = {}  # a name, or names where an operator has several results
     calls: list[Call] = []
     given, results = [], []
@@ -90,6 +94,13 @@ def emit(
         )
     )
     return Emission(model, calls, {node: name for node, name in values.items() if isinstance(name, str)}, constants)
+
+
+def _written(
+    function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int], outputs: Sequence[str]
+) -> onnx.GraphProto:
+    module = without_writes(trace(function, arguments, rows, decompositions()))
+    return emit(module, list(arguments), outputs, next(iter(rows), "")).model.graph
 
 
 def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Sequence[str | None]:

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 from fleetlearn_export.emission.constants import Constants, is_large
+from fleetlearn_export.model.steps import Tensors
 
 ELEMENT_TYPES: dict[torch.dtype, int] = {
     torch.float32: onnx.TensorProto.FLOAT,
@@ -69,14 +70,30 @@ torch.SymInt. Raises EmissionError for a use that the handler does not write.
 """
 
 
+Write = Callable[[Callable[[Tensors], Tensors], Tensors, Mapping[str, int], Sequence[str]], onnx.GraphProto]
+"""``write(function, arguments, rows, outputs)`` traces a function and writes it as a graph, the body of an operator.
+
+arguments: name -> an example. rows: argument -> the axis whose size is the number of examples. outputs: the results'
+names. Raises EmissionError.
+"""
+
+
 class Emitter:
     """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is used again."""
 
     def __init__(
-        self, examples: str, backward: bool = True, axis: int = 0, kept_apart: Constants | None = None
+        self,
+        examples: str,
+        backward: bool = True,
+        axis: int = 0,
+        kept_apart: Constants | None = None,
+        *,
+        write: Write,
     ) -> None:
         """examples: the name of an input whose ``axis`` has the number of examples. backward: whether the graph has a
-        backward pass, which uses again what the forward pass computes. kept_apart: gets the large constants."""
+        backward pass, which uses again what the forward pass computes. kept_apart: gets the large constants. write:
+        writes bodies of operators."""
+        self.write = write
         self._kept_apart = kept_apart
         self.backward = backward
         self.nodes: list[onnx.NodeProto] = []

@@ -26,6 +26,7 @@ from fleetlearn_export.emission.operators import (
     recurrent,
     recursions,
     reductions,
+    scan,
     shapes,
     slices,
     softmax,
@@ -57,6 +58,7 @@ OPERATORS: dict[Operator, Handler] = {
     **normalization.OPERATORS,
     **recurrent.OPERATORS,
     **recursions.OPERATORS,
+    **scan.OPERATORS,
 }
 
 

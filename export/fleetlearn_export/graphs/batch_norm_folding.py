@@ -11,6 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fleetlearn_export.emission.constants import Constants
+from fleetlearn_export.graphs.reading import reads
 
 
 def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> onnx.ModelProto:
@@ -24,7 +25,7 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
     constants = {row.name: row for row in graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
-        for name in node.input:
+        for name in reads(node):
             readers.setdefault(name, []).append(node)
     outputs = {row.name for row in graph.output}
     folded = set()
@@ -42,7 +43,7 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
         _fold(graph, convolution, norm, {name: values_of(constants[name]) for name in needed})
         graph.node.remove(norm)
         folded |= set(needed)
-    used = {name for node in graph.node for name in node.input} | outputs
+    used = {name for node in graph.node for name in reads(node)} | outputs
     for row in [row for row in graph.initializer if row.name in folded - used]:
         graph.initializer.remove(row)
     return model

@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fleetlearn_export.emission.constants import Constants, size_of
+from fleetlearn_export.graphs.reading import reads
 from fleetlearn_export.model.frozen_weights import Coded, Stored, find_codes, has_codes
 
 
@@ -42,7 +43,7 @@ def code_weights(
         graph.initializer.append(codes)
         if not for_people:
             graph.input.append(helper.make_tensor_value_info(codes.name, codes.data_type, codes.dims))
-        gathers = [place for place, node in enumerate(graph.node) if row.name in node.input]
+        gathers = [place for place, node in enumerate(graph.node) if row.name in reads(node)]
         if coded.axis == 0 and gathers and all(_takes_rows(graph.node[place], row.name) for place in gathers):
             graph.initializer.append(numpy_helper.from_array(coded.broadcast_scales, f"{row.name}.scales"))
             for place in reversed(gathers):

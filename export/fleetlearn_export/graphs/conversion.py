@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from fleetlearn_export.emission.constants import Array, Constants, key_of
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.free_sizes import name_free_sizes
+from fleetlearn_export.graphs.reading import subgraphs
 from fleetlearn_export.graphs.rewrite import rewrite
 from fleetlearn_export.model.source_locations import as_export_error, location_of_operator
 from fleetlearn_export.model.steps import Tensors
@@ -92,6 +93,9 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
         if row.name != name:  # two outputs had the same value, and the cleaning left one of them
             proto.graph.node.append(onnx.helper.make_node("Identity", [row.name], [name]))
             row.name = name
+    for node in proto.graph.node:
+        for body in subgraphs(node):
+            _separate_outputs(body)
     # All free sizes get one name. ONNX Runtime's own shape inference gives each unknown size another name; it then
     # finds less memory to reuse, and takes ten times as long to look for it.
     for row in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
@@ -101,6 +105,18 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     name_free_sizes(proto)
     check_standard(proto)
     return proto
+
+
+def _separate_outputs(body: onnx.GraphProto) -> None:
+    """Give each output of a Scan's body a value of its own: the cleaning leaves one of equal outputs, and runtimes do
+    not take that, nor an output that is an input."""
+    taken = {row.name for row in body.input}
+    for place, row in enumerate(body.output):
+        if row.name in taken:
+            name = f"{row.name}/{place}"
+            body.node.append(helper.make_node("Identity", [row.name], [name], name=name))
+            row.name = name
+        taken.add(row.name)
 
 
 def check_standard(model: onnx.ModelProto) -> None:

@@ -7,7 +7,7 @@ convolution, is left in the rest, and the features have as few bytes as that all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import networkx
@@ -16,6 +16,7 @@ import onnx
 from fleetlearn_protocol.manifest import Input
 from onnx import NodeProto, helper
 
+from fleetlearn_export.graphs.reading import reads, rename
 from fleetlearn_export.graphs.recompute import words
 
 PRODUCTS = words("Conv ConvTranspose ConvInteger Einsum Gemm GRU LSTM MatMul MatMulInteger RNN")
@@ -36,7 +37,7 @@ def dependencies(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     constants = {row.name for row in model.graph.initializer}
     found = {row.name: frozenset([_kind(row.name)]) for row in model.graph.input if row.name not in constants}
     for node in model.graph.node:
-        read = [] if counts_examples(node) else [found.get(name, frozenset()) for name in _reads(node)]
+        read = [] if counts_examples(node) else [found.get(name, frozenset()) for name in reads(node)]
         found |= dict.fromkeys(filter(None, node.output), frozenset[str]().union(*read))
     return found
 
@@ -54,7 +55,7 @@ def candidates(model: onnx.ModelProto) -> list[str]:
     for node in reversed(model.graph.node):
         results = inside & set(node.output)
         if not results or (node.op_type not in PRODUCTS and results & found):
-            found.update(_reads(node))
+            found.update(reads(node))
     return [name for name in frozen if name in found]
 
 
@@ -71,7 +72,7 @@ def cut(model: onnx.ModelProto, rows: Rows) -> list[str]:
             _add(graph, (name, "made"), (name, "read"), size)
             if node.op_type in PRODUCTS:
                 _add(graph, "frozen", (name, "made"), LEFT_OUT)
-        for source in _reads(node):
+        for source in reads(node):
             if kinds.get(source, frozenset()) != {BATCH}:
                 continue
             if source not in inside:  # an array of the batch, which is there in any case
@@ -119,7 +120,7 @@ def ancestors(model: onnx.ModelProto, values: Iterable[str]) -> set[str]:
     found = set(values)
     for node in reversed(model.graph.node):
         if not found.isdisjoint(node.output):
-            found.update(_reads(node))
+            found.update(reads(node))
     return found
 
 
@@ -132,7 +133,7 @@ def values_part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto
 def arrays_read(model: onnx.ModelProto, given: Iterable[str]) -> set[str]:
     """Return the batch's arrays that the graph reads where it is given these values."""
     nodes = [node for node in _needed(model, given) if not counts_examples(node)]
-    read = {name for node in nodes for name in _reads(node) if _kind(name) == BATCH}
+    read = {name for node in nodes for name in reads(node) if _kind(name) == BATCH}
     return {name.removeprefix("batch.") for name in read}
 
 
@@ -143,7 +144,7 @@ def _needed(model: onnx.ModelProto, given: Iterable[str]) -> list[NodeProto]:
     for node in reversed(model.graph.node):
         if not wanted.isdisjoint(set(node.output) - stop):
             found.append(node)
-            wanted.update(_reads(node))
+            wanted.update(reads(node))
     return found[::-1]
 
 
@@ -174,37 +175,12 @@ def _part(
         if examples is not None and counts_examples(node):
             row.input[0] = examples
         row.output[:] = ["" if name in given else name for name in row.output]
-        _rename(row, names)
+        rename(row, names)
     made = {name for node in part.graph.node for name in node.output} - {row.name for row in part.graph.output}
     part.graph.value_info.extend(row for row in model.graph.value_info if row.name in made)
-    read = {name for node in part.graph.node for name in _reads(node)}
+    read = {name for node in part.graph.node for name in reads(node)}
     part.graph.initializer.extend(row for row in model.graph.initializer if row.name in read)
     return part
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    node.input[:] = [names.get(name, name) for name in node.input]
-    node.output[:] = [names.get(name, name) for name in node.output]
-    for graph in _subgraphs(node):
-        for inner in graph.node:
-            _rename(inner, names)
-        for row in graph.output:
-            row.name = names.get(row.name, row.name)
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """Yield the values that a node reads, those of its subgraphs included."""
-    yield from filter(None, node.input)
-    for graph in _subgraphs(node):
-        yield from (row.name for row in graph.output)
-        for inner in graph.node:
-            yield from _reads(inner)
-
-
-def _subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
 
 
 def _kind(name: str) -> str:

@@ -17,6 +17,7 @@ from fleetlearn_protocol.manifest import LocalStep
 from onnx import NodeProto, TensorProto, helper
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.reading import reads
 from fleetlearn_export.graphs.recompute import words
 from fleetlearn_export.model.steps import Function
 
@@ -89,7 +90,7 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     readers: dict[str, list[tuple[int, bool]]] = {}
     """Tensor -> places of the operators that read it, and whether they read its elements."""
     for place, node in enumerate(model.graph.node):
-        for name in node.input:
+        for name in reads(node):
             readers.setdefault(name, []).append((place, name in _tensors(node)))
     found = set[int]()
     for place, node in reversed(list(enumerate(model.graph.node))):
@@ -115,7 +116,7 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:
     """Add a cast behind each float16 result that something reads as float32."""
-    read = {name for node in graph.node for name in node.input} | {row.name for row in graph.output}
+    read = {name for node in graph.node for name in reads(node)} | {row.name for row in graph.output}
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:

@@ -15,6 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.graphs.reading import reads, rename, rename_reads
 from fleetlearn_export.model.train_step import MEAN
 
 SEED = "seed"
@@ -62,7 +63,7 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     split.graph.node.extend(_loop(within, batch, {name: source for source, name in summed.items()}, random))
     for node in behind:
         split.graph.node.add().CopyFrom(node)
-        split.graph.node[-1].input[:] = [renamed.get(name, name) for name in node.input]
+        rename_reads(split.graph.node[-1], renamed)
     for row in outputs:
         if row.name in renamed:
             split.graph.node.append(helper.make_node("Identity", [renamed[row.name]], [row.name]))
@@ -94,8 +95,7 @@ def joined(model: onnx.ModelProto) -> Joined | None:
             row = whole.graph.node.add()
             row.CopyFrom(node)
             row.name = node.name.removeprefix(INNER)
-            row.input[:] = [name.removeprefix(INNER) for name in node.input]
-            row.output[:] = [name.removeprefix(INNER) for name in node.output]
+            rename(row, {name: name.removeprefix(INNER) for name in (*reads(node), *node.output)})
     weighted = {node.output[0]: node.input[0] for node in body.node if node.op_type == "Mul"}
     for name in loop.output:
         source = weighted[f"{LOOP}{name}.weighted"].removeprefix(INNER)
@@ -110,6 +110,11 @@ def joined(model: onnx.ModelProto) -> Joined | None:
     return Joined(whole, int(numpy_helper.to_array(sizes[0])[0]))
 
 
+def part_size(model: onnx.ModelProto) -> int | None:
+    """Return the number of examples in a micro-batch. None: the step has none."""
+    return next((int(numpy_helper.to_array(row)[0]) for row in model.graph.initializer if row.name == SIZE), None)
+
+
 def _sources(nodes: Iterable[NodeProto], means: Collection[str]) -> dict[str, str]:
     """Return each mean with the result that it is. The rest of the step may read this under either name."""
     named = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Identity"}
@@ -122,13 +127,13 @@ def _ancestors(nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collecti
     for node in reversed(nodes):
         if not needed.isdisjoint(node.output):
             found.append(node)
-            needed |= {name for name in node.input if name not in stop}
+            needed |= {name for name in reads(node) if name not in stop}
     return found[::-1]
 
 
 def _refuse_other_results(behind: Iterable[NodeProto], batch: Sequence[str]) -> None:
     for node in behind:
-        wrong = [name for name in node.input if name in batch]
+        wrong = [name for name in reads(node) if name in batch]
         if wrong and node.op_type != "Shape":
             raise ExportError(f"besides loss, metrics and gradients, {node.op_type} reads all of {wrong[0]}")
 
@@ -155,8 +160,7 @@ def _loop(
         body.append(NodeProto())
         body[-1].CopyFrom(node)
         body[-1].name = INNER + node.name if node.name else ""
-        body[-1].input[:] = map(inner, node.input)
-        body[-1].output[:] = map(inner, node.output)
+        rename(body[-1], {name: INNER + name for name in own})
     for name, source in sources.items():
         body.append(helper.make_node("Mul", [inner(source), f"{LOOP}weight"], [f"{LOOP}{name}.weighted"]))
         body.append(helper.make_node("Add", [f"{LOOP}{name}", f"{LOOP}{name}.weighted"], [f"{LOOP}{name}.next"]))

@@ -16,6 +16,8 @@ import networkx
 import onnx
 from onnx import NodeProto, helper
 
+from fleetlearn_export.graphs.reading import reads, rename_reads
+
 
 def words(text: str) -> frozenset[str]:
     """Return the words of the text."""
@@ -106,7 +108,7 @@ def recomputed(
     """Result of the forward pass -> place in the file of its first reader behind the turn."""
     for place, node in enumerate(nodes):
         if node.name in behind:
-            for name in node.input:
+            for name in reads(node):
                 if name in maker:
                     late.setdefault(name, place)
     second = partial(_second, sizes=sizes, convolutions=convolutions)
@@ -127,7 +129,7 @@ def recomputed(
         row = changed.graph.node.add()
         row.CopyFrom(node)
         if node.name in behind:
-            row.input[:] = [writer.clones.get(name, name) for name in node.input]
+            rename_reads(row, writer.clones)
     return Recomputed(changed, peak(changed, {**sizes, **writer.sizes}), sum(writer.sizes.values()))
 
 
@@ -138,7 +140,7 @@ def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
     """
     nodes = model.graph.node
     maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
-    read = {name for node in nodes for name in node.input}
+    read = {name for node in nodes for name in reads(node)}
     order, seen = [], set()
     stack = [(place, False) for place, node in enumerate(nodes) if read.isdisjoint(node.output)]
     while stack:
@@ -148,13 +150,13 @@ def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
         elif place not in seen:
             seen.add(place)
             stack.append((place, True))
-            stack += ((row, False) for row in sorted({maker[name] for name in nodes[place].input if name in maker}))
+            stack += ((row, False) for row in sorted({maker[name] for name in reads(nodes[place]) if name in maker}))
     return order
 
 
 def _turn(nodes: list[NodeProto], sizes: Sizes) -> int:
     """Return the place at which the most bytes are alive."""
-    last = {name: place for place, node in enumerate(nodes) for name in node.input}
+    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
     change = [0] * (len(nodes) + 1)
     for place, node in enumerate(nodes):
         for name in node.output:

@@ -22,6 +22,7 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing import cross_entropy
 from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions, tracing_decompositions
+from fleetlearn_export.tracing.formulas import scan
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program, Traced, export_traced, trace
 
@@ -62,6 +63,7 @@ VECTORIZABLE: Decompositions = {
     aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
     aten.gather.default: gather,
     aten.scatter.value: scatter_value,
+    **scan.DECOMPOSITIONS,
 }
 """Replacements that are cheaper under vmap, or in which it leaves the number of examples free."""
 

@@ -20,6 +20,7 @@ MEASURED_BATCHES = (2, 3)
 
 
 PRODUCTS = words("Conv ConvTranspose Einsum Gemm MatMul")
+ALONG_TIME = words("GRU LSTM RNN Scan")
 MOVES = words(
     "Cast CastLike CenterCropPad Compress Concat Constant ConstantOfShape DepthToSpace Dropout Expand EyeLike Flatten "
     "Gather GatherElements GatherND Identity MaxUnpool NonZero OneHot Pad Range Reshape ReverseSequence Shape Size "
@@ -148,7 +149,8 @@ def flops(model: onnx.ModelProto, values: Values) -> Flops:
 
     Matrix products and convolutions count by their sizes (a bias is 1 for each output element), pooling by its window,
     ``REDUCTIONS`` and ``FLOPS_PER_ELEMENT`` by their first input, ``MOVES`` nothing. All other operators count 1 for
-    each element of their first output, also if it holds integers.
+    each element of their first output, also if it holds integers. Of recurrent operators and Scans the products are
+    counted, those with weights that the body of a Scan reads from outside.
     """
     total = products = 0
     for node in model.graph.node:
@@ -157,6 +159,9 @@ def flops(model: onnx.ModelProto, values: Values) -> Flops:
             products += product
             bias = len(node.input) > 2 and node.input[2]
             total += product + (prod(values[node.output[0]].shape) if bias else 0)
+        elif node.op_type in ALONG_TIME:
+            product = _flops_along_time(node, values)
+            products, total = products + product, total + product
         else:
             total += _other_flops(node, values)
     return Flops(total, products)
@@ -178,6 +183,18 @@ def _product_flops(node: NodeProto, values: Values) -> int:
     terms = attribute(node, "equation", b"").decode().replace(" ", "").split("->")[0].split(",")
     pairs = (zip(term, shape, strict=False) for term, shape in zip(terms, (left, *rest), strict=True))
     return 2 * prod(dict(chain.from_iterable(pairs)).values()) if rest else 0
+
+
+def _flops_along_time(node: NodeProto, values: Values) -> int:
+    """Return the operations of the products with weights, which are the same at each time."""
+    if node.op_type == "Scan":
+        times, examples = values[node.input[-1]].shape[0], values[node.input[0]].shape[0]
+        body = attribute(node, "body", None).node
+        weights = [row.input[1] for row in body if row.op_type in ("Gemm", "MatMul") and row.input[1] in values]
+    else:
+        times, examples = values[node.input[0]].shape[:2]
+        weights = list(node.input[1:3])
+    return 2 * times * examples * sum(prod(values[name].shape) for name in weights)
 
 
 def _other_flops(node: NodeProto, values: Values) -> int:

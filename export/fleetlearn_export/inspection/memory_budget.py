@@ -59,12 +59,14 @@ def within_budget(
     elements: int,
     budget: Budget,
     progress: Callable[[str], None],
+    smallest: int = 1,
 ) -> onnx.ModelProto:
     """Return the graph as it is if it keeps the budget; else with the largest micro-batches that do; else with the
     smallest, and with as little computed twice as the budget allows.
 
     with_means: makes the same step as ``split_batch`` takes it, or raises ExportError if it has no micro-batches.
-    elements: of all vectors that the device holds. Raises ExportError, with the least peak, if nothing fits.
+    elements: of all vectors that the device holds. smallest: the least number of examples in a micro-batch. Raises
+    ExportError, with the least peak, if nothing fits.
     """
     size, values = budget.batch, graph_costs.values(model, budget.batch)
 
@@ -78,8 +80,8 @@ def within_budget(
     reason = ""
     try:
         model = with_means()
-        while size > 1:
-            size = -(-size // 2)
+        while size > smallest:
+            size = max(smallest, -(-size // 2))
             values = graph_costs.values(model, size)
             if (needed := peak(model, {})) <= budget.bytes:
                 progress(f"about {_mib(needed)} at the peak, in micro-batches of {size} of {budget.batch} examples")

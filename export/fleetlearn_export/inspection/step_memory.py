@@ -11,6 +11,7 @@ from fleetlearn_protocol import Manifest
 from onnx import NodeProto
 
 from fleetlearn_export.graphs.micro_batches import joined
+from fleetlearn_export.graphs.reading import reads
 from fleetlearn_export.graphs.recompute import in_order_of_execution, words
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_export.inspection.arena import arena_bytes, rounded
@@ -111,10 +112,10 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     convolution's workspace counts, under the name "".
     """
     nodes = in_order_of_execution(model)
-    last = {name: place for place, node in enumerate(nodes) for name in node.input}
+    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
     readers: dict[str, set[str]] = {}
     for node in nodes:
-        for name in node.input:
+        for name in reads(node):
             readers.setdefault(name, set()).add(node.op_type)
     outputs = {row.name for row in model.graph.output}
     owner: dict[str, str] = {}
@@ -122,7 +123,7 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     sharing: dict[str, int] = {}
     """Tensor that owns memory -> how many live tensors use it."""
     for place, node in enumerate(nodes):
-        dying = [name for name in dict.fromkeys(node.input) if name in owner and last[name] == place]
+        dying = [name for name in dict.fromkeys(reads(node)) if name in owner and last[name] == place]
         made = [name for name in node.output if name in values and name not in outputs]
         if node.op_type == "Constant" or (_is_view(node, readers) and node.input[0] not in owner):
             made = []  # constants, and views of memory that the device binds

@@ -17,6 +17,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from fleetlearn_export.tracing import linear_algebra, missing_functions, missing_pooling
 from fleetlearn_export.tracing import missing_operators as missing
 from fleetlearn_export.tracing.convolution import convolution_backward
+from fleetlearn_export.tracing.formulas import scan
 from fleetlearn_export.tracing.max_pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
 
 aten = torch.ops.aten
@@ -86,7 +87,7 @@ def tracing_decompositions() -> Decompositions:
     """Return the replacements for tracing: operators that decomposing an exported program leaves as they are, because
     PyTorch has a kernel for them besides a formula."""
     table: Decompositions = get_decompositions([aten.mish_backward, aten.silu_backward])
-    return table
+    return {**table, **scan.DECOMPOSITIONS}
 
 
 def pytorch_decompositions() -> Decompositions:

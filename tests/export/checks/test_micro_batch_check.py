@@ -39,6 +39,27 @@ def test_a_mean_over_examples_passes() -> None:
         check_micro_batches(step, with_means(step))
 
 
+def test_gradients_that_are_equal() -> None:
+    """Those of an LSTM's two biases, which are added."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(5, 8, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(x.unsqueeze(1))[0]
+            return outputs[:, -1]
+
+    torch.manual_seed(0)
+    module = Last()
+    batch = zoo.classifier(module, zoo.numbers(5), 8).batch(6)
+    user = make_user_model(module, nn.functional.cross_entropy, batch, {}, None, 1)
+    with training_mode(module):
+        step = make_train_step(user, LocalStep())
+    check_micro_batches(step, with_means(step))
+
+
 def pairs(outputs: Tensor, y: Tensor) -> Tensor:
     """A contrastive loss: each example is compared with all others of the batch."""
     return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(outputs.shape[0])) + 0.0 * y.sum()

@@ -47,6 +47,31 @@ def test_every_tensor_has_the_shape_and_dtype_of_a_real_run(cases: Callable[[str
         assert found[output] == (np.shape(value), np.asarray(value).dtype), output
 
 
+def test_products_along_time() -> None:
+    """Seven times: with 9 x 4 and 9 x 3 weights of a GRU, and with 3 x 3 in a Scan."""
+    given = [helper.make_tensor_value_info(name, FLOAT, [None, 3]) for name in ("state", "row")]
+    made = [helper.make_tensor_value_info(name, FLOAT, [None, 3]) for name in ("next", "all")]
+    rows = [node("MatMul", ["state", "weight"], ["product"]), node("Add", ["product", "row"], ["next"])]
+    body = helper.make_graph([*rows, node("Tanh", ["next"], ["all"])], "body", given, made)
+    model = graph(
+        [
+            node("GRU", ["x", "w", "r"], ["", "last"], hidden_size=3),
+            node("Squeeze", ["last", "zero"], ["first"]),
+            node("Scan", ["first", "y"], ["end", "states"], body=body, num_scan_inputs=1),
+        ],
+        {"x": (FLOAT, [7, "n", 4]), "y": (FLOAT, [7, "n", 3])},
+        ["end", "states"],
+        {
+            "w": np.zeros((1, 9, 4), np.float32),
+            "r": np.zeros((1, 9, 3), np.float32),
+            "weight": np.zeros((3, 3), np.float32),
+            "zero": np.zeros(1, np.int64),
+        },
+    )
+    products = 2 * 7 * 10 * (9 * 4 + 9 * 3 + 3 * 3)
+    assert graph_costs.flops(model, graph_costs.values(model, 10)) == Flops(products, products)
+
+
 def test_flops_worked_out_by_hand() -> None:
     model = graph(
         [

@@ -101,3 +101,14 @@ def test_micro_batches_save_memory_where_no_layer_looks_at_the_whole_batch(tmp_p
     tight = within("120 MiB")
     assert tight <= 120 * MIB < whole
     assert any("in micro-batches of 25 of 100 examples" in stage for stage in stages)
+
+
+def test_micro_batches_of_fewer_examples_than_the_example_draw_their_own_numbers(tmp_path: Path) -> None:
+    """The check compares a step with PyTorch, which draws dropout's numbers for the whole batch at once."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(64, 16384), nn.Dropout(0.5), nn.Linear(16384, 4))
+    case = zoo.classifier(wide, zoo.numbers(64), 4)
+    stages: list[str] = []
+    export_bundle(wide, case.loss, case.batch(16), tmp_path / "b", memory="96 MiB", batch=160, progress=stages.append)
+    (said,) = (stage for stage in stages if "micro-batches" in stage)
+    assert int(said.partition("micro-batches of ")[2].split()[0]) < 16

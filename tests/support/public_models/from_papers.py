@@ -55,6 +55,27 @@ def rnnt_lstm() -> zoo.Case:
     return zoo.case(WordPieces(4096, 2048, 640, 2), each_word, zoo.classes(4096, 10), zoo.classes(4096, 10))
 
 
+class Characters(nn.Module):
+    """The next of each character: int64 (n, t) -> (n, t, characters)."""
+
+    def __init__(self, characters: int, embedding: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, embedding)
+        self.lstm = nn.LSTM(embedding, width, layers, batch_first=True)
+        self.output = nn.Linear(width, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.lstm(self.embedding(x))[0])
+
+
+def shakespeare() -> zoo.Case:
+    """Predict each next character of 80, of Shakespeare's plays: two layers of 256 cells.
+
+    McMahan et al. 2017 (arXiv 1602.05629), section 3; 0.82 million parameters with an alphabet of 90.
+    """
+    return zoo.case(Characters(90, 8, 256, 2), each_word, zoo.classes(90, 80), zoo.classes(90, 80))
+
+
 class UNet(nn.Module):
     """Ronneberger et al. 2015 (arXiv 1505.04597), figure 1, with padded convolutions and BatchNorm.
 

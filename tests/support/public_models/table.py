@@ -34,6 +34,7 @@ MODELS: dict[str, Callable[..., zoo.Case]] = {
     **{name: partial(function, 2) for name, function in TRANSFORMERS.items()},
     "ds_cnn": from_papers.ds_cnn,
     "rnnt_lstm": from_papers.rnnt_lstm,
+    "shakespeare": from_papers.shakespeare,
     "unet": from_papers.unet,
     **WHOLE,
 }

@@ -21,8 +21,9 @@ FORMULAS: Formulas = {
     **ctc.FORMULAS,
     **experts.FORMULAS,
     **spectrograms.FORMULAS,
+    **recurrent.FORMULAS,
 }
-IN_EVALUATION: Formulas = {**FORMULAS, **recurrent.FORMULAS}
+IN_EVALUATION: Formulas = {**FORMULAS, **recurrent.IN_EVALUATION}
 
 
 @contextmanager

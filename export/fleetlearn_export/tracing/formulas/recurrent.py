@@ -1,16 +1,21 @@
-"""LSTM, GRU and RNN layers in evaluation: each is recorded as one operator, which ONNX has too.
+"""LSTM, GRU and RNN layers. In evaluation each is recorded as one operator, which ONNX has too.
 
-A training step has their steps one by one, which autograd differentiates.
+In a training step, where ONNX has none, a layer is a scan along time, and its gradient another one in the other
+direction. The products that need no earlier time are outside: those with the inputs, and the gradients of the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from fleetlearn_export.tracing.formulas import recurrent_steps
+from fleetlearn_export.tracing.formulas.scan import SCAN, STEPS
 
 aten = torch.ops.aten
 OPERATORS = {
@@ -20,8 +25,6 @@ OPERATORS = {
     "Relu": aten.rnn_relu.input,
 }
 """PyTorch's operators by their kind: LSTM, GRU, or the nonlinearity of a plain recurrent layer."""
-STEP_BY_STEP = {kind: operator.py_kernels[torch._C.DispatchKey.Autograd] for kind, operator in OPERATORS.items()}
-"""PyTorch's formulas, which have the steps one by one."""
 torch.library.define(
     "fleetlearn::recurrent_layer",
     "(str kind, Tensor values, Tensor[] state, Tensor[] weights, bool biased, bool both_ways) -> Tensor[]",
@@ -30,9 +33,11 @@ LAYER: Any = torch.ops.fleetlearn.recurrent_layer.default
 """Returns one layer's outputs (time, n, directions * hidden), and its state after the last step. values: (time, n,
 size). state: the hidden state (directions, n, hidden), and for an LSTM the cell state. weights: PyTorch's, those of the
 way back behind the others. biased: whether there are biases among them. both_ways: two directions."""
+Layer = Callable[[str, Tensor, list[Tensor], Sequence[Tensor], bool, bool], list[Tensor]]
 
 
 def layers(
+    one_layer: Layer,
     kind: str,
     values: Tensor,
     state: Tensor | Sequence[Tensor],
@@ -44,20 +49,20 @@ def layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Record the layers of ``OPERATORS[kind]``, whose arguments these are."""
+    """Record the layers of ``OPERATORS[kind]``, whose arguments follow ``kind``. ``one_layer`` is as LAYER."""
     states = [state] if isinstance(state, Tensor) else list(state)
-    # ONNX has no LSTM whose hidden state is projected to another size.
-    if (dropout and train) or states[0].shape[-1] != states[-1].shape[-1]:
-        options = has_biases, num_layers, dropout, train, bidirectional, batch_first
-        return STEP_BY_STEP[kind](values, state, weights, *options)
+    if states[0].shape[-1] != states[-1].shape[-1]:
+        one_layer = scanned_layer  # ONNX has no LSTM whose hidden state is projected to another size
     values = values.transpose(0, 1) if batch_first else values
     directions, count = 2 if bidirectional else 1, len(weights) // num_layers
     ends: list[list[Tensor]] = []
-    for layer in range(num_layers):
-        begin = [row.narrow(0, layer * directions, directions) for row in states]
-        own = weights[layer * count : (layer + 1) * count]
-        values, *end = LAYER(kind, values, begin, own, has_biases, bidirectional)
+    for place in range(num_layers):
+        begin = [row.narrow(0, place * directions, directions) for row in states]
+        own = weights[place * count : (place + 1) * count]
+        values, *end = one_layer(kind, values, begin, own, has_biases, bidirectional)
         ends.append(end)
+        if dropout and train and place < num_layers - 1:
+            values = torch.dropout(values, dropout, train)
     last = [torch.cat(rows) for rows in zip(*ends, strict=True)]
     return values.transpose(0, 1) if batch_first else values, *last
 
@@ -78,4 +83,118 @@ def _shapes(kind: str, values: Tensor, state: list[Tensor], *_: Any) -> list[Ten
 torch.library.impl("fleetlearn::recurrent_layer", "CPU")(layer)
 torch.library.register_fake("fleetlearn::recurrent_layer")(_shapes)
 
-FORMULAS = {operator: partial(layers, kind) for kind, operator in OPERATORS.items()}
+
+def scanned_layer(
+    kind: str, values: Tensor, state: list[Tensor], weights: Sequence[Tensor], biased: bool, both_ways: bool
+) -> list[Tensor]:
+    """Return the same as LAYER, from scans."""
+    ends, count = [], len(weights) // (2 if both_ways else 1)
+    for direction in range(2 if both_ways else 1):
+        inner, recurrent, *more = weights[direction * count : (direction + 1) * count]
+        first, second = more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
+        begin = [row[direction] for row in state]
+        backwards = direction == 1
+        if kind == "LSTM":
+            gates = functional.linear(values, inner, first + second)
+            projection = more[-1] if len(more) % 2 else None
+            ends.append(_lstm(gates, *begin, recurrent, projection, backwards))
+        elif kind == "GRU":
+            ends.append(_gru(functional.linear(values, inner, first), *begin, recurrent, second, backwards))
+        else:
+            sums = functional.linear(values, inner, first + second)
+            ends.append(_rnn(sums, *begin, recurrent, kind, backwards))
+    outputs = torch.cat([outputs for outputs, *_ in ends], 2) if both_ways else ends[0][0]
+    return [outputs, *(torch.stack(rows) for rows in zip(*(last for _, *last in ends), strict=True))]
+
+
+def _before(first: Tensor, states: Tensor, backwards: bool) -> Tensor:
+    """Return the state before each step. states: those behind each step, (time, n, size)."""
+    if backwards:
+        return torch.cat([states[1:], first.unsqueeze(0)])
+    return torch.cat([first.unsqueeze(0), states[:-1]])
+
+
+def _weight_gradient(gates: Tensor, before: Tensor) -> Tensor:
+    """Return the sum over time and examples of the products of gate gradients and states, (gates, size)."""
+    return gates.flatten(0, 1).t() @ before.flatten(0, 1)
+
+
+class _LSTM(torch.autograd.Function):
+    """Outputs (time, n, size), and the last hidden and cell state (n, size)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        weight: Tensor,
+        projection: Tensor | None,
+        backwards: bool,
+    ) -> Any:
+        fixed = [weight] if projection is None else [weight, projection]
+        rows, transposed = [gates], [row.t() for row in fixed]
+        *last, outputs, cells, activated = SCAN("lstm", [hidden, cell], rows, transposed, backwards)
+        ctx.save_for_backward(hidden, cell, outputs, cells, activated, *fixed)
+        ctx.backwards = backwards
+        return outputs, *last
+
+    @staticmethod
+    def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor, by_cell: Tensor) -> Any:
+        hidden, cell, outputs, cells, activated, *fixed = ctx.saved_tensors
+        rows = [by_outputs, activated, cells, _before(cell, cells, ctx.backwards)]
+        found = SCAN("lstm_gradient", [by_hidden, by_cell], rows, fixed, not ctx.backwards)
+        by_first_hidden, by_first_cell, by_gates, *by_projected = found
+        by_projection = None
+        if by_projected:
+            raw = activated[:, :, -cells.shape[2] :] * cells.tanh()
+            by_projection = _weight_gradient(by_projected[0], raw)
+        by_weight = _weight_gradient(by_gates, _before(hidden, outputs, ctx.backwards))
+        return by_gates, by_first_hidden, by_first_cell, by_weight, by_projection, None
+
+
+class _GRU(torch.autograd.Function):
+    """Outputs (time, n, size), and the last hidden state (n, size)."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, backwards: bool) -> Any:
+        last, outputs, activated = SCAN("gru", [hidden], [gates], [weight.t(), bias], backwards)
+        ctx.save_for_backward(hidden, weight, outputs, activated)
+        ctx.backwards = backwards
+        return outputs, last
+
+    @staticmethod
+    def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
+        hidden, weight, outputs, activated = ctx.saved_tensors
+        before = _before(hidden, outputs, ctx.backwards)
+        last, found = SCAN("gru_gradient", [by_hidden], [by_outputs, activated, before], [weight], not ctx.backwards)
+        size = weight.shape[1]
+        by_gates = torch.cat([found[:, :, : 2 * size], found[:, :, 3 * size :]], 2)
+        by_weight, by_bias = _weight_gradient(by_gates, before), by_gates.sum((0, 1))
+        return found[:, :, : 3 * size], last, by_weight, by_bias, None
+
+
+class _RNN(torch.autograd.Function):
+    """Outputs (time, n, size), and the last hidden state (n, size)."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, hidden: Tensor, weight: Tensor, kind: str, backwards: bool) -> Any:
+        last, outputs = SCAN(kind.lower(), [hidden], [sums], [weight.t()], backwards)
+        ctx.save_for_backward(hidden, weight, outputs)
+        ctx.kind, ctx.backwards = kind.lower(), backwards
+        return outputs, last
+
+    @staticmethod
+    def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
+        hidden, weight, outputs = ctx.saved_tensors
+        found = SCAN(f"{ctx.kind}_gradient", [by_hidden], [by_outputs, outputs], [weight], not ctx.backwards)
+        return found[1], found[0], _weight_gradient(found[1], _before(hidden, outputs, ctx.backwards)), None, None
+
+
+# PyTorch gives these functions no types.
+_lstm: Callable[..., Any] = _LSTM.apply
+_gru: Callable[..., Any] = _GRU.apply
+_rnn: Callable[..., Any] = _RNN.apply
+STEPS |= recurrent_steps.STEPS
+FORMULAS = {operator: partial(layers, scanned_layer, kind) for kind, operator in OPERATORS.items()}
+IN_EVALUATION = {operator: partial(layers, LAYER, kind) for kind, operator in OPERATORS.items()}

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from fleetlearn_export.graphs.reading import reads, rename, rename_reads
+from onnx import NodeProto, TensorProto, helper
+
+
+def scan() -> NodeProto:
+    """A Scan whose body reads ``weights`` and ``twice`` from outside; the latter in a body of its own."""
+    float_ = TensorProto.FLOAT
+    inner = helper.make_graph(
+        [helper.make_node("Mul", ["twice", "sum"], ["product"])],
+        "inner",
+        [],
+        [helper.make_tensor_value_info("product", float_, None)],
+    )
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "weights"], ["sum"]),
+            helper.make_node("If", ["more"], ["chosen"], then_branch=inner, else_branch=inner),
+        ],
+        "body",
+        [helper.make_tensor_value_info(name, float_, None) for name in ("state", "row")],
+        [helper.make_tensor_value_info(name, float_, None) for name in ("sum", "chosen")],
+        [helper.make_tensor("more", TensorProto.BOOL, [], [True])],
+    )
+    return helper.make_node("Scan", ["first", "", "rows"], ["last", "all"], body=body, num_scan_inputs=1)
+
+
+def test_what_bodies_read_from_outside_is_read() -> None:
+    assert set(reads(scan())) == {"first", "rows", "weights", "twice"}
+
+
+def test_what_bodies_read_from_outside_is_renamed() -> None:
+    node = scan()
+    rename_reads(node, {"weights": "other", "twice": "thrice", "rows": "columns", "last": "not read"})
+    assert set(reads(node)) == {"first", "columns", "other", "thrice"}
+    assert list(node.output) == ["last", "all"]
+
+
+def test_results_are_renamed_too() -> None:
+    node = scan()
+    rename(node, {"last": "end", "chosen": "taken", "twice": "thrice"})
+    assert list(node.output) == ["end", "all"]
+    assert [row.name for row in node.attribute[0].g.output] == ["sum", "taken"]
+    assert set(reads(node)) == {"first", "rows", "weights", "thrice"}
