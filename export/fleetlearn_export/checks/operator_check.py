@@ -47,7 +47,7 @@ POOLING = {aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices
 image's channel; and equal maxima may be picked differently. So the values at the indices are compared."""
 ORDERING = {aten.sort.default: 1, aten.sort.stable: 1, aten.topk.default: 2}
 """Operators that return sorted elements with their indices, and the place of the axis among the arguments. PyTorch may
-put equal elements in any order, so the values at the indices are compared."""
+put equal elements in any order, so the values at the indices, the second result, are compared."""
 POOLING_BACKWARD = {
     aten.max_pool2d_with_indices_backward.default: 2,
     aten.max_pool3d_with_indices_backward.default: 3,
@@ -162,7 +162,7 @@ def _compared(call: Call, emission: Emission, values: Mapping[str, Tensor], numb
         else:
             if node.target in POOLING:
                 got, own = (_at_indices(args[0], row % count, axes) for row in (got, own))
-            if node.target in ORDERING:
+            if node.target in ORDERING and place == 1:
                 place_of_axis = ORDERING[node.target]
                 axis = args[place_of_axis] if len(args) > place_of_axis else kwargs.get("dim", -1)
                 got, own = (args[0].gather(axis, row) for row in (got, own))

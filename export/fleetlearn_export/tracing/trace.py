@@ -38,6 +38,7 @@ from fleetlearn_export.tracing.decompositions import Decompositions, tracing_dec
 from fleetlearn_export.tracing.distributions import distributions_unchecked
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas, formulas_recorded
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
 from fleetlearn_export.tracing.stand_ins import shapes_known
 
 FREE_BATCH_SIZE = Dim("n", min=2)
@@ -137,6 +138,7 @@ def trace(
         formulas_recorded(formulas),
         shapes_known(),
         distributions_unchecked(),
+        packed_sequences_padded(),
         ranges_known(),
         _sizes_hashable(),
     ):
@@ -268,6 +270,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
         formulas_recorded(),
         shapes_known(),
         distributions_unchecked(),
+        packed_sequences_padded(),
         ranges_known(),
         _sizes_hashable(),
         attributes_restored(module),

@@ -33,6 +33,8 @@ LAYER: Any = torch.ops.fleetlearn.recurrent_layer.default
 """Returns one layer's outputs (time, n, directions * hidden), and its state after the last step. values: (time, n,
 size). state: the hidden state (directions, n, hidden), and for an LSTM the cell state. weights: PyTorch's, those of the
 way back behind the others. biased: whether there are biases among them. both_ways: two directions."""
+SHUT = 1e4
+"""A gate with this sum is 1, with its negative 0, whatever inputs and state add."""
 Layer = Callable[[str, Tensor, list[Tensor], Sequence[Tensor], bool, bool], list[Tensor]]
 
 
@@ -88,23 +90,46 @@ def scanned_layer(
     kind: str, values: Tensor, state: list[Tensor], weights: Sequence[Tensor], biased: bool, both_ways: bool
 ) -> list[Tensor]:
     """Return the same as LAYER, from scans."""
-    ends, count = [], len(weights) // (2 if both_ways else 1)
+    count = len(weights) // (2 if both_ways else 1)
+    ends = []
     for direction in range(2 if both_ways else 1):
-        inner, recurrent, *more = weights[direction * count : (direction + 1) * count]
-        first, second = more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
-        begin = [row[direction] for row in state]
-        backwards = direction == 1
-        if kind == "LSTM":
-            gates = functional.linear(values, inner, first + second)
-            projection = more[-1] if len(more) % 2 else None
-            ends.append(_lstm(gates, *begin, recurrent, projection, backwards))
-        elif kind == "GRU":
-            ends.append(_gru(functional.linear(values, inner, first), *begin, recurrent, second, backwards))
-        else:
-            sums = functional.linear(values, inner, first + second)
-            ends.append(_rnn(sums, *begin, recurrent, kind, backwards))
+        begin, own = [row[direction] for row in state], weights[direction * count : (direction + 1) * count]
+        ends.append(one_way(kind, values, begin, own, biased, backwards=direction == 1))
     outputs = torch.cat([outputs for outputs, *_ in ends], 2) if both_ways else ends[0][0]
     return [outputs, *(torch.stack(rows) for rows in zip(*(last for _, *last in ends), strict=True))]
+
+
+def one_way(
+    kind: str,
+    values: Tensor,
+    state: list[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    *,
+    backwards: bool = False,
+    inside: Tensor | None = None,
+) -> list[Tensor]:
+    """Return one direction's outputs (time, n, size), and its state after the last step (n, size), from a scan.
+
+    state: (n, size). inside: int64 (time, n), 0 where a sequence has ended: an LSTM's cells then keep their state.
+    """
+    inner, recurrent, *more = weights
+    first, second = more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
+    if kind == "GRU":
+        found = _gru(functional.linear(values, inner, first), *state, recurrent, second, backwards)
+    elif kind == "LSTM":
+        gates = functional.linear(values, inner, first + second)
+        if inside is not None:
+            size = state[1].shape[1]
+            closed = torch.cat(
+                [gates.new_full((size,), -SHUT), gates.new_full((size,), SHUT), gates.new_zeros(2 * size)]
+            )
+            gates = gates + (1 - inside).unsqueeze(2) * closed
+        projection = more[-1] if len(more) % 2 else None
+        found = _lstm(gates, *state, recurrent, projection, backwards)
+    else:
+        found = _rnn(functional.linear(values, inner, first + second), *state, recurrent, kind, backwards)
+    return list(found)
 
 
 def _before(first: Tensor, states: Tensor, backwards: bool) -> Tensor:
